@@ -1,0 +1,39 @@
+"""The buffer: assembles groups, bounds lag, packs batches. It alone decides the ends of trajectories."""
+
+from __future__ import annotations
+
+import time
+
+from actors.actor import Context
+from actors.buffer_fold import BufferFold, Plan
+from actors.keeper import Input, Keeper
+from topics.batches import BATCH_TRAINED
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import BATCHES, GRADES, PROMPTS, TRAINING
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
+
+
+async def main(context: Context) -> None:
+    """Play the buffer until the run ends."""
+    fold = BufferFold(Plan.of(context.cast))
+    keeper = Keeper(
+        context,
+        BATCHES,
+        [
+            Input(PROMPTS, [PROMPT_ISSUED], headers_only=True),
+            Input(GRADES, [TRAJECTORY_GRADED, TRAJECTORY_FAILED]),
+            Input(TRAINING, [BATCH_TRAINED]),
+        ],
+        fold,
+    )
+    await keeper.start()
+    while not context.stop.is_set():
+        decisions = fold.decide(time.time())
+        context.vitals.update(
+            ready_groups=fold.ready, open_groups=fold.open, late=fold.late, packed=fold.packed, trained=fold.trained
+        )
+        if decisions:
+            await keeper.append(decisions)
+        else:
+            await keeper.changes(until=fold.next_deadline())
+    await keeper.close()

@@ -1,0 +1,304 @@
+"""What the buffer knows and decides, as a pure function of messages: groups, ends, batches, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from actors.keeper import Decision
+from asyncrl.bus.log import Record
+from asyncrl.settings import Cast
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
+from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
+from topics.prompts import PROMPT_ISSUED, Stage
+from topics.topic import Topic
+from topics.trajectories import (
+    TRAJECTORY_DROPPED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    DropReason,
+    TrajectoryDropped,
+    TrajectoryFailed,
+    TrajectoryGraded,
+)
+
+
+class Group:
+    """An open group: what is known of its members."""
+
+    __slots__ = ("dropped", "expired", "failed", "graded", "issued_ns", "prompt_id", "size", "stage")
+
+    def __init__(self, prompt_id: str, size: int, stage: Stage) -> None:
+        self.prompt_id = prompt_id
+        self.size = size
+        self.stage = stage
+        self.issued_ns = 0  # server's clock at the first member's issue
+        self.graded: dict[int, TrajectoryGraded] = {}
+        self.failed: dict[int, TrajectoryFailed] = {}
+        self.dropped: set[int] = set()  # members with an end of their own
+        self.expired = False  # its deadline has passed with members open
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member has a grade, a failure, or an end."""
+        return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
+
+    def live(self) -> list[TrajectoryGraded]:
+        """Graded members that may be trained on, by member number."""
+        return [self.graded[member] for member in sorted(self.graded) if member not in self.dropped]
+
+
+class Plan(NamedTuple):
+    """The settings of packing."""
+
+    batch_groups: dict[Stage, int]
+    warmup_steps: int
+    steps: int
+    max_lag: int
+    ahead: int
+    min_fresh: float
+    drop_stale: bool
+    drop_zero_variance: bool
+    deadline_s: float
+    objective: dict[str, Any]
+
+    @classmethod
+    def of(cls, cast: Cast) -> Plan:
+        """Read them from the cast."""
+        learner = cast.learner
+        return cls(
+            batch_groups={
+                "warmup": cast.warmup.batch_rows // cast.warmup.rows_per_trajectory,
+                "rl": cast.buffer.batch_groups,
+            },
+            warmup_steps=cast.warmup.steps,
+            steps=learner.steps,
+            max_lag=cast.buffer.max_lag,
+            ahead=cast.ahead,
+            min_fresh=cast.buffer.min_fresh,
+            drop_stale=cast.buffer.stale == "drop",
+            drop_zero_variance=cast.buffer.zero_variance == "drop",
+            deadline_s=cast.buffer.group_deadline_s,
+            objective={"loss": learner.loss, "advantage": learner.advantage, "aggregation": learner.aggregation},
+        )
+
+
+class BufferFold:
+    """Groups wait until complete, then in the order of their completion for the batch that takes them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._groups: dict[str, Group] = {}
+        self._ready: dict[Stage, dict[str, Group]] = {"warmup": {}, "rl": {}}  # complete, in order of completion
+        self._closed: set[str] = set()
+        self._waiting_drop: dict[str, Group] = {}  # complete or expired, with members to end
+        self._issued_ns: dict[str, int] = {}  # of groups nothing else is known of yet
+        self.packed = -plan.warmup_steps
+        self.trained = -plan.warmup_steps
+        self.late = 0  # claims and grades that came after the end
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in. Issues are read by their headers alone."""
+        if topic is PROMPT_ISSUED:
+            self._on_issued(record)
+        elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
+            self._on_claim(message)
+        elif topic is BATCH_TRAINED:
+            self.trained = max(self.trained, message.step)
+        elif topic is BATCH_PACKED:
+            self.packed = max(self.packed, message.step)
+            for group in message.groups:
+                self._close(group.prompt_id)
+        elif topic is GROUP_DROPPED:
+            self._close(message.prompt_id)
+        elif topic is TRAJECTORY_DROPPED:
+            self._on_dropped(message)
+
+    def decide(self, now_s: float) -> list[Decision]:
+        """What to say now, at this moment of the server's clock (seconds since the epoch)."""
+        decisions = self._expire(now_s)
+        for group in self._waiting_drop.values():
+            decisions += self._end_failed(group)
+        return decisions or self._pack()
+
+    def next_deadline(self) -> float | None:
+        """When the oldest open group's deadline passes, seconds since the epoch; None when nothing is open."""
+        for prompt_id, issued_ns in self._issued_ns.items():  # in the order of issue
+            group = self._groups.get(prompt_id)
+            if group is None or not (group.complete or group.expired):
+                return issued_ns / 1e9 + self._plan.deadline_s
+        return None
+
+    @property
+    def ready(self) -> int:
+        """Complete groups that wait for a batch."""
+        return len(self._ready["warmup"]) + len(self._ready["rl"])
+
+    @property
+    def open(self) -> int:
+        """Groups with members under way."""
+        return len(self._issued_ns.keys() | self._groups.keys()) - self.ready
+
+    def _on_issued(self, record: Record) -> None:
+        headers = record.headers
+        prompt_id = headers["trajectory"].rsplit("-", 1)[0]
+        if prompt_id in self._closed or prompt_id in self._issued_ns:
+            return
+        self._issued_ns[prompt_id] = record.time_ns
+        if prompt_id not in self._groups:
+            stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
+            self._groups[prompt_id] = Group(prompt_id, int(headers["group-size"]), stage)
+
+    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed) -> None:
+        prompt_id = message.prompt_id
+        if prompt_id in self._closed:
+            self.late += 1
+            return
+        group = self._groups.get(prompt_id)
+        if group is None:
+            group = self._groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
+        member = message.member
+        if member in group.graded or member in group.failed or member in group.dropped:
+            self.late += 1
+            return
+        if isinstance(message, TrajectoryGraded):
+            group.graded[member] = message
+        else:
+            group.failed[member] = message
+        if group.complete:
+            self._settle(group)
+
+    def _on_dropped(self, message: TrajectoryDropped) -> None:
+        prompt_id, member = message.trajectory_id.rsplit("-", 1)
+        group = self._groups.get(prompt_id)
+        if group is not None:
+            group.dropped.add(int(member))
+            if group.complete or group.expired:
+                self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """A group without open members is ready, unless something has to be said about it first."""
+        live = len(group.live())
+        ends_missing = bool(group.failed.keys() - group.dropped)
+        if ends_missing or live < min(2, group.size) or self._is_flat(group):
+            self._waiting_drop[group.prompt_id] = group
+        else:
+            self._waiting_drop.pop(group.prompt_id, None)
+            self._ready[group.stage].setdefault(group.prompt_id, group)
+
+    def _is_flat(self, group: Group) -> bool:
+        rewards = {member.reward for member in group.live()}
+        return self._plan.drop_zero_variance and group.stage == "rl" and len(rewards) == 1
+
+    def _close(self, prompt_id: str) -> None:
+        self._closed.add(prompt_id)
+        self._issued_ns.pop(prompt_id, None)
+        self._waiting_drop.pop(prompt_id, None)
+        group = self._groups.pop(prompt_id, None)
+        if group is not None:
+            self._ready[group.stage].pop(prompt_id, None)
+
+    def _expire(self, now_s: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for prompt_id, issued_ns in self._issued_ns.items():
+            if issued_ns / 1e9 + self._plan.deadline_s > now_s:
+                break
+            group = self._groups[prompt_id]
+            if group.complete or group.expired:
+                continue
+            if len(group.graded.keys() - group.dropped) < min(2, group.size):
+                decisions.append(_drop_group(group, "deadline"))
+                continue
+            group.expired = True
+            missing = set(range(group.size)) - group.graded.keys() - group.dropped - group.failed.keys()
+            decisions += [_drop(group, member, "deadline") for member in sorted(missing)]
+        return decisions
+
+    def _end_failed(self, group: Group) -> list[Decision]:
+        """The ends that a complete group needs before it can be packed, or its own end."""
+        if len(group.live()) < min(2, group.size):
+            return [_drop_group(group, "failed")]
+        decisions = [
+            _drop(group, member, failed.reason, detail=failed.detail)
+            for member, failed in sorted(group.failed.items())
+            if member not in group.dropped
+        ]
+        return decisions or [_drop_group(group, "zero_variance")]
+
+    def _pack(self) -> list[Decision]:
+        """The next batch, once enough groups are ready and the learner is near enough."""
+        plan, step = self._plan, self.packed + 1
+        if step > plan.steps or self.packed - self.trained > plan.ahead:
+            return []
+        stage: Stage = "warmup" if step <= 0 else "rl"
+        ready = self._ready[stage]
+        count = plan.batch_groups[stage]
+        if len(ready) < count:
+            return []
+        min_version = step - 1 - plan.max_lag
+        drops: list[Decision] = []
+        groups: list[BatchGroup] = []
+        for group in ready.values():
+            old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
+            if old:
+                drops += _drop_old(group, old, step)
+                continue
+            groups.append(_batch_group(group))
+            if len(groups) == count:
+                break
+        if drops:
+            return drops
+        if len(groups) < count:
+            return []
+        message = BatchPacked(step, stage, groups, min_version, plan.objective if stage == "rl" else {"loss": "sft"})
+        return [Decision(BATCH_PACKED, message, id=f"{step}")]
+
+    def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
+        total = _tokens([member])
+        fresh = sum(count.tokens for count in member.versions if count.version >= min_version)
+        return total > 0 and fresh < total * (1.0 if self._plan.drop_stale else self._plan.min_fresh)
+
+
+def _tokens(members: Sequence[TrajectoryGraded]) -> int:
+    return sum(count.tokens for member in members for count in member.versions)
+
+
+def _batch_group(group: Group) -> BatchGroup:
+    return BatchGroup(
+        group.prompt_id,
+        [
+            BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, _tokens([member]))
+            for member in group.live()
+        ],
+    )
+
+
+def _drop(group: Group, member: int, reason: DropReason, *, lag: int = 0, detail: str = "") -> Decision:
+    graded = group.graded.get(member)
+    name = f"{group.prompt_id}-{member}"
+    claim = graded or group.failed.get(member)
+    message = TrajectoryDropped(
+        trajectory_id=name,
+        attempt=claim.attempt if claim else 0,
+        reason=reason,
+        tokens=_tokens([graded]) if graded else 0,
+        lag=lag,
+        detail=detail,
+    )
+    return Decision(TRAJECTORY_DROPPED, message, key=name, id=name)
+
+
+def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
+    live = group.live()
+    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), _tokens(live))
+    return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
+
+
+def _drop_old(group: Group, old: list[TrajectoryGraded], step: int) -> list[Decision]:
+    """Ends for members beyond the lag bound; for the whole group when fewer than two (of more than one) are left."""
+    if len(group.live()) - len(old) < min(2, group.size):
+        return [_drop_group(group, "lag")]
+    return [
+        _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions))
+        for member in old
+    ]

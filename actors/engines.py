@@ -1,0 +1,138 @@
+"""The engines as a rollout worker or evaluator sees them: who is ready, with which weights, how loaded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from actors.actor import ActorFault, Context
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParams
+from asyncrl.engine.scripted import ScriptedClient
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineReady
+from topics.table import topic_of
+from topics.topic import ENGINES
+from topics.wire import Int32Array, WireError, decode
+
+
+class Sampler(Protocol):
+    """What generates: a client of an inference server."""
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        extra_key: str | None = None,
+        on_tokens: Callable[[Chunk], None] | None = None,
+        stream_interval: int = 16,
+    ) -> Generation:
+        """Sample a continuation."""
+        ...
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...
+
+
+class Engine:
+    """One inference server."""
+
+    def __init__(self, engine_id: str, address: str, client: Sampler) -> None:
+        self.engine_id = engine_id
+        self.address = address
+        self.client = client
+        self.scripted = isinstance(client, ScriptedClient)
+        self.exact = not self.scripted  # tokens of a request all come from the version it was sent to
+        self.ready: EngineReady | None = None  # None: updating, gone, or not answering
+        self.running = 0  # requests of this worker
+
+    @property
+    def load(self) -> float:
+        """This worker's requests there, as a share of what the server runs at once."""
+        return self.running / max(1, self.ready.slots) if self.ready is not None else 0.0
+
+
+class EnginePool:
+    """Follows what engines say of themselves and hands out the least loaded one."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._engines: dict[str, Engine] = {}
+        self._changed = asyncio.Condition()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reader = LogReader(context.bus, ENGINES, self._on_record)
+        settings = context.cast.engine
+        key_file = context.files.base / settings.api_key_file
+        self._api_key = key_file.read_text().strip() if settings.api_key_file else None
+
+    async def start(self) -> None:
+        """Begin to follow."""
+        await self._reader.start()
+
+    async def close(self) -> None:
+        """Stop following and close all connections."""
+        await self._reader.close()
+        for engine in self._engines.values():
+            await engine.client.close()
+
+    async def choose(self, min_version: int) -> Engine:
+        """The least loaded engine that is ready with at least this version; waits until there is one."""
+        async with self._changed:
+            while True:
+                ready = [
+                    engine
+                    for engine in self._engines.values()
+                    if engine.ready is not None and engine.ready.version >= min_version
+                ]
+                if ready:
+                    return min(ready, key=lambda engine: engine.load)
+                await self._changed.wait()
+
+    def suspect(self, engine: Engine) -> None:
+        """An engine did not answer: no more requests to it until it says that it is ready again."""
+        engine.ready = None
+
+    def _on_record(self, record: Record) -> None:
+        topic = topic_of(record.subject)
+        if topic is None:
+            return
+        try:
+            message: Any = decode(topic.message, record.data)
+        except WireError as error:
+            self._context.watch(asyncio.ensure_future(self._context.bury(record, str(error))))
+            return
+        engine = self._engines.get(message.engine_id)
+        if topic is ENGINE_READY:
+            if engine is None or engine.address != message.address:
+                engine = Engine(message.engine_id, message.address, self._open(message.address))
+                self._engines[message.engine_id] = engine
+            engine.ready = message
+            if isinstance(engine.client, ScriptedClient):
+                engine.client.now_at(message.key)
+        elif engine is not None and (topic is ENGINE_UPDATING or topic is ENGINE_GONE):
+            engine.ready = None
+        task = asyncio.ensure_future(self._notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _open(self, address: str) -> Sampler:
+        settings = self._context.cast.engine
+        if address.startswith("scripted:"):
+            return ScriptedClient(
+                mean_s=settings.scripted_mean_s, sigma=settings.scripted_sigma, tokens=settings.scripted_tokens
+            )
+        if not address.startswith(("http://", "https://")):
+            raise ActorFault(f"engine address {address!r} is none; expected http://host:port")
+        return EngineClient(address, api_key=self._api_key)
+
+    async def _notify(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+
+def version_of(key: str) -> tuple[int, int]:
+    """Line and version of an engine's weights name `line:version:digest`."""
+    line, version, _ = key.split(":", 2)
+    return int(line), int(version)

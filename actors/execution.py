@@ -1,0 +1,316 @@
+"""One trajectory on a rollout worker: run its function, keep its progress, say its result."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+
+from actors.actor import Context
+from actors.engines import Engine, EnginePool, version_of
+from actors.worker import Delivery
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import read_last
+from asyncrl.bus.talk import Fenced, pack, read, say, say_fenced
+from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
+from asyncrl.tasks.functions import last_lines
+from asyncrl.tasks.journal import Diverged, Journal, extend
+from asyncrl.tasks.rollout import Limits, RolloutContext, RolloutFunction
+from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from topics.prompts import PromptIssued
+from topics.table import topic_of
+from topics.topic import TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    Answer,
+    FailureReason,
+    Segment,
+    TrajectoryFailed,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+    count_versions,
+)
+from topics.wire import Float32Array, Int32Array
+
+
+class RolloutFailed(Exception):
+    """The user's rollout function raised."""
+
+
+class Tools(NamedTuple):
+    """What every trajectory of a worker shares."""
+
+    context: Context
+    pool: EnginePool
+    tokenizer: TaskTokenizer
+    function: RolloutFunction
+
+
+class Execution:
+    """One trajectory on this worker: the host of its rollout context."""
+
+    def __init__(self, tools: Tools, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
+        self._tools = tools
+        self._context = tools.context
+        self._settings = tools.context.cast.rollout
+        self._issued = issued
+        self._name = issued.trajectory_id
+        self._delivery = delivery
+        self._journal = Journal()
+        self._lines: set[int] = set()
+        self._newest = 0  # sequence of the newest message inside this trajectory's fence
+        self._kept_tokens = 0  # sampled tokens in the newest published progress
+        self._keeping = asyncio.Lock()
+        self._background: asyncio.Task[None] | None = None
+
+    async def run(self, *, look: bool) -> bool:
+        """Run the rollout function and publish what came of it; True when the work is done and said.
+
+        Args:
+            look: whether somebody may have worked on it before.
+        """
+        try:
+            if look and await self._look():
+                return True
+            if self._issued.stage == "warmup":
+                await self._say_result(self._supervised(), "", truncated=False)
+            else:
+                await self._roll_out()
+        except Fenced:
+            self._context.count("fenced")
+            return await self._is_generated()
+        except Diverged as error:
+            await self._say_failure("diverged", str(error))
+        except (EngineRefused, TokenizerError) as error:
+            await self._say_failure("refused", str(error))
+        except RolloutFailed as error:
+            await self._say_failure("rollout", str(error))
+        except asyncio.CancelledError:
+            if self._delivery.verdict is None and self._journal.tokens > self._kept_tokens:
+                await self.keep()  # asked to leave: whoever comes next goes on from here
+            raise
+        return True
+
+    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
+        """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
+        while True:
+            budget = limits.max_new_tokens - len(answer.tokens)
+            if budget <= 0:
+                answer.done, answer.finish = True, "length"
+                return
+            self._delivery.parked = True
+            engine = await self._tools.pool.choose(self._issued.min_version)
+            self._delivery.parked = False
+            engine.running += 1
+            try:
+                finish = await self._sample_on(engine, input_ids, answer, limits)
+            except EngineUnavailable as error:
+                self._context.count("engine_unavailable")
+                self._context.log.warning("engine unavailable", engine=engine.engine_id, reason=str(error))
+                self._tools.pool.suspect(engine)
+                continue
+            finally:
+                engine.running -= 1
+            self._delivery.advanced()
+            if finish != "abort":
+                answer.done, answer.finish = True, finish
+                return
+            self._context.count("resumed")
+
+    async def keep(self) -> None:
+        """Publish the journal as it is now; returns when it is stored."""
+        async with self._keeping:
+            message = TrajectoryProgressed(
+                trajectory_id=self._name,
+                attempt=self._issued.attempt,
+                delivery=self._delivery.at.deliveries,
+                offset=self._journal.tokens,
+                journal=self._journal.recorded(),
+                lines=sorted(self._lines),
+            )
+            body = pack(message, TRAJECTORY_PROGRESSED)
+            self._newest = await say_fenced(
+                self._context.bus,
+                TRAJECTORY_PROGRESSED,
+                body,
+                message,
+                key=self._name,
+                id=f"{self._id}:{xxhash.xxh3_64_hexdigest(body)}",
+                expected=self._newest,
+            )
+            self._kept_tokens = message.offset
+            self._context.count("progressed")
+        self._delivery.advanced()
+
+    @property
+    def _id(self) -> str:
+        return f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
+
+    async def _look(self) -> bool:
+        """Read what was said of this trajectory before: True when nothing is left to do; else resume from it."""
+        bus = self._context.bus
+        newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
+        deliveries = self._delivery.at.deliveries
+        if newest is None:
+            since = deliveries - 1
+        elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
+            return True
+        else:
+            progress = await read(bus, TrajectoryProgressed, newest)
+            self._newest = newest.sequence
+            since = deliveries - progress.delivery
+            if progress.attempt == self._issued.attempt:
+                self._journal = Journal(progress.journal)
+                self._kept_tokens = progress.offset
+                self._lines.update(progress.lines)
+                self._context.count("resumed_elsewhere")
+        if since >= self._settings.poison_after:
+            await self._say_failure("poison", f"{since} deliveries without progress")
+            return True
+        return False
+
+    async def _is_generated(self) -> bool:
+        bus = self._context.bus
+        newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
+        return newest is not None and topic_of(newest.subject) is TRAJECTORY_GENERATED
+
+    async def _roll_out(self) -> None:
+        issued, tools = self._issued, self._tools
+        limits = Limits(self._settings.max_new_tokens, self._settings.stop)
+        rollout = RolloutContext(tools.tokenizer, self._journal, self, seed=issued.seed, limits=limits)
+        token = self._journal.begin()
+        try:
+            await tools.function(issued.rows[0], rollout)
+        except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
+            raise
+        except Exception as error:  # a user's function may raise anything; that is data, not a fault of the worker
+            raise RolloutFailed(last_lines(error)) from error
+        finally:
+            self._journal.end(token)
+        segments = rollout.segments()
+        if not segments:
+            raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
+        await self._say_result(segments, rollout.sampled_text(), truncated=rollout.truncated)
+
+    async def _sample_on(self, engine: Engine, input_ids: Int32Array, answer: Answer, limits: Limits) -> str:
+        """One request to one engine; returns how it ended: "stop", "length" or "abort"."""
+        assert engine.ready is not None
+        ready, settings = engine.ready, self._settings
+        budget = limits.max_new_tokens - len(answer.tokens)
+        sampling = SamplingParams(
+            max_new_tokens=budget,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            stop=limits.stop,
+            seed=self._issued.seed if engine.scripted else None,
+        )
+        streamed = budget > settings.progress_tokens
+        key = ready.key if engine.exact else ""
+        true = True
+
+        def on_tokens(chunk: Chunk) -> None:
+            nonlocal true
+            true &= self._extend(answer, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
+            if self._journal.tokens - self._kept_tokens >= settings.progress_tokens:
+                self._keep_soon()
+
+        generation = await engine.client.generate(
+            np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
+            sampling,
+            extra_key=ready.key,
+            on_tokens=on_tokens if streamed else None,
+            stream_interval=min(16, settings.progress_tokens),
+        )
+        if not streamed:
+            for span in generation.weight_versions:
+                part = slice(span.start, span.end)
+                true &= self._extend(answer, generation.token_ids[part], generation.logprobs[part], span.version, key)
+        return generation.finish_reason if true else "abort"
+
+    def _extend(self, answer: Answer, tokens: Int32Array, logprobs: Float32Array, label: str, key: str) -> bool:
+        """Take sampled tokens over, unless they come from other weights than `key` names ("" for any)."""
+        if key and label != key:
+            # Other weights than those whose cache it was filed under: no version can vouch for these tokens.
+            self._context.count("mislabelled_tokens", len(tokens))
+            return False
+        line, version = version_of(label)
+        self._lines.add(line)
+        extend(answer, tokens, logprobs, version)
+        self._delivery.advanced()
+        self._context.count("tokens", len(tokens))
+        return True
+
+    def _keep_soon(self) -> None:
+        """Publish progress beside the generation that goes on; a lost fence ends the work here."""
+        if self._background is None or self._background.done():
+            self._background = asyncio.create_task(self.keep())
+            self._background.add_done_callback(self._kept)
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if not isinstance(error, Fenced):
+            self._context.fail(error)
+        self._delivery.end(done=False)
+
+    def _supervised(self) -> list[Segment]:
+        """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""
+        segments = []
+        for row in self._issued.rows:
+            tokens, mask = self._tools.tokenizer.encode_supervised(row)
+            zeros = np.zeros(len(tokens), np.float32)
+            segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
+        return segments
+
+    async def _say_result(self, segments: list[Segment], completion: str, *, truncated: bool) -> None:
+        issued = self._issued
+        if self._background is not None and not self._background.done():
+            await asyncio.wait({self._background})
+        message = TrajectoryGenerated(
+            trajectory_id=self._name,
+            attempt=issued.attempt,
+            delivery=self._delivery.at.deliveries,
+            prompt_id=issued.prompt_id,
+            member=issued.member,
+            group_size=issued.group_size,
+            stage=issued.stage,
+            rows=issued.rows if issued.stage == "rl" else [],
+            segments=segments,
+            completion=completion,
+            versions=count_versions(segments),
+            truncated=truncated,
+        )
+        body = pack(message, TRAJECTORY_GENERATED)
+        await say_fenced(
+            self._context.bus,
+            TRAJECTORY_GENERATED,
+            body,
+            message,
+            key=self._name,
+            id=f"{self._id}:{xxhash.xxh3_64_hexdigest(body)}",
+            expected=self._newest,
+        )
+        self._context.count("generated")
+
+    async def _say_failure(self, reason: FailureReason, detail: str) -> None:
+        issued = self._issued
+        message = TrajectoryFailed(
+            trajectory_id=self._name,
+            attempt=issued.attempt,
+            delivery=self._delivery.at.deliveries,
+            prompt_id=issued.prompt_id,
+            member=issued.member,
+            group_size=issued.group_size,
+            stage=issued.stage,
+            reason=reason,
+            detail=detail,
+        )
+        self._context.count("failed")
+        self._context.log.warning("trajectory failed", trajectory=self._name, reason=reason, detail=detail)
+        await say(self._context.bus, TRAJECTORY_FAILED, message, key=self._name, id=f"{self._id}:{reason}")

@@ -1,0 +1,41 @@
+"""Entry of every actor process: `python -m actors.main ROLE ACTOR_ID RUN_DIR`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+from actors.actor import open_context, play
+from asyncrl.bus.errors import BusError
+from asyncrl.telemetry.logs import open_log
+
+ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
+
+
+async def run(role: str, actor_id: str, run_dir: Path) -> int:
+    """Connect and play one role; returns the exit code."""
+    log = open_log(actor=actor_id)
+    module = importlib.import_module(f"actors.{role}")
+    try:
+        context = await open_context(role, actor_id, run_dir, log)
+    except (BusError, OSError, ValueError) as error:
+        log.error("actor did not start", reason=str(error))
+        return 1
+    return await play(context, module.main)
+
+
+def main() -> int:
+    """Parse the arguments and run."""
+    if len(sys.argv) != 4 or sys.argv[1] not in ROLES:
+        print(
+            f"usage: python -m actors.main ROLE ACTOR_ID RUN_DIR, with ROLE one of {', '.join(ROLES)}", file=sys.stderr
+        )
+        return 2
+    import uvloop
+
+    return int(uvloop.run(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,69 @@
+"""The prompter: issues prompts as long as there is credit, in the seeded order of the data."""
+
+from __future__ import annotations
+
+import xxhash
+
+from actors.actor import ActorFault, Context
+from actors.keeper import Decision, Input, Keeper
+from actors.prompter_fold import PrompterFold, Wanted
+from asyncrl.tasks.data import DataError, DataSource, open_source
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.topic import BATCHES, PROMPTS, TRAINING
+from topics.weights import TRAINING_FINISHED
+
+_AT_ONCE = 512  # decisions of one append
+
+
+async def main(context: Context) -> None:
+    """Play the prompter until the run ends."""
+    cast = context.cast
+    try:
+        source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=context.files.base)
+    except DataError as error:
+        raise ActorFault(str(error)) from error
+    fold = PrompterFold(cast)
+    keeper = Keeper(
+        context,
+        PROMPTS,
+        [
+            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED]),
+            Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED]),
+        ],
+        fold,
+        own_headers_only=True,
+    )
+    await keeper.start()
+    while not context.stop.is_set():
+        wanted = fold.wanted()
+        context.vitals["open_groups"] = fold.open_groups
+        if wanted:
+            await keeper.append(
+                [decide(item, cast.seed, cast.warmup.rows_per_trajectory, source) for item in wanted[:_AT_ONCE]]
+            )
+        else:
+            await keeper.changes()
+    await keeper.close()
+
+
+def decide(wanted: Wanted, seed: int, rows_per_trajectory: int, source: DataSource) -> Decision:
+    """The message that issues one trajectory: a pure function of its number, the seed and the data."""
+    rows: list[PromptRow]
+    if wanted.stage == "warmup":
+        first = wanted.number * rows_per_trajectory
+        rows = [source.row(number) for number in range(first, first + rows_per_trajectory)]
+    else:
+        rows = [source.row(wanted.number)]
+    name = f"{wanted.prompt_id}-{wanted.member}"
+    message = PromptIssued(
+        prompt_id=wanted.prompt_id,
+        member=wanted.member,
+        group_size=wanted.group_size,
+        rows=rows,
+        stage=wanted.stage,
+        min_version=wanted.min_version,
+        seed=xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1,
+    )
+    return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:0")

@@ -1,0 +1,98 @@
+"""The recorder: writes what happened for people. It reads the logs from its own recorded positions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actors.actor import Context
+from actors.recorder_fold import RecorderFold
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.telemetry.plot import draw_reward
+from topics.table import topic_of
+from topics.topic import BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING
+from topics.wire import WireError, decode
+
+_LOGS = (TRAINING, BATCHES, GRADES, PROMPTS, EVALS, ENGINES)
+
+
+async def main(context: Context) -> None:
+    """Play the recorder: rows while the run goes on, summary and plot when it ends."""
+    recorder = Recorder(context)
+    await recorder.run()
+
+
+class Recorder:
+    """Folds every log from its beginning, so that a restarted recorder writes the same files again."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.fold = RecorderFold()
+        self._news = asyncio.Event()
+        self._metrics: Path = context.files.root / "metrics.jsonl"
+        self._metrics.unlink(missing_ok=True)
+
+    async def run(self) -> None:
+        """Follow until asked to stop, then write what the run amounts to."""
+        readers = [
+            LogReader(self.context.bus, stream, self._on_record, headers_only=stream is PROMPTS) for stream in _LOGS
+        ]
+        for reader in readers:
+            await reader.start()
+        stop = asyncio.create_task(self.context.stop.wait())
+        while not stop.done():
+            self._news.clear()
+            self._write_rows()
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        await self._read_to_the_end(readers)
+        for reader in readers:
+            await reader.close()
+        self._write_rows()
+        root = self.context.files.root
+        summary = self.fold.summary(self.context.bus.run)
+        summary["metrics"] = str(self._metrics)
+        if self.context.cast.recorder.plot and self.fold.steps:
+            summary["plot"] = str(root / "reward.png")
+            await asyncio.to_thread(draw_reward, root / "reward.png", self.fold.steps)
+        (root / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+
+    async def _read_to_the_end(self, readers: list[LogReader]) -> None:
+        """What was said before the end belongs to the summary."""
+        for stream, reader in zip(_LOGS, readers, strict=True):
+            info = await self.context.bus.api(f"STREAM.INFO.{stream.full_name(self.context.bus.run)}")
+            last = int(info["state"]["last_seq"])
+            if reader.last < last:
+                final = LogReader(
+                    self.context.bus, stream, self._on_record, after=reader.last, headers_only=stream is PROMPTS
+                )
+                await reader.close()
+                await final.start()
+                async with asyncio.timeout(30):
+                    await final.caught_up.wait()
+                await final.close()
+
+    def _on_record(self, record: Record) -> None:
+        topic = topic_of(record.subject)
+        if topic is None:
+            return
+        message: Any = None
+        if record.stream is not PROMPTS:
+            try:
+                message = decode(topic.message, record.data)
+            except WireError as error:
+                self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
+                return
+        self.fold.apply(topic, message, record)
+        if self.fold.rows:
+            self._news.set()
+
+    def _write_rows(self) -> None:
+        rows, self.fold.rows = self.fold.rows, []
+        if rows:
+            with self._metrics.open("ab") as file:
+                file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))

@@ -1,0 +1,159 @@
+"""What a run amounts to: a pure function of its logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.bus.log import Record
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.engines import ENGINE_READY
+from topics.evals import EVAL_SCORED
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import Topic
+from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GRADED
+from topics.weights import TRAINING_FINISHED
+
+_WINDOW = 5  # steps a reward is averaged over
+
+
+class RecorderFold:
+    """Rows for the metrics file and the figures of the summary."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []  # not yet written
+        self.steps: list[dict[str, Any]] = []  # RL steps: step, time_s, reward, lag
+        self.evals: dict[int, dict[str, Any]] = {}
+        self.lags: dict[int, int] = {}  # trained tokens per lag
+        self.dropped: dict[str, int] = {}  # ends without training, by reason
+        self.exported = ""
+        self.finished = False
+        self._first_ns = 0
+        self._last_ns = 0
+        self._rl_first_ns = 0
+        self._counts = {"trajectories_issued": 0, "trajectories_trained": 0, "trajectories_failed": 0}
+        self._sampled_tokens = 0
+        self._masked_tokens = 0
+        self._warmup_steps = 0
+        self._warmup_tokens = 0
+        self._update_s: list[float] = []
+        self._newest: dict[str, int] = {}  # trained step -> line, so that a repeated line counts once
+        self._packed: dict[int, int] = {}
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in."""
+        if record.time_ns:
+            self._first_ns = min(self._first_ns or record.time_ns, record.time_ns)
+            self._last_ns = max(self._last_ns, record.time_ns)
+        if topic is PROMPT_ISSUED:
+            self._counts["trajectories_issued"] += record.headers.get("stage") == "rl"
+        elif topic is TRAJECTORY_GRADED:
+            if message.stage == "rl":
+                self._sampled_tokens += sum(count.tokens for count in message.versions)
+        elif topic is TRAJECTORY_FAILED:
+            self._counts["trajectories_failed"] += 1
+        elif topic in (TRAJECTORY_DROPPED, GROUP_DROPPED):
+            members = 1 if topic is TRAJECTORY_DROPPED else message.members
+            self.dropped[message.reason] = self.dropped.get(message.reason, 0) + members
+        elif topic is BATCH_PACKED:
+            self._packed[message.step] = record.time_ns
+        elif topic is BATCH_TRAINED:
+            self._on_trained(message, record)
+        elif topic is ENGINE_READY:
+            self._update_s.append(message.update_s)
+        elif topic is EVAL_SCORED:
+            self._on_scored(message, record)
+        elif topic is TRAINING_FINISHED:
+            self.exported, self.finished = message.exported, True
+
+    def summary(self, run: str) -> dict[str, Any]:
+        """The figures of a run, named with their units."""
+        trained = sum(self.lags.values())
+        first, last = min(self.evals, default=None), max(self.evals, default=None)
+        rewards = [step["reward"] for step in self.steps]
+        return {
+            "run": run,
+            "finished": self.finished,
+            "steps": len(self.steps),
+            "warmup_steps": self._warmup_steps,
+            "sampled_reward_first_step": _mean(rewards[:1]),
+            "sampled_reward_last_5_steps": _mean(rewards[-_WINDOW:]),
+            "sampled_reward_best_5_steps": max(
+                (_mean(rewards[end - _WINDOW : end]) or 0.0 for end in range(_WINDOW, len(rewards) + 1)), default=None
+            ),
+            "greedy_accuracy_before": self.evals[first]["accuracy"] if first is not None else None,
+            "greedy_accuracy_after": self.evals[last]["accuracy"] if last is not None and last != first else None,
+            "evaluated_versions_after": self.evals[last]["versions"] if last is not None else None,
+            **self._counts,
+            "dropped_trajectories_by_reason": self.dropped,
+            "sampled_tokens": self._sampled_tokens,
+            "trained_tokens": trained,
+            "masked_stale_tokens": self._masked_tokens,
+            "warmup_tokens": self._warmup_tokens,
+            "wasted_token_share": round(1 - trained / self._sampled_tokens, 4) if self._sampled_tokens else None,
+            "trained_tokens_by_lag": {str(lag): self.lags[lag] for lag in sorted(self.lags)},
+            "weight_update_median_s": sorted(self._update_s)[len(self._update_s) // 2] if self._update_s else None,
+            "wall_s": round((self._last_ns - self._first_ns) / 1e9, 2),
+            "rl_wall_s": round((self._last_ns - self._rl_first_ns) / 1e9, 2) if self._rl_first_ns else None,
+            "rl_s_to_reward_0.9": self._seconds_to(0.9),
+            "first_rl_step_s": round((self.steps[0]["time_ns"] - self._first_ns) / 1e9, 2) if self.steps else None,
+            "exported_model": self.exported,
+        }
+
+    def _on_trained(self, message: Any, record: Record) -> None:
+        if str(message.step) in self._newest:
+            return  # trained again on a new line: the figures are those of the first time
+        self._newest[str(message.step)] = message.line
+        row = {
+            "step": message.step,
+            "stage": message.stage,
+            "line": message.line,
+            "time_s": round((record.time_ns - self._first_ns) / 1e9, 3),
+            "reward_mean": message.rewards[0],
+            "reward_std": message.rewards[1],
+            "trajectories": message.trajectories,
+            "tokens_by_lag": {str(lag): count for lag, count in message.lags.items()},
+            "masked_tokens": message.masked,
+            **message.metrics,
+        }
+        if message.stage == "warmup":
+            self._warmup_steps += 1
+            self._warmup_tokens += sum(message.lags.values())
+            self._rl_first_ns = record.time_ns
+        else:
+            total = sum(message.lags.values())
+            lag = sum(lag * count for lag, count in message.lags.items()) / total if total else 0.0
+            row["lag_mean_versions"] = round(lag, 4)
+            self._rl_first_ns = self._rl_first_ns or self._packed.get(message.step, record.time_ns)
+            self._masked_tokens += message.masked
+            self._counts["trajectories_trained"] += message.trajectories
+            for lag_of, count in message.lags.items():
+                self.lags[lag_of] = self.lags.get(lag_of, 0) + count
+            self.steps.append(
+                {"step": message.step, "time_ns": record.time_ns, "reward": message.rewards[0], "lag": lag}
+            )
+        self.rows.append({"event": "step", **row})
+
+    def _on_scored(self, message: Any, record: Record) -> None:
+        found = {
+            "version": message.version,
+            "versions": {str(version): count for version, count in message.versions.items()},
+            "accuracy": message.accuracy,
+            "prompts": message.prompts,
+            "failed": message.failed,
+            "seconds": message.seconds,
+        }
+        self.evals[message.version] = found
+        self.rows.append({"event": "eval", "time_s": round((record.time_ns - self._first_ns) / 1e9, 3), **found})
+
+    def _seconds_to(self, reward: float) -> float | None:
+        """Seconds of RL until the mean of five steps reached a reward."""
+        for end in range(_WINDOW, len(self.steps) + 1):
+            window = self.steps[end - _WINDOW : end]
+            if (_mean([step["reward"] for step in window]) or 0.0) >= reward:
+                return float(round((window[-1]["time_ns"] - self._rl_first_ns) / 1e9, 2))
+        return None
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None

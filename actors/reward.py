@@ -1,0 +1,115 @@
+"""The reward worker: grades generated trajectories."""
+
+from __future__ import annotations
+
+import xxhash
+
+from actors.actor import ActorFault, Context
+from actors.worker import Delivery, WorkerLoop
+from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.talk import body_of, say
+from asyncrl.tasks.functions import FunctionError
+from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    Reference,
+    TrajectoryFailed,
+    TrajectoryGenerated,
+    TrajectoryGraded,
+)
+
+
+async def main(context: Context) -> None:
+    """Play a reward worker until asked to stop."""
+    settings = context.cast.reward
+    try:
+        grader = await open_grader(
+            settings.function,
+            base=context.files.base,
+            workers=settings.children,
+            time_limit_s=settings.time_limit_s,
+        )
+    except (GraderError, FunctionError) as error:
+        raise ActorFault(str(error)) from error
+    try:
+        worker = RewardWorker(context, grader)
+        await WorkerLoop(context, QUEUES["reward"], TrajectoryGenerated, worker.handle, settings.in_flight).run()
+    finally:
+        await grader.close()
+
+
+class RewardWorker:
+    """Grades one trajectory at a time, many at once."""
+
+    def __init__(self, context: Context, grader: Grader) -> None:
+        self._context = context
+        self._grader = grader
+
+    async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
+        """Say a grade, or the claim that there can be none."""
+        if generated.stage == "warmup":
+            await self._say_grade(generated, delivery, 0.0, {})
+            return True
+        row = generated.rows[0]
+        request = GradeRequest(
+            completion=generated.completion,
+            prompt=row.prompt,
+            label=row.label,
+            metadata=row.metadata,
+            trajectory_id=generated.trajectory_id,
+        )
+        try:
+            result = await self._grader.grade(request)
+        except RewardFailed as error:
+            await self._say_failure(generated, delivery, error)
+        else:
+            await self._say_grade(generated, delivery, result.reward, result.metrics)
+        return True
+
+    async def _say_grade(
+        self,
+        generated: TrajectoryGenerated,
+        delivery: Delivery[TrajectoryGenerated],
+        reward: float,
+        metrics: dict[str, float],
+    ) -> None:
+        body = await body_of(self._context.bus, delivery.record)
+        name = generated.trajectory_id
+        message = TrajectoryGraded(
+            trajectory_id=name,
+            attempt=generated.attempt,
+            delivery=delivery.at.deliveries,
+            prompt_id=generated.prompt_id,
+            member=generated.member,
+            group_size=generated.group_size,
+            stage=generated.stage,
+            payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
+            versions=generated.versions,
+            reward=reward,
+            truncated=generated.truncated,
+            metrics=metrics,
+        )
+        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
+        await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
+        self._context.count("graded")
+
+    async def _say_failure(
+        self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated], error: RewardFailed
+    ) -> None:
+        name = generated.trajectory_id
+        message = TrajectoryFailed(
+            trajectory_id=name,
+            attempt=generated.attempt,
+            delivery=delivery.at.deliveries,
+            prompt_id=generated.prompt_id,
+            member=generated.member,
+            group_size=generated.group_size,
+            stage=generated.stage,
+            reason="reward",
+            detail=str(error),
+        )
+        self._context.count("failed")
+        self._context.log.warning("reward failed", trajectory=name, reason=error.reason, detail=error.detail)
+        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:reward"
+        await say(self._context.bus, TRAJECTORY_FAILED, message, key=name, id=key)

@@ -1,0 +1,93 @@
+"""The rollout worker: runs rollout functions on engines, publishes progress and results, resumes others' work."""
+
+from __future__ import annotations
+
+from actors.actor import ActorFault, Context
+from actors.engines import EnginePool
+from actors.execution import Execution, Tools
+from actors.worker import Delivery, WorkerLoop
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.provision import QUEUES
+from asyncrl.tasks.functions import FunctionError, load_function
+from asyncrl.tasks.rollout import RolloutFunction, single_turn
+from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PromptIssued
+from topics.table import topic_of
+from topics.topic import BATCHES, PROMPTS
+from topics.trajectories import TRAJECTORY_DROPPED
+
+
+async def main(context: Context) -> None:
+    """Play a rollout worker until asked to stop."""
+    worker = RolloutWorker(context)
+    await worker.run()
+
+
+class RolloutWorker:
+    """Many trajectories at once, each a task of its own."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        cast = context.cast
+        name = cast.task.rollout
+        try:
+            tokenizer = TaskTokenizer.load(context.files.model_path(cast))
+            function: RolloutFunction = (
+                single_turn if name == "single_turn" else load_function(name, base=context.files.base)
+            )
+        except (TokenizerError, FunctionError) as error:
+            raise ActorFault(str(error)) from error
+        self.pool = EnginePool(context)
+        self.tools = Tools(context, self.pool, tokenizer, function)
+        self._old_work = 0  # sequence of the newest prompt issued before this worker listened
+        self._by_trajectory: dict[str, Delivery[PromptIssued]] = {}
+        self._ends = LogReader(
+            context.bus,
+            BATCHES,
+            self._on_end,
+            subjects=[TRAJECTORY_DROPPED.pattern(context.bus.run), GROUP_DROPPED.pattern(context.bus.run)],
+        )
+        self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
+            context, QUEUES["rollout"], PromptIssued, self.handle, cast.rollout.slots
+        )
+
+    async def run(self) -> None:
+        """Work until asked to stop."""
+        await self.pool.start()
+        await self._ends.start()
+        info = await self.context.bus.api(f"STREAM.INFO.{PROMPTS.full_name(self.context.bus.run)}")
+        self._old_work = int(info["state"]["last_seq"])
+        await self.loop.run()
+        await self._ends.close()
+        await self.pool.close()
+
+    async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        """Finish one trajectory, or find that somebody did."""
+        self._by_trajectory[issued.trajectory_id] = delivery
+        try:
+            return await Execution(self.tools, issued, delivery).run(look=self._must_look(delivery, issued))
+        finally:
+            self._by_trajectory.pop(issued.trajectory_id, None)
+
+    def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
+        """Whether somebody may have worked on it before.
+
+        A first delivery of something issued while this worker was listening, on a connection that never broke, is new;
+        should that be wrong after all, the fence refuses what it says.
+        """
+        fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
+        return not fresh or delivery.at.stream_sequence <= self._old_work
+
+    def _on_end(self, record: Record) -> None:
+        """Stop work on what the buffer has ended."""
+        topic = topic_of(record.subject)
+        key = record.subject.rsplit(".", 1)[1]
+        names = [key]
+        if topic is GROUP_DROPPED:
+            names = [name for name in self._by_trajectory if name.rsplit("-", 1)[0] == key]
+        for name in names:
+            delivery = self._by_trajectory.pop(name, None)
+            if delivery is not None:
+                self.context.count("stopped")
+                delivery.end(done=True)

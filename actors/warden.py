@@ -1,0 +1,211 @@
+"""The warden: starts the actors of a run, watches them, restarts and scales them, and ends the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+from actors.actor import FATAL, ActorFault, Context
+from actors.keeper import Decision, Input, Keeper
+from asyncrl.bus.log import Record
+from asyncrl.bus.server import die_with_parent
+from asyncrl.settings import Cast
+from topics.actors import ACTOR_STOPPED, FLEET_SCALED, SCALE_REQUESTED, STOP_REQUESTED, FleetScaled
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED
+from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Topic
+from topics.weights import TRAINING_FINISHED
+
+SCALABLE = ("rollout", "reward", "engine", "evaluator")
+_STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
+_STOP_S = 10.0  # for an actor to leave by itself
+_LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
+_HEALTHY_S = 20.0  # an actor that lived this long starts its count of deaths anew
+_GIVE_UP = 5
+
+
+def first_fleet(cast: Cast) -> dict[str, int]:
+    """How many processes play each role at the start."""
+    engines = len(cast.engine.addresses) if cast.engine.kind == "external" else cast.engine.count
+    return {
+        "learner": 1,
+        "engine": engines,
+        "prompter": 1,
+        "buffer": 1,
+        "rollout": cast.rollout.workers,
+        "reward": cast.reward.workers,
+        "evaluator": cast.eval.workers if cast.eval.prompts else 0,
+        "recorder": 1,
+    }
+
+
+class WardenFold:
+    """What people asked for, and whether the run has ended."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, int] = {}
+        self.asked: dict[str, int] = {}
+        self.stopping = ""
+        self.finished = False
+        self.reasons: dict[str, str] = {}  # last words of each actor
+        self.evals_open: set[str] = set()
+        self._scored: set[str] = set()
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in."""
+        if topic is FLEET_SCALED:
+            self.wanted.update(message.wanted)
+            self.asked = {role: count for role, count in self.asked.items() if self.wanted.get(role) != count}
+        elif topic is SCALE_REQUESTED:
+            self.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
+        elif topic is STOP_REQUESTED:
+            self.stopping = message.reason or "asked to stop"
+        elif topic is TRAINING_FINISHED:
+            self.finished = True
+        elif topic is ACTOR_STOPPED and message.reason:
+            self.reasons[message.actor_id] = message.reason
+        elif topic is EVAL_REQUESTED and message.eval_id not in self._scored:
+            self.evals_open.add(message.eval_id)
+        elif topic is EVAL_SCORED:
+            self._scored.add(message.eval_id)
+            self.evals_open.discard(message.eval_id)
+
+
+class _Child:
+    """A process that plays a role, and how often it died."""
+
+    def __init__(self, role: str, actor_id: str) -> None:
+        self.role = role
+        self.actor_id = actor_id
+        self.process: asyncio.subprocess.Process | None = None
+        self.deaths = 0
+        self.started = 0.0
+        self.leaving = False
+        self.task: asyncio.Task[None] | None = None
+
+
+async def main(context: Context) -> None:
+    """Keep the cast on stage until the run ends."""
+    await Warden(context).run()
+
+
+class Warden:
+    """Starts and watches one process per actor."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.fold = WardenFold()
+        self._children: dict[str, _Child] = {}
+        self._failed = asyncio.Event()
+        self._failure = ""
+        self.keeper = Keeper(
+            context,
+            FLEET,
+            [
+                Input(ACTORS, [SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STOPPED]),
+                Input(TRAINING, [TRAINING_FINISHED, EVAL_REQUESTED]),
+                Input(EVALS, [EVAL_SCORED]),
+            ],
+            self.fold,
+        )
+
+    async def run(self) -> None:
+        """Start everybody, then follow what is asked until the run ends."""
+        await self.keeper.start()
+        if not self.fold.wanted:
+            await self._scale(first_fleet(self.context.cast))
+        self._reconcile()
+        finished_at = 0.0
+        while not (self.context.stop.is_set() or self.fold.stopping or self._failed.is_set()):
+            if self.fold.asked:
+                await self._scale(dict(self.fold.asked))
+                self._reconcile()
+                continue
+            if self.fold.finished:
+                finished_at = finished_at or time.time()
+                if not self.fold.evals_open or time.time() > finished_at + _LAST_EVAL_S:
+                    break
+            await self.keeper.changes(until=finished_at + _LAST_EVAL_S if finished_at else None)
+        await self._stop_all()
+        await self.keeper.close()
+        if self._failure:
+            raise ActorFault(self._failure)
+
+    async def _scale(self, wanted: dict[str, int]) -> None:
+        decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))
+        await self.keeper.append([decision])
+        self.context.log.info("fleet scaled", **wanted)
+
+    def _reconcile(self) -> None:
+        """Start who is missing, ask to leave who is too many."""
+        for role, count in self.fold.wanted.items():
+            names = [f"{role}-{number}" for number in range(1, count + 1)]
+            for name in names:
+                child = self._children.get(name)
+                if child is None or child.task is None or child.task.done():
+                    child = self._children[name] = _Child(role, name)
+                    child.task = asyncio.create_task(self._keep_alive(child))
+            for child in list(self._children.values()):
+                if child.role == role and child.actor_id not in names:
+                    self._dismiss(child)
+
+    def _dismiss(self, child: _Child) -> None:
+        child.leaving = True
+        if child.process is not None and child.process.returncode is None:
+            child.process.terminate()
+
+    async def _keep_alive(self, child: _Child) -> None:
+        """Run one actor, again and again, until it leaves on purpose or cannot be helped."""
+        while not child.leaving:
+            await self._start(child)
+            assert child.process is not None
+            code = await child.process.wait()
+            if child.leaving or (code == 0 and self.fold.finished):
+                return
+            child.deaths = 1 if time.monotonic() - child.started > _HEALTHY_S else child.deaths + 1
+            reason = self.fold.reasons.get(child.actor_id, f"exit code {code}")
+            self.context.log.warning("actor died", actor=child.actor_id, code=code, deaths=child.deaths, reason=reason)
+            if code == FATAL or child.deaths >= _GIVE_UP:
+                self._failure = self._failure or f"{child.actor_id}: {reason}"
+                self._failed.set()
+                self.context.stop.set()
+                return
+            self.context.count("restarts")
+            await asyncio.sleep(min(5.0, 0.1 * 2**child.deaths))  # back-off: nothing announces that a cause has gone
+
+    async def _start(self, child: _Child) -> None:
+        logs = self.context.files.logs
+        with (logs / f"{child.actor_id}.log").open("ab") as log:
+            child.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "actors.main",
+                child.role,
+                child.actor_id,
+                str(self.context.files.root),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                preexec_fn=die_with_parent,
+            )
+        child.started = time.monotonic()
+        if child.leaving:
+            child.process.terminate()
+
+    async def _stop_all(self) -> None:
+        """Ask everybody to leave, those first who make work for others; kill who does not."""
+        for roles in _STOP_ORDER:
+            leaving = [child for child in self._children.values() if child.role in roles]
+            for child in leaving:
+                self._dismiss(child)
+            tasks = {child.task for child in leaving if child.task is not None}
+            if not tasks:
+                continue
+            await asyncio.wait(tasks, timeout=_STOP_S)
+            for child in leaving:
+                if child.process is not None and child.process.returncode is None:
+                    self.context.log.warning("actor killed", actor=child.actor_id)
+                    child.process.kill()
+                    await child.process.wait()

@@ -1,0 +1,167 @@
+"""The loop of all workers: pull, think, publish, acknowledge; leases renewed while the work advances."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from actors.actor import Context
+from asyncrl.bus.connection import Disconnected
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import Record
+from asyncrl.bus.provision import WorkQueue
+from asyncrl.bus.pull import Position, Puller, position
+from asyncrl.bus.talk import BlobMissing, read
+from topics.wire import Message, WireError
+
+M = TypeVar("M", bound=Message)
+
+
+class Delivery(Generic[M]):
+    """One piece of work, leased to this worker."""
+
+    __slots__ = ("_bus", "advanced_at", "at", "message", "parked", "record", "task", "verdict")
+
+    def __init__(self, context: Context, record: Record, at: Position, raw: Msg) -> None:
+        self._bus = context.bus
+        self.record = record
+        self.at = at
+        self.message = raw
+        self.advanced_at = time.monotonic()
+        self.parked = False  # waits for somebody else (an engine): no reason to think that it hangs
+        self.task: asyncio.Task[None] | None = None
+        self.verdict: bool | None = None  # why it was ended from outside: done, or somebody else's
+
+    def end(self, *, done: bool) -> None:
+        """Stop the work: it is done with (and will be acknowledged), or somebody else has it."""
+        self.verdict = done
+        if self.task is not None:
+            self.task.cancel()
+
+    def advanced(self) -> None:
+        """The work came further: its lease deserves renewal."""
+        self.advanced_at = time.monotonic()
+
+    async def renew(self) -> None:
+        """Keep the lease for another term."""
+        await self._bus.send(self.message.reply, b"+WPI")
+
+    async def give_back(self) -> None:
+        """Let somebody else have it at once."""
+        await self._bus.send(self.message.reply, b"-NAK")
+
+    async def acknowledge(self) -> None:
+        """The work is done and said: it must not be delivered again. A lost answer only means one more delivery."""
+        with contextlib.suppress(TimeoutError, Disconnected):
+            await self._bus.request(self.message.reply, b"+ACK")
+
+
+Handler = Callable[[M, Delivery[M]], Awaitable[bool]]
+
+
+class WorkerLoop(Generic[M]):
+    """Holds up to `slots` deliveries at once, one task each.
+
+    The handler returns True when the work is done and said (it is then acknowledged), False to leave it to whoever
+    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored.
+    """
+
+    def __init__(self, context: Context, queue: WorkQueue, kind: type[M], handler: Handler[M], slots: int) -> None:
+        self._context = context
+        self._queue = queue
+        self._kind = kind
+        self._handler = handler
+        self._slots = slots
+        self._held: dict[int, Delivery[M]] = {}  # by sequence
+        self._acks: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._puller = Puller(
+            context.bus,
+            queue.stream.full_name(context.bus.run),
+            queue.name,
+            self._receive,
+            on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
+        )
+
+    async def run(self) -> None:
+        """Work until the actor is asked to stop, then finish or give back what is held."""
+        await self._puller.start(self._slots)
+        renewals = asyncio.create_task(self._renew_leases())
+        self._context.watch(renewals)
+        await self._context.stop.wait()
+        renewals.cancel()
+        await self._puller.close()
+        for delivery in list(self._held.values()):
+            if delivery.task is not None:
+                delivery.task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await self._idle.wait()
+                if self._acks:
+                    await asyncio.wait(self._acks)
+
+    def _receive(self, raw: Msg) -> None:
+        at = position(raw.reply)
+        record = Record(self._queue.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)
+        delivery: Delivery[M] = Delivery(self._context, record, at, raw)
+        mine = self._held.get(record.sequence)
+        if mine is not None:
+            # The lease ran out under our own hands: go on with it, unless that work hangs.
+            if time.monotonic() - mine.advanced_at < self._context.cast.rollout.stall_s or mine.parked:
+                mine.message = raw
+                self._puller.grant()
+                return
+            mine.end(done=False)
+        self._held[record.sequence] = delivery
+        self._idle.clear()
+        delivery.task = asyncio.create_task(self._work(delivery))
+
+    async def _work(self, delivery: Delivery[M]) -> None:
+        context = self._context
+        done = False
+        try:
+            message = await read(context.bus, self._kind, delivery.record)
+            done = await self._handler(message, delivery)
+        except (WireError, BlobMissing) as error:
+            await context.bury(delivery.record, str(error))
+            done = True
+        except asyncio.CancelledError:
+            done = delivery.verdict or False
+            if delivery.verdict is None:
+                with contextlib.suppress(NatsError):
+                    await delivery.give_back()
+        except BusError as error:
+            with contextlib.suppress(NatsError):
+                await delivery.give_back()
+            context.fail(error)
+        except Exception as error:  # a fault of ours must not end silently with its task: the actor dies aloud
+            context.fail(error)
+        finally:
+            if self._held.get(delivery.record.sequence) is delivery:
+                del self._held[delivery.record.sequence]
+            if not self._held:
+                self._idle.set()
+        if done:
+            # The slot is free as soon as the result is stored; the acknowledgement follows on its own.
+            task = asyncio.create_task(delivery.acknowledge())
+            self._acks.add(task)
+            task.add_done_callback(self._acks.discard)
+        self._puller.grant()
+
+    async def _renew_leases(self) -> None:
+        settings = self._context.cast.rollout
+        while True:
+            await asyncio.sleep(settings.lease_s / 3)
+            now = time.monotonic()
+            self._context.vitals["held"] = len(self._held)
+            for delivery in list(self._held.values()):
+                if delivery.parked or now - delivery.advanced_at < settings.stall_s:
+                    with contextlib.suppress(NatsError):
+                        await delivery.renew()

@@ -1,0 +1,1 @@
+"""asyncrl: asynchronous reinforcement learning for language models, as actors that talk only through topics."""

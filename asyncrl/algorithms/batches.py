@@ -1,0 +1,158 @@
+"""From graded trajectories to the rows of one optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.algorithms.advantages import AdvantageKind, group_advantages
+from asyncrl.algorithms.aggregation import Aggregation, token_weights
+from asyncrl.algorithms.lag import fresh_mask, lag_histogram
+from topics.trajectories import Segment
+from topics.wire import Float32Array, Int32Array, UInt8Array
+
+StaleMode: TypeAlias = Literal["mask", "drop"]
+
+
+class GradedTrajectory(NamedTuple):
+    """One member of a group, as the batch names it."""
+
+    id: str
+    segments: Sequence[Segment]
+    reward: float = 0.0
+    temperature: float = 1.0
+
+
+class BatchRules(NamedTuple):
+    """Every setting that changes the mathematics of a batch."""
+
+    step: int
+    min_version: int = 0
+    advantage: AdvantageKind = "grpo"
+    aggregation: Aggregation = "trajectory"
+    constant_tokens: int = 1
+    stale: StaleMode = "mask"
+    """`mask` clears the tokens older than `min_version`; `drop` the whole trajectory that has one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainRow:
+    """One segment as the trainer sees it. Arrays have one length T."""
+
+    trajectory_id: str
+    tokens: Int32Array  # [T]
+    mask: UInt8Array  # [T] 1 where the token is trained on, after stale masking; 0 at position 0
+    logprobs: Float32Array  # [T] natural log of the sampler's probability at `temperature`
+    versions: Int32Array  # [T]
+    advantage: float
+    weight: float  # of each token, see `aggregation`
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchStats:
+    """What a batch consists of."""
+
+    trajectories: int
+    tokens_trainable: int
+    tokens_trained: int
+    tokens_stale: int
+    lag_histogram: dict[int, int]
+    lag_mean: float  # versions, over trained tokens that a policy sampled
+    lag_max: int
+    reward_mean: float
+    reward_std: float  # over the trajectories of the batch, biased
+
+
+def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) -> tuple[list[TrainRow], BatchStats]:
+    """Turn the groups of one batch into rows.
+
+    Advantages are taken over the graded members of a group, weights over all trainable tokens of the batch;
+    stale tokens are masked last, so they take their weight with them. The first token of a segment has
+    nothing before it that predicts it and is never trainable.
+
+    Args:
+        groups: the trajectories of the batch by prompt, in the order the batch names them.
+        rules: step, oldest version, and how to weigh.
+
+    Returns:
+        One row per segment, in the given order, and statistics of the batch.
+    """
+    trajectories = list(chain.from_iterable(groups))
+    segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    owner = np.repeat(np.arange(len(trajectories)), [len(trajectory.segments) for trajectory in trajectories])
+    ends = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int64)
+    mask, versions = _joined(segments, ends)
+    counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
+    fresh = fresh_mask(versions, mask, min_version=rules.min_version)
+    if rules.stale == "drop":
+        stale = np.bincount(owner, weights=_segment_sums(mask - fresh, ends), minlength=len(trajectories))
+        fresh *= np.repeat((stale == 0)[owner], np.diff(ends, prepend=0))
+    advantages = [
+        value
+        for group in groups
+        for value in group_advantages([member.reward for member in group], kind=rules.advantage).tolist()
+    ]
+    weights = _weights(groups, counts.tolist(), rules)
+    rows = [
+        TrainRow(
+            trajectory_id=trajectories[index].id,
+            tokens=segment.tokens,
+            mask=row_mask,
+            logprobs=segment.logprobs,
+            versions=segment.versions,
+            advantage=advantages[index],
+            weight=weights[index],
+            temperature=trajectories[index].temperature,
+        )
+        for segment, index, row_mask in zip(segments, owner.tolist(), np.split(fresh, ends[:-1]), strict=False)
+    ]
+    return rows, _stats(trajectories, (mask, fresh, versions), step=rules.step)
+
+
+def _joined(segments: Sequence[Segment], ends: npt.NDArray[np.int64]) -> tuple[UInt8Array, Int32Array]:
+    """Masks and versions of all segments end to end; the mask is a copy, without the first tokens."""
+    if not segments:
+        return np.zeros(0, np.uint8), np.zeros(0, np.int32)
+    mask = (np.concatenate([segment.mask for segment in segments]) != 0).astype(np.uint8)
+    firsts = np.concatenate([[0], ends[:-1]])
+    mask[firsts[firsts < ends]] = 0
+    return mask, np.concatenate([segment.versions for segment in segments])
+
+
+def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    totals: npt.NDArray[np.int64] = np.append(0, np.cumsum(values, dtype=np.int64))[np.append(0, ends)]
+    return np.diff(totals)
+
+
+def _weights(groups: Sequence[Sequence[GradedTrajectory]], counts: list[int], rules: BatchRules) -> list[float]:
+    rest = iter(counts)
+    by_group = [[next(rest) for _ in group] for group in groups]
+    weights = token_weights(by_group, kind=rules.aggregation, constant_tokens=rules.constant_tokens)
+    return list(chain.from_iterable(weights))
+
+
+def _stats(
+    trajectories: Sequence[GradedTrajectory], tokens: tuple[UInt8Array, UInt8Array, Int32Array], *, step: int
+) -> BatchStats:
+    mask, fresh, versions = tokens
+    trainable, trained = int(np.count_nonzero(mask)), int(np.count_nonzero(fresh))
+    histogram = lag_histogram(versions, fresh, step=step)
+    rewards = np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64)
+    sampled = sum(histogram.values())
+    return BatchStats(
+        trajectories=len(trajectories),
+        tokens_trainable=trainable,
+        tokens_trained=trained,
+        tokens_stale=trainable - trained,
+        lag_histogram=histogram,
+        lag_mean=sum(lag * count for lag, count in histogram.items()) / sampled if sampled else 0.0,
+        lag_max=max(histogram, default=0),
+        reward_mean=float(rewards.mean()) if rewards.size else 0.0,
+        reward_std=float(rewards.std()) if rewards.size else 0.0,
+    )

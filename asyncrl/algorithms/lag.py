@@ -1,0 +1,68 @@
+"""Lag: versions between the weights a token was sampled by and the weights it updates.
+
+A token sampled by version v and trained by batch s has lag s - 1 - v, because batch s is applied to
+version s - 1. Supervised tokens carry version -1 and have no lag.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from topics.wire import Int32Array, UInt8Array
+
+SUPERVISED = -1
+"""The version of a token that no policy sampled."""
+
+
+def token_lags(versions: Int32Array, *, step: int) -> npt.NDArray[np.int32]:
+    """Lag of every token in batch `step`.
+
+    Args:
+        versions: [T] version that sampled each token, -1 where none did.
+        step: number of the batch, from 1.
+
+    Returns:
+        [T] lags in versions, never below 0 (a token of an older line may carry a larger version); 0 where
+        the version is -1.
+    """
+    lags: npt.NDArray[np.int32] = np.maximum(step - 1 - versions, 0)
+    lags[versions == SUPERVISED] = 0
+    return lags
+
+
+def fresh_mask(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> UInt8Array:
+    """Clear the mask of every token sampled before `min_version`.
+
+    Args:
+        versions: [T] version that sampled each token, -1 where supervised (always fresh).
+        mask: [T] 1 where the token is trainable.
+        min_version: oldest version still trained on.
+
+    Returns:
+        [T] a new mask, nowhere larger than the given one.
+    """
+    fresh: UInt8Array = mask * ((versions >= min_version) | (versions == SUPERVISED))
+    return fresh
+
+
+def fresh_share(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> float:
+    """Share of the trainable tokens that `fresh_mask` keeps; 1.0 where none is trainable."""
+    trainable = np.count_nonzero(mask)
+    return np.count_nonzero(fresh_mask(versions, mask, min_version=min_version)) / trainable if trainable else 1.0
+
+
+def lag_histogram(versions: Int32Array, mask: UInt8Array, *, step: int) -> dict[int, int]:
+    """Count the trained tokens of each lag.
+
+    Args:
+        versions: [T] version that sampled each token, -1 where supervised (not counted).
+        mask: [T] 1 where the token is trained on.
+        step: number of the batch, from 1.
+
+    Returns:
+        Tokens by lag in versions, ascending, without empty entries.
+    """
+    sampled = versions[(mask != 0) & (versions != SUPERVISED)]
+    lags, counts = np.unique(token_lags(sampled, step=step), return_counts=True)
+    return dict(zip(lags.tolist(), counts.tolist(), strict=True))

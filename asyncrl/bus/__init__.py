@@ -1,0 +1,1 @@
+"""NATS: connect, provision, publish, pull, fold, blobs, embedded server."""

@@ -1,0 +1,36 @@
+"""What can go wrong between an actor and its topics."""
+
+from __future__ import annotations
+
+
+class BusError(Exception):
+    """Base of all faults of the bus."""
+
+
+class BusUnreachable(BusError):
+    """No NATS server answered, or it refused the credentials."""
+
+
+class BusGone(BusError):
+    """No acknowledgement within the publish deadline: the actor must give its work back and exit."""
+
+
+class BusDenied(BusError):
+    """The server's permissions do not allow this actor to say that."""
+
+
+class BusRefused(BusError):
+    """The server answered with an error that a retry cannot mend."""
+
+    def __init__(self, what: str, code: int, description: str) -> None:
+        super().__init__(f"{what}: {description} (NATS error {code})")
+        self.code = code
+        self.description = description
+
+
+class WrongSequence(BusError):
+    """A compare-and-set append lost: the log, or the fence, has moved on."""
+
+
+class ProvisionError(BusError):
+    """The server cannot hold this run's streams."""

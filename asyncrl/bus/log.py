@@ -1,0 +1,195 @@
+"""Reading a log: every message of a stream in order, from any sequence on, for as long as one listens."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+from nats.aio.msg import Msg
+
+from asyncrl.bus.connection import Bus, Disconnected
+from asyncrl.bus.errors import BusError, BusRefused
+from asyncrl.bus.pull import Puller, position
+from topics.topic import Stream
+
+_WINDOW = 1024  # messages asked for ahead
+_FORGET_S = 60.0  # the server forgets a reader that is silent for this long
+
+
+class Record(NamedTuple):
+    """One message of a log."""
+
+    stream: Stream
+    sequence: int
+    subject: str
+    headers: dict[str, str]
+    data: bytes  # empty where only headers were asked for
+    time_ns: int  # server's clock when it was stored
+
+
+class LogReader:
+    """Hands every message of a stream to `on_record`, in order and without gaps.
+
+    It reads through a consumer of its own which it makes again, from the last message seen, when the server forgot it
+    or a message is missing. `caught_up` is set once everything that was there at the start has been read.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: Stream,
+        on_record: Callable[[Record], None],
+        *,
+        after: int = 0,
+        subjects: Sequence[str] = (),
+        headers_only: bool = False,
+    ) -> None:
+        self._bus = bus
+        self._stream = stream
+        self._on_record = on_record
+        self._subjects = list(subjects)
+        self._headers_only = headers_only
+        self.last = after  # sequence of the newest message handed on
+        self.caught_up = asyncio.Event()
+        self._puller: Puller | None = None
+        self._expected = 1
+        self._restart: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def start(self) -> None:
+        """Begin to read.
+
+        Raises:
+            BusError: the stream is not there, or may not be read.
+        """
+        name = f"r{secrets.token_hex(6)}"
+        stream = self._stream.full_name(self._bus.run)
+        config: dict[str, Any] = {
+            "name": name,
+            "deliver_policy": "by_start_sequence",
+            "opt_start_seq": self.last + 1,
+            "ack_policy": "none",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": int(_FORGET_S * 1e9),
+            "headers_only": self._headers_only,
+        }
+        if self._subjects:
+            config["filter_subjects"] = self._subjects
+        answer = await self._bus.api(
+            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config, "action": "create"}
+        )
+        self._expected = 1
+        if not answer.get("num_pending"):
+            self.caught_up.set()
+        self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
+        await self._puller.start(_WINDOW)
+
+    async def close(self) -> None:
+        """Stop reading."""
+        self._closed = True
+        if self._restart is not None:
+            self._restart.cancel()
+        if self._puller is not None:
+            await self._puller.close()
+
+    def _receive(self, message: Msg) -> None:
+        if self._restart is not None or self._closed:
+            return
+        at = position(message.reply)
+        if at.consumer_sequence != self._expected:
+            self._lost(f"message {self._expected} is missing")
+            return
+        self._expected += 1
+        self.last = at.stream_sequence
+        self._on_record(
+            Record(self._stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
+        )
+        if at.pending == 0:
+            self.caught_up.set()
+        assert self._puller is not None
+        self._puller.grant()
+
+    def _lost(self, _reason: str) -> None:
+        if self._restart is None and not self._closed:
+            self._restart = asyncio.create_task(self._start_again())
+
+    async def _start_again(self) -> None:
+        pause = 0.05
+        assert self._puller is not None
+        await self._puller.close()
+        while True:
+            try:
+                await self.start()
+                break
+            except (BusError, TimeoutError):
+                await asyncio.sleep(pause)  # the server is away: nothing tells when it is back
+                pause = min(1.0, pause * 2)
+        self._restart = None
+
+
+async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None:
+    """One message by its sequence, or None when it is not there (any more)."""
+    return await _direct_get(bus, stream, {"seq": sequence})
+
+
+async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
+    """The newest message of a subject (wildcards allowed), or None."""
+    for record in await read_last_of_each(bus, stream, [subject]):
+        return record
+    return None
+
+
+async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
+    """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
+    body = {"multi_last": list(subjects)}
+    records: list[Record] = []
+    done = asyncio.get_running_loop().create_future()
+
+    async def receive(message: Msg) -> None:
+        if done.done():
+            return
+        status = (message.headers or {}).get("Status", "")
+        if not status:
+            records.append(_record(stream, message))
+        elif status in ("204", "404"):
+            done.set_result(None)
+        else:
+            done.set_exception(BusRefused("DIRECT.GET", int(status), (message.headers or {}).get("Description", "")))
+
+    inbox = f"_INBOX.{secrets.token_hex(8)}"
+    unsubscribe = await bus.subscribe(inbox, receive)
+    try:
+        async with asyncio.timeout(5):
+            subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
+            await bus.client.publish(subject, msgspec.json.encode(body), reply=inbox)
+            await done
+    finally:
+        await unsubscribe()
+    return records
+
+
+async def _direct_get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
+    subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
+    for attempt in range(10):
+        try:
+            message = await bus.request(subject, msgspec.json.encode(body))
+            break
+        except (TimeoutError, Disconnected):
+            if attempt == 9:
+                raise
+            await asyncio.sleep(0.1)
+    headers = message.headers or {}
+    if "Status" in headers and "Nats-Sequence" not in headers:
+        if headers["Status"] == "404":
+            return None
+        raise BusRefused(subject, int(headers["Status"]), headers.get("Description", "no description"))
+    return _record(stream, message)
+
+
+def _record(stream: Stream, message: Msg) -> Record:
+    headers = message.headers or {}
+    return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, 0)

@@ -1,0 +1,144 @@
+"""Streams and work queues of a run, made from the topic table."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusRefused, ProvisionError
+from topics.evals import EVAL_REQUESTED
+from topics.prompts import PROMPT_ISSUED
+from topics.table import TOPICS
+from topics.topic import STREAMS, Keep, Stream, Topic
+from topics.trajectories import TRAJECTORY_GENERATED
+
+_NAME_IN_USE = 10058
+_NO_STREAM = 10059
+_NO_CONSUMER = 10014
+_MB = 1_000_000
+_OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
+
+
+class WorkQueue(NamedTuple):
+    """A durable consumer that many workers share."""
+
+    name: str
+    topic: Topic[Any]
+
+    @property
+    def stream(self) -> Stream:
+        """The stream it reads."""
+        assert self.topic.stream is not None
+        return self.topic.stream
+
+
+QUEUES = {
+    "rollout": WorkQueue("rollout", PROMPT_ISSUED),
+    "reward": WorkQueue("reward", TRAJECTORY_GENERATED),
+    "evaluator": WorkQueue("evaluator", EVAL_REQUESTED),
+}
+
+
+def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int) -> dict[str, Any]:
+    """The server-side configuration of one stream."""
+    subjects = [topic.pattern(run) for topic in TOPICS if topic.stream is stream]
+    last = stream.keep is Keep.LAST
+    return {
+        "name": stream.full_name(run),
+        "subjects": subjects,
+        "retention": "limits",
+        "storage": "memory" if last else "file",
+        "discard": "old" if last else "new",
+        "max_bytes": (payload_mb if stream.keep is Keep.PAYLOAD else 64 if last else ledger_mb) * _MB,
+        "max_msgs_per_subject": 1 if last else -1,
+        "allow_direct": True,
+        "allow_msg_ttl": True,
+        "duplicate_window": 120_000_000_000,
+        "num_replicas": 1,
+        "description": stream.about,
+    }
+
+
+async def provision(bus: Bus, *, payload_mb: int, ledger_mb: int, lease_s: float) -> None:
+    """Make what is missing; what is there must be as the table says.
+
+    Raises:
+        ProvisionError: a stream of that name is there with other settings, or the server has no room.
+    """
+    for stream in STREAMS:
+        config = stream_config(bus.run, stream, payload_mb=payload_mb, ledger_mb=ledger_mb)
+        try:
+            await bus.api(f"STREAM.CREATE.{config['name']}", config)
+        except BusRefused as error:
+            if error.code == _NAME_IN_USE:
+                raise ProvisionError(await _difference(bus, config)) from error
+            raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
+    for queue in QUEUES.values():
+        await make_queue(bus, queue, lease_s)
+
+
+async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
+    """Make the durable consumer of a worker pool."""
+    stream = queue.stream.full_name(bus.run)
+    config = {
+        "durable_name": queue.name,
+        "deliver_policy": "all",
+        "ack_policy": "explicit",
+        "ack_wait": int(lease_s * 1e9),
+        "max_deliver": -1,
+        "max_ack_pending": _OPEN_LIMIT,
+        "max_waiting": 4096,
+        "filter_subject": queue.topic.pattern(bus.run),
+        "replay_policy": "instant",
+    }
+    try:
+        await bus.api(f"CONSUMER.CREATE.{stream}.{queue.name}", {"stream_name": stream, "config": config})
+    except BusRefused as error:
+        raise ProvisionError(
+            f"work queue {queue.name} on {stream} could not be made: {error.description}; "
+            "was the run provisioned with another rollout.lease_s?"
+        ) from error
+
+
+async def is_provisioned(bus: Bus) -> bool:
+    """Whether the run has streams on this server."""
+    try:
+        await bus.api(f"STREAM.INFO.{STREAMS[0].full_name(bus.run)}")
+    except BusRefused as error:
+        if error.code == _NO_STREAM:
+            return False
+        raise
+    return True
+
+
+async def stream_states(bus: Bus) -> dict[str, dict[str, Any]]:
+    """Messages, bytes and sequences of each of the run's streams, by stream name of the table."""
+    states = {}
+    for stream in STREAMS:
+        info = await bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}")
+        states[stream.name] = {**info["state"], "max_bytes": info["config"]["max_bytes"]}
+    return states
+
+
+async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
+    """What waits and what is under way in each work queue."""
+    states = {}
+    for name, queue in QUEUES.items():
+        info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+        states[name] = {
+            "waiting": int(info["num_pending"]),
+            "under_way": int(info["num_ack_pending"]),
+            "redelivered": int(info["num_redelivered"]),
+        }
+    return states
+
+
+async def _difference(bus: Bus, wanted: dict[str, Any]) -> str:
+    found = (await bus.api(f"STREAM.INFO.{wanted['name']}"))["config"]
+    differing = [
+        f"{key} is {found.get(key)!r}, expected {value!r}" for key, value in wanted.items() if found.get(key) != value
+    ]
+    return (
+        f"stream {wanted['name']} is already there with other settings: {'; '.join(differing) or 'unknown'}; "
+        "choose another run id, or delete that stream if nobody needs it"
+    )

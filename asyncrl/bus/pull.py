@@ -1,0 +1,155 @@
+"""A continuous pull from one JetStream consumer: the reader grants credit, the server fills it at once."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from nats.aio.msg import Msg
+
+from asyncrl.bus.connection import Bus
+
+_EXPIRES_S = 30.0
+_GRACE_S = 5.0
+
+
+class Position(NamedTuple):
+    """Where a delivered message stands, read from its reply subject."""
+
+    deliveries: int
+    stream_sequence: int
+    consumer_sequence: int
+    time_ns: int  # server's clock when it was stored
+    pending: int
+
+
+def position(reply: str) -> Position:
+    """Parse `$JS.ACK.[domain.account.]stream.consumer.deliveries.sseq.cseq.time.pending[.token]`."""
+    parts = reply.split(".")
+    numbers = parts[4:9] if len(parts) == 9 else parts[6:11]
+    return Position(*map(int, numbers))
+
+
+class Puller:
+    """Pulls from one consumer for as long as there is credit.
+
+    `grant(n)` allows n more messages. One request at a time is open for most of the credit; it is renewed when half
+    is used, when it expires, after a reconnect, and by a watch of its own should the server forget it.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        consumer: str,
+        on_message: Callable[[Msg], None],
+        *,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._bus = bus
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._credit = 0  # messages allowed and not yet asked for
+        self._asked = 0  # messages asked for and not yet here
+        self._heard_at = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._unsubscribe: Callable[[], object] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def start(self, credit: int) -> None:
+        """Begin to receive up to `credit` messages."""
+        self._unsubscribe = await self._bus.subscribe(f"{self._inbox}.*", self._receive)
+        self._bus.on_reconnect.append(self._renew)
+        self._heard()
+        self.grant(credit)
+
+    def grant(self, count: int = 1) -> None:
+        """Allow that many more messages."""
+        self._credit += count
+        if self._credit > 0 and not self._closed and (self._asked == 0 or self._credit >= self._asked):
+            self._ask()
+
+    def take_back(self) -> int:
+        """Withdraw the credit that was not asked for yet; what was asked for may still come."""
+        credit, self._credit = self._credit, 0
+        return credit
+
+    async def close(self) -> None:
+        """Receive no more. Messages under way are delivered to somebody else after their lease."""
+        self._closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._renew in self._bus.on_reconnect:
+            self._bus.on_reconnect.remove(self._renew)
+        if self._unsubscribe is not None and not self._bus.client.is_closed:
+            result = self._unsubscribe()
+            if asyncio.iscoroutine(result):
+                await result
+
+    def _ask(self) -> None:
+        count, self._credit = self._credit, 0
+        self._asked += count
+        body = msgspec.json.encode({"batch": count, "expires": int(_EXPIRES_S * 1e9)})
+        task = asyncio.ensure_future(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
+        self._tasks.add(task)
+        task.add_done_callback(self._asked_done)
+
+    def _asked_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._renew()  # the connection is down: the watch or the reconnect asks again
+
+    async def _receive(self, message: Msg) -> None:
+        self._heard_at = asyncio.get_running_loop().time()
+        headers = message.headers
+        if headers is not None and "Status" in headers and not message.reply.startswith("$JS.ACK"):
+            self._on_status(headers)
+            return
+        self._asked = max(0, self._asked - 1)
+        self._on_message(message)
+        if self._asked == 0 and self._credit > 0 and not self._closed:
+            self._ask()
+
+    def _on_status(self, headers: dict[str, str]) -> None:
+        status = headers["Status"]
+        left = int(headers.get("Nats-Pending-Messages", "0") or 0)
+        if status == "100" or self._closed:
+            return
+        description = headers.get("Description", "")
+        if status == "503" or "onsumer Deleted" in description or "No Responders" in description:
+            if self._on_lost is not None:
+                self._on_lost(description or "consumer gone")
+            return
+        # 408 the request expired, 409 leadership changed or a limit: what was open is asked for again
+        left = min(left or self._asked, self._asked)
+        self._asked -= left
+        self._credit += left
+        if self._credit > 0:
+            self._ask()
+
+    def _renew(self) -> None:
+        """The open request is lost: ask for the same number again."""
+        if not self._closed:
+            self._credit += self._asked
+            self._asked = 0
+            if self._credit > 0 and self._bus.client.is_connected:
+                self._ask()
+
+    def _heard(self) -> None:
+        """Watch: an open request that neither delivered nor expired in time was forgotten by the server."""
+        loop = asyncio.get_running_loop()
+        quiet = loop.time() - self._heard_at
+        limit = _EXPIRES_S + _GRACE_S
+        if self._asked and quiet >= limit:
+            self._heard_at = loop.time()
+            self._renew()
+            if self._on_lost is not None:
+                self._on_lost("no word from the server")
+            quiet = 0.0
+        self._watch = loop.call_later(max(1.0, limit - quiet), self._heard)

@@ -1,0 +1,153 @@
+"""Saying and reading typed messages: ids, fences, compare-and-set, and blobs for what is too large."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any, TypeVar
+
+import msgspec
+import xxhash
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError, WrongSequence
+from asyncrl.bus.log import Record, read_last
+from topics.actors import BLOB_STORED
+from topics.topic import BLOBS, Topic
+from topics.wire import Message, WireError, decode, encode
+
+M = TypeVar("M", bound=Message)
+
+INLINE_BYTES = 768 * 1024
+HEADER_ROOM = 16 * 1024
+EXPECT_LAST = "Nats-Expected-Last-Sequence"
+EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
+EXPECT_FILTER = "Nats-Expected-Last-Subject-Sequence-Subject"
+MESSAGE_ID = "Nats-Msg-Id"
+TIME_TO_LIVE = "Nats-TTL"
+BLOB = "blob"  # header of a record whose body lies in the blob stream: id:size:xxh3:chunks
+
+
+class Fenced(BusError):
+    """Somebody else went on with this trajectory."""
+
+
+class BlobMissing(BusError):
+    """A blob's chunks are not all there, or not what the record says."""
+
+
+def pack(message: Message, topic: Topic[Any]) -> bytes:
+    """The body of a message."""
+    if topic.json:
+        message.v = message.V
+        return msgspec.json.encode(message)
+    return encode(message)
+
+
+async def say(
+    bus: Bus, topic: Topic[M], message: M, *, key: str = "", id: str = "", headers: dict[str, str] | None = None
+) -> int:
+    """Publish a message durably and return its sequence.
+
+    Args:
+        id: what follows the topic's name in the message id; two different contents never share one. Empty for one
+            made from the content.
+        headers: further headers (expectations, time to live).
+    """
+    body = pack(message, topic)
+    return await say_bytes(bus, topic, body, message, key=key, id=id, headers=headers)
+
+
+async def say_bytes(
+    bus: Bus,
+    topic: Topic[M],
+    body: bytes,
+    message: M,
+    *,
+    key: str = "",
+    id: str = "",
+    headers: dict[str, str] | None = None,
+) -> int:
+    """As `say`, for a caller that has packed the body already."""
+    describe = getattr(message, "headers", None)
+    all_headers: dict[str, str] = describe() if describe is not None else {}
+    if headers:
+        all_headers.update(headers)
+    all_headers[MESSAGE_ID] = f"{topic.name}:{id or xxhash.xxh3_64_hexdigest(body)}"
+    if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
+        all_headers[BLOB] = await _store_blob(bus, body)
+        body = b""
+    return await bus.store(topic.subject(bus.run, key), body, all_headers)
+
+
+async def say_fenced(bus: Bus, topic: Topic[M], body: bytes, message: M, *, key: str, id: str, expected: int) -> int:
+    """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
+
+    Raises:
+        Fenced: it is not; another worker went on with this trajectory.
+    """
+    noun = topic.name.split(".", maxsplit=1)[0]
+    fence = f"asyncrl.{bus.run}.{noun}.*.{key}"
+    expectation = {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
+    try:
+        return await say_bytes(bus, topic, body, message, key=key, id=id, headers=expectation)
+    except WrongSequence:
+        # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
+        assert topic.stream is not None
+        newest = await read_last(bus, topic.stream, fence)
+        if newest is not None and newest.headers.get(MESSAGE_ID) == f"{topic.name}:{id}":
+            return newest.sequence
+        raise Fenced(f"{key}: another worker went on with it") from None
+
+
+async def read(bus: Bus, kind: type[M], record: Record) -> M:
+    """Decode a record, fetching its blob where it has one.
+
+    Raises:
+        WireError: it is no such message.
+        BlobMissing: its blob is gone or damaged.
+    """
+    return decode(kind, await body_of(bus, record))
+
+
+async def body_of(bus: Bus, record: Record) -> bytes:
+    """The body of a record, from the blob stream where it lies there."""
+    reference = record.headers.get(BLOB)
+    return record.data if reference is None else await _fetch_blob(bus, reference)
+
+
+async def _store_blob(bus: Bus, body: bytes) -> str:
+    """Store a body in chunks, all acknowledged, and return the reference that names it."""
+    blob = secrets.token_hex(12)
+    size = min(INLINE_BYTES, bus.max_payload - HEADER_ROOM)
+    chunks = [body[start : start + size] for start in range(0, len(body), size)]
+
+    async def store(number: int, chunk: bytes) -> None:
+        key = f"{blob}-{number}"
+        await bus.store(BLOB_STORED.subject(bus.run, key), chunk, {MESSAGE_ID: f"blob.stored:{key}"})
+
+    limit = asyncio.Semaphore(8)
+
+    async def bounded(number: int, chunk: bytes) -> None:
+        async with limit:
+            await store(number, chunk)
+
+    async with asyncio.TaskGroup() as tasks:
+        for number, chunk in enumerate(chunks):
+            tasks.create_task(bounded(number, chunk))
+    return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
+
+
+async def _fetch_blob(bus: Bus, reference: str) -> bytes:
+    try:
+        blob, size, digest, count = reference.split(":")
+        expected, chunks = int(size), int(count)
+    except ValueError:
+        raise WireError(f"not a blob reference: {reference[:80]!r}") from None
+    records = await asyncio.gather(
+        *(read_last(bus, BLOBS, BLOB_STORED.subject(bus.run, f"{blob}-{n}")) for n in range(chunks))
+    )
+    body = b"".join(record.data for record in records if record is not None)
+    if len(body) != expected or xxhash.xxh3_64_hexdigest(body) != digest:
+        raise BlobMissing(f"blob {blob}: {len(body)} bytes found, {expected} expected, or their digest differs")
+    return body

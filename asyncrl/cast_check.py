@@ -1,0 +1,267 @@
+"""What a cast cannot mean, settings that contradict each other, and hints on its speed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from asyncrl.settings import Cast, CreateModelSettings
+
+FILE_ENDINGS = (".jsonl", ".parquet")
+
+
+class Finding(NamedTuple):
+    """Something wrong with one setting, or with several together."""
+
+    keys: tuple[str, ...]
+    """Dotted keys of the settings it is about."""
+    message: str
+
+
+def contradictions(cast: Cast) -> list[Finding]:
+    """Settings that are each in range and cannot hold together."""
+    checks = (_nats, _model, _lengths, _sampling, _groups, _warmup, _leases, _lag, _learner, _engine, _task)
+    return [finding for check in checks for finding in check(cast)]
+
+
+def _nats(cast: Cast) -> Iterator[Finding]:
+    nats = cast.nats
+    if "@" in nats.url:
+        message = "the URL holds credentials, and casts are copied and shown; use nats.user and nats.password_file"
+        yield Finding(("nats.url",), message)
+    elif nats.url and not _is_address(nats.url, "nats", "tls"):
+        yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
+    if bool(nats.user) != bool(nats.password_file):
+        given, missing = ("user", "password_file") if nats.user else ("password_file", "user")
+        yield Finding(
+            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
+        )
+    if nats.user and not nats.url:
+        yield Finding(
+            ("nats.user", "nats.url"), "nats.user is given without nats.url; a server started here has its own"
+        )
+
+
+def _model(cast: Cast) -> Iterator[Finding]:
+    if cast.model.path:
+        return
+    create = cast.model.create
+    if create.heads % create.kv_heads:
+        message = f"{create.kv_heads} key-value heads do not divide {create.heads} heads; set kv_heads to a divisor"
+        yield Finding(("model.create.kv_heads", "model.create.heads"), message)
+    if create.head_dim % 2:
+        message = f"found {create.head_dim}, expected an even number: rotary positions turn pairs"
+        yield Finding(("model.create.head_dim",), message)
+    if not create.alphabet:
+        yield Finding(("model.create.alphabet",), "found an empty alphabet, expected the characters of the task")
+    repeated = "".join(sorted(letter for letter, count in Counter(create.alphabet).items() if count > 1))
+    if repeated:
+        yield Finding(("model.create.alphabet",), f'"{repeated}" found more than once, expected each character once')
+
+
+def _lengths(cast: Cast) -> Iterator[Finding]:
+    tokens, context, served = cast.rollout.max_new_tokens, cast.model.create.context, cast.engine.context
+    if not cast.model.path and tokens >= context:
+        message = (
+            f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}; lower them or raise"
+        )
+        yield Finding(("rollout.max_new_tokens", "model.create.context"), f"{message} the context")
+    if served and tokens >= served:
+        message = f"{tokens} new tokens leave no room for a prompt in engine.context = {served}; lower them or raise"
+        yield Finding(("rollout.max_new_tokens", "engine.context"), f"{message} engine.context")
+    if not cast.model.path and served > context:
+        message = (
+            f"engine.context = {served} exceeds model.create.context = {context}; lower it, or 0 takes the model's"
+        )
+        yield Finding(("engine.context", "model.create.context"), message)
+
+
+def _sampling(cast: Cast) -> Iterator[Finding]:
+    rollout = cast.rollout
+    if rollout.top_k == 0:
+        yield Finding(("rollout.top_k",), "found 0, expected -1 (all tokens) or at least 1")
+    if "" in rollout.stop:
+        yield Finding(("rollout.stop",), 'holds the empty string "", which ends every generation at once; remove it')
+    repeated = [text for text, count in Counter(rollout.stop).items() if count > 1]
+    if repeated:
+        yield Finding(("rollout.stop",), f"{_quoted(repeated)} found more than once, expected each string once")
+
+
+def _groups(cast: Cast) -> Iterator[Finding]:
+    size, learner, rollout = cast.rollout.group_size, cast.learner, cast.rollout
+    compared = learner.loss == "grpo" and learner.advantage != "none"
+    if size == 1 and compared:
+        message = (
+            f'learner.advantage = "{learner.advantage}" compares the members of a group, but rollout.group_size = 1; '
+            'raise it to 2 or more, or set learner.advantage = "none"'
+        )
+        yield Finding(("rollout.group_size", "learner.advantage", "learner.loss"), message)
+    if size == 1 and cast.buffer.zero_variance == "drop":
+        message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
+        yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
+    greedy = (
+        "rollout.temperature = 0" if rollout.temperature == 0 else "rollout.top_k = 1" if rollout.top_k == 1 else ""
+    )
+    if greedy and size > 1 and compared and cast.engine.kind != "scripted":
+        message = f"{greedy} samples the same trajectory for each member of a group: no advantage is left; raise it"
+        yield Finding((greedy.partition(" ")[0], "rollout.group_size", "learner.advantage", "learner.loss"), message)
+
+
+def _warmup(cast: Cast) -> Iterator[Finding]:
+    rows, batch = cast.warmup.rows_per_trajectory, cast.warmup.batch_rows
+    if batch % rows:
+        message = f"{rows} rows do not divide warmup.batch_rows = {batch}; a batch is made of whole trajectories"
+        yield Finding(("warmup.rows_per_trajectory", "warmup.batch_rows"), message)
+
+
+def _leases(cast: Cast) -> Iterator[Finding]:
+    rollout = cast.rollout
+    if rollout.lease_s >= rollout.stall_s:
+        message = (
+            f"rollout.lease_s = {rollout.lease_s:g} s is not below rollout.stall_s = {rollout.stall_s:g} s; lower it: "
+            "a lease is renewed several times before a worker counts as stalled"
+        )
+        yield Finding(("rollout.lease_s", "rollout.stall_s"), message)
+
+
+def _lag(cast: Cast) -> Iterator[Finding]:
+    lag, learner = cast.buffer.max_lag, cast.learner
+    if cast.buffer.ahead > lag:
+        message = (
+            f"buffer.ahead = {cast.buffer.ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
+        )
+        yield Finding(("buffer.ahead", "buffer.max_lag"), message)
+    if learner.publish_every > lag + 1:
+        message = (
+            f"learner.publish_every = {learner.publish_every}, expected at most buffer.max_lag + 1 = {lag + 1}: "
+            "no published version would be fresh enough to train on, and the run would stand still"
+        )
+        yield Finding(("learner.publish_every", "buffer.max_lag"), message)
+    if learner.keep_versions < lag + 2:
+        message = (
+            f"learner.keep_versions = {learner.keep_versions}, expected at least buffer.max_lag + 2 = {lag + 2}: "
+            "weights that may still be sampled from would be deleted"
+        )
+        yield Finding(("learner.keep_versions", "buffer.max_lag"), message)
+
+
+def _learner(cast: Cast) -> Iterator[Finding]:
+    learner = cast.learner
+    if learner.correction == "bypass" and learner.correction_mode == "mask":
+        message = (
+            'learner.correction_mode = "mask" masks by the off-policy weight, which learner.correction = "bypass" '
+            'does without; set "clamp" or "decoupled"'
+        )
+        yield Finding(("learner.correction_mode", "learner.correction"), message)
+    if 1.0 in learner.betas:
+        yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
+        yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
+    if learner.trainer == "scripted" and cast.engine.kind != "scripted":
+        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{cast.engine.kind}" to load; '
+        yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
+
+
+def _engine(cast: Cast) -> Iterator[Finding]:
+    engine = cast.engine
+    external = engine.kind == "external"
+    if external and not engine.addresses:
+        message = 'engine.kind = "external" needs engine.addresses, found none; list them as http://host:port'
+        yield Finding(("engine.kind", "engine.addresses"), message)
+    if engine.addresses and not external:
+        message = f'engine.addresses is for engine.kind = "external", found "{engine.kind}"; remove them or set it'
+        yield Finding(("engine.addresses", "engine.kind"), message)
+    if engine.arguments and external:
+        message = 'engine.arguments is for servers started here, found engine.kind = "external"; remove them'
+        yield Finding(("engine.arguments", "engine.kind"), message)
+    for address in engine.addresses:
+        if not _is_address(address, "http", "https"):
+            yield Finding(("engine.addresses",), f'found "{address}", expected http://host:port')
+    repeated = [address for address, count in Counter(engine.addresses).items() if count > 1]
+    if repeated:
+        yield Finding(("engine.addresses",), f"{_quoted(repeated)} found more than once, expected each server once")
+
+
+def _task(cast: Cast) -> Iterator[Finding]:
+    if cast.reward.function == "reasoning-gym" and cast.task.source in {"reverse", "sum"}:
+        message = f'reward.function = "reasoning-gym" cannot grade task.source = "{cast.task.source}"; set "exact"'
+        yield Finding(("reward.function", "task.source"), message)
+    for key, given in (("eval.every", cast.eval.every), ("eval.source", cast.eval.source)):
+        if given and not cast.eval.prompts:
+            message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"
+            yield Finding((key, "eval.prompts"), message)
+
+
+def _quoted(texts: list[str]) -> str:
+    return ", ".join(f'"{text}"' for text in texts)
+
+
+def _is_address(text: str, *schemes: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket left open
+        return False
+
+
+def busy_share(cast: Cast) -> float:
+    """Expected upper share of rollout slots at work, 0 to 1.
+
+    Of the (max_lag + 1) * B groups that may be open about 2 B are in training or wait for it; at least the B groups of
+    the next batch are being sampled.
+    """
+    slots = _slot_groups(cast)
+    batch = cast.buffer.batch_groups
+    return min(1.0, max(cast.buffer.max_lag - 1, 1) * batch / slots)
+
+
+def _slot_groups(cast: Cast) -> float:
+    """Groups that all rollout slots hold together."""
+    return cast.rollout.workers * cast.rollout.slots / cast.rollout.group_size
+
+
+def hints(cast: Cast) -> list[str]:
+    """What will work, but slower or otherwise than its writer may think."""
+    return [*_speed_hints(cast), *_meaning_hints(cast)]
+
+
+def _speed_hints(cast: Cast) -> Iterator[str]:
+    rollout, lag, batch = cast.rollout, cast.buffer.max_lag, cast.buffer.batch_groups
+    slots, open_groups = _slot_groups(cast), (lag + 1) * batch
+    if open_groups < slots + 2 * batch:
+        enough = math.ceil(slots / batch) + 1
+        yield (
+            f"rollout slots hold {slots:g} groups and stay busy from about (max_lag + 1) * batch_groups >= "
+            f"{slots:g} + 2 * {batch}, found {open_groups}: expect at most {busy_share(cast):.0%} busy; "
+            f"buffer.max_lag = {enough} would keep all busy"
+        )
+    if slots < 1:
+        yield f"a group of {rollout.group_size} is larger than all rollout slots together: its members take turns"
+    running = cast.engine.count * cast.engine.max_running
+    if cast.engine.kind != "external" and rollout.workers * rollout.slots > running:
+        yield (
+            f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
+            "(engine.count * engine.max_running): the rest queue in the servers"
+        )
+
+
+def _meaning_hints(cast: Cast) -> Iterator[str]:
+    deadline = cast.buffer.group_deadline_s
+    for key, seconds in (("rollout.stall_s", cast.rollout.stall_s), ("reward.time_limit_s", cast.reward.time_limit_s)):
+        if seconds >= deadline:
+            yield f"{key} = {seconds:g} s is not below buffer.group_deadline_s = {deadline:g} s: groups may end first"
+    if cast.model.path and cast.model.create != CreateModelSettings():
+        yield "model.create is not used: model.path names a model"
+    for key, rising, steps in (
+        ("warmup.lr_warmup_steps", cast.warmup.lr_warmup_steps, cast.warmup.steps),
+        ("learner.lr_warmup_steps", cast.learner.lr_warmup_steps, cast.learner.steps),
+    ):
+        if steps and rising > steps:
+            yield f"{key} = {rising} exceeds the {steps} steps: the learning rate never reaches its peak"
+    held_out = cast.eval.source or cast.task.source
+    if cast.eval.prompts and held_out == cast.task.source and held_out.partition("@")[0].endswith(FILE_ENDINGS):
+        yield f"evaluation takes the rows that are trained on, {held_out}; set eval.source, such as rows.jsonl@[0:9]"

@@ -1,0 +1,1 @@
+"""Inference servers: the client, and an embedded one for CPUs."""

@@ -1,0 +1,142 @@
+"""What an engine answers, read leniently: SGLang 0.5.17 and the embedded engine differ, and aborts come thin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, cast
+
+import msgspec
+import numpy as np
+
+from topics.wire import Float32Array, Int32Array
+
+FinishType = Literal["stop", "length", "abort"]
+
+
+class VersionSpan(msgspec.Struct, frozen=True):
+    """Output tokens [start, end) were sampled by the weights called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """New tokens of a running generation."""
+
+    token_ids: Int32Array  # [T]
+    logprobs: Float32Array  # [T]
+    weight_version: str  # of the last token
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """A generation that ended."""
+
+    token_ids: Int32Array  # [T] sampled tokens, a stop token included
+    logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
+    weight_version: str  # of the last token
+    weight_versions: list[VersionSpan]  # exact where the engine says so, else one span per streamed chunk
+    finish_reason: FinishType
+    matched: int | str | None  # the stop token or string
+    cached_tokens: int  # prompt tokens that were not computed again
+
+
+class _Finish(msgspec.Struct, frozen=True):
+    type: str = "abort"
+    matched: int | str | list[int] | None = None
+    message: str | None = None
+    status_code: int | None = None
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    finish_reason: _Finish | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int = 0
+    weight_version: str = ""
+    weight_versions: list[VersionSpan] | None = None
+    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+
+
+class _Fault(msgspec.Struct, frozen=True):
+    message: str = ""
+    code: int | str | None = None
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """An answer of /generate, or one event of its stream."""
+
+    output_ids: list[int] = []
+    meta_info: _Meta = _Meta()
+    index: int = 0
+    error: _Fault | None = None
+
+
+decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
+decode_answers: Callable[[bytes], list[Answer]] = msgspec.json.Decoder(list[Answer]).decode
+
+
+class Assembly:
+    """Puts the events of one generation together, whether they are cumulative or carry only what is new."""
+
+    def __init__(self, on_tokens: Callable[[Chunk], None] | None = None) -> None:
+        self._on_tokens = on_tokens
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._spans: list[VersionSpan] = []
+        self._version = ""
+        self._cached = 0
+        self._finish: _Finish | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last event came."""
+        return self._finish is not None
+
+    def add(self, answer: Answer) -> None:
+        """Take one event in."""
+        meta = answer.meta_info
+        have, ids = len(self._tokens), answer.output_ids
+        total = len(ids) if meta.completion_tokens is None else meta.completion_tokens
+        fresh = total - have
+        logprobs = meta.output_token_logprobs or []
+        # A stream aborted in the queue carries only its last token: the ones before it cannot be known; it is left out.
+        if 0 < fresh <= len(ids) and fresh <= len(logprobs):
+            new_ids, new_logprobs = ids[-fresh:], [triple[0] or 0.0 for triple in logprobs[-fresh:]]
+            self._tokens += new_ids
+            self._logprobs += new_logprobs
+            self._extend_spans(meta)
+            if self._on_tokens is not None:
+                chunk = Chunk(np.array(new_ids, np.int32), np.array(new_logprobs, np.float32), meta.weight_version)
+                self._on_tokens(chunk)
+        self._version = meta.weight_version or self._version
+        self._cached = max(self._cached, meta.cached_tokens)
+        self._finish = meta.finish_reason
+
+    def abort(self) -> None:
+        """The engine never started it."""
+        self._finish = _Finish("abort")
+
+    def result(self) -> Generation:
+        """The generation, once `finished`."""
+        finish = self._finish or _Finish("abort")
+        matched = finish.matched[-1] if isinstance(finish.matched, list) else finish.matched
+        known = finish.type in ("stop", "length")
+        return Generation(
+            token_ids=np.array(self._tokens, np.int32),
+            logprobs=np.array(self._logprobs, np.float32),
+            weight_version=self._spans[-1].version if self._spans else self._version,
+            weight_versions=self._spans,
+            finish_reason=cast(FinishType, finish.type) if known else "abort",
+            matched=matched,
+            cached_tokens=self._cached,
+        )
+
+    def _extend_spans(self, meta: _Meta) -> None:
+        count = len(self._tokens)
+        if meta.weight_versions:
+            self._spans = meta.weight_versions
+        elif self._spans and self._spans[-1].version == meta.weight_version:
+            self._spans[-1] = VersionSpan(meta.weight_version, self._spans[-1].start, count)
+        else:
+            start = self._spans[-1].end if self._spans else 0
+            self._spans.append(VersionSpan(meta.weight_version, start, count))

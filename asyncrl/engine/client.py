@@ -1,0 +1,258 @@
+"""One client for the embedded engine and for SGLang 0.5.17: only fields that both know."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from asyncrl.engine.answer import Chunk, Generation, VersionSpan
+from asyncrl.engine.batching import Batcher, Member
+from asyncrl.engine.errors import EngineRefused, EngineUnavailable
+from topics.wire import Int32Array
+
+__all__ = [
+    "Chunk",
+    "EngineClient",
+    "EngineRefused",
+    "EngineUnavailable",
+    "Generation",
+    "SamplingParams",
+    "VersionSpan",
+]
+
+_POLL_S = 0.02
+
+T = TypeVar("T")
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How to sample. Log-probs are those of the distribution at `temperature`, before top-p, top-k and min-p."""
+
+    max_new_tokens: int
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_p: float = 1.0
+    top_k: int = -1  # -1: all
+    min_p: float = 0.0
+    min_new_tokens: int = 0
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def body(self, stream_interval: int | None) -> dict[str, Any]:
+        """`sampling_params` of a request: what differs from the engine's defaults."""
+        body: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        for name, default in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0), ("min_new_tokens", 0)):
+            value = getattr(self, name)
+            if value != default:
+                body[name] = value
+        if self.stop:
+            body["stop"] = self.stop
+        if self.stop_token_ids:
+            body["stop_token_ids"] = self.stop_token_ids
+        if self.ignore_eos:
+            body["ignore_eos"] = True
+        if self.seed is not None:
+            body["sampling_seed"] = self.seed
+        if stream_interval is not None:
+            body["stream_interval"] = stream_interval
+        return body
+
+
+class EngineClient:
+    """Samples from one engine and controls it. Every wait has a deadline.
+
+    Calls of `generate` made in one turn of the event loop travel as one HTTP request; each is answered when it ends.
+
+    Raises, from every method:
+        EngineUnavailable: no connection, a broken answer, a server fault, or the deadline passed.
+        EngineRefused: the engine answered 400; repeating the call will not help.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        connections: int = 512,
+        generate_timeout_s: float = 1800.0,
+        control_timeout_s: float = 60.0,
+    ) -> None:
+        self.address = address.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key is not None:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._connections = connections
+        self._generate_timeout_s = generate_timeout_s
+        self._control_timeout_s = control_timeout_s
+        self._session: aiohttp.ClientSession | None = None
+        self._batcher = Batcher(self._open, self.abort)
+
+    async def generate(
+        self,
+        input_ids: Sequence[int] | Int32Array,
+        sampling: SamplingParams,
+        *,
+        extra_key: str | None = None,
+        on_tokens: Callable[[Chunk], None] | None = None,
+        stream_interval: int = 16,
+    ) -> Generation:
+        """Continue a token sequence.
+
+        Args:
+            input_ids: [P] the tokens so far, at least one.
+            sampling: how to sample.
+            extra_key: requests with different keys never share cached prefixes.
+            on_tokens: called with new tokens about every `stream_interval` of them, and at the end.
+            stream_interval: tokens between two calls of `on_tokens`.
+
+        Returns:
+            What was sampled. An aborted generation has its tokens so far, none if it never started.
+        """
+        ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
+        member = Member(ids, sampling.body(stream_interval if on_tokens else None), extra_key, on_tokens)
+        return await self._batcher.generate(member)
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str) -> None:
+        """End one request."""
+        await self._call("POST", "/abort_request", {"rid": rid})
+
+    async def abort_all(self) -> None:
+        """End all requests; their answers carry what they have."""
+        await self._call("POST", "/abort_request", {"abort_all": True})
+
+    async def wait_idle(self, deadline_s: float) -> None:
+        """Return when nothing runs and nothing waits.
+
+        Raises:
+            EngineUnavailable: still busy after `deadline_s` seconds.
+        """
+        end = time.monotonic() + deadline_s
+        while True:
+            left = max(end - time.monotonic(), 0.0)
+            # The embedded engine answers when it is idle; SGLang ignores the parameter and answers at once.
+            raw = await self._call("GET", f"/v1/loads?wait_idle={left:.3f}", extra_s=left)
+            loads = self._decode(raw, _Loads).loads
+            busy = sum(load.num_running_reqs + load.num_waiting_reqs for load in loads)
+            if not busy:
+                return
+            if time.monotonic() >= end:
+                raise EngineUnavailable(self.address, f"still {busy} requests after {deadline_s:g} s")
+            await asyncio.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
+
+    async def pause(self, mode: Literal["abort", "in_place", "retract"]) -> None:
+        """Stop sampling: end all requests, freeze them, or send them back to the queue."""
+        await self._call("POST", "/pause_generation", {"mode": mode})
+
+    async def continue_generation(self) -> None:
+        """Sample again."""
+        await self._call("POST", "/continue_generation", {})
+
+    async def update_weights(self, path: str | Path, version: str, flush_cache: bool) -> None:
+        """Load weights from a directory that the engine can read, and call them `version`.
+
+        SGLang dies of `flush_cache` while requests are frozen or queued: send false there.
+        """
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
+        await self._call("POST", "/update_weights_from_disk", body)
+
+    async def flush_cache(self) -> None:
+        """Forget all cached prefixes; refused while requests run."""
+        await self._call("POST", "/flush_cache", {})
+
+    async def health(self) -> bool:
+        """Whether the engine answers and is well."""
+        try:
+            await self._call("GET", "/health")
+        except EngineUnavailable:
+            return False
+        return True
+
+    async def model_info(self) -> dict[str, Any]:
+        """What is served; `weight_version` among it."""
+        return self._decode(await self._call("GET", "/model_info"), dict[str, Any])
+
+    async def server_info(self) -> dict[str, Any]:
+        """How it is served."""
+        return self._decode(await self._call("GET", "/server_info"), dict[str, Any])
+
+    async def close(self) -> None:
+        """Cancel what is in flight and close the connections."""
+        await self._batcher.close()
+        if self._session is not None:
+            await self._session.close()
+
+    # -- HTTP ----------------------------------------------------------------------------------------------------
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, extra_s: float = 0.0) -> bytes:
+        raw = None if body is None else msgspec.json.encode(body)
+        async with self._open(method, path, raw, self._control_timeout_s + extra_s) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _open(
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None = None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A response with status 200 or 499; every other outcome, also while it is read, is one of our errors."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=self._connections)
+            self._session = aiohttp.ClientSession(
+                connector=connector, headers=self._headers, auto_decompress=False, read_bufsize=2**20
+            )
+        timeout = aiohttp.ClientTimeout(
+            total=self._generate_timeout_s if timeout_s is None else timeout_s, sock_connect=10.0
+        )
+        try:
+            async with self._session.request(method, self.address + path, data=body, timeout=timeout) as response:
+                if response.status not in (200, 499):
+                    detail = _message(await response.read())
+                    if response.status == 400:
+                        raise EngineRefused(detail)
+                    raise EngineUnavailable(self.address, f"{method} {path}: HTTP {response.status}: {detail}")
+                yield response
+        except TimeoutError as fault:
+            raise EngineUnavailable(self.address, f"{method} {path}: no answer in {timeout.total:g} s") from fault
+        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as fault:
+            raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
+
+    def _decode(self, raw: bytes, kind: type[T]) -> T:
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except msgspec.MsgspecError as fault:
+            raise EngineUnavailable(self.address, f"unreadable answer: {fault}") from fault
+
+
+class _Load(msgspec.Struct):
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+
+
+class _Loads(msgspec.Struct):
+    loads: list[_Load] = []
+
+
+class _Refusal(msgspec.Struct):
+    """SGLang says why in three places."""
+
+    error: Any = None
+    message: str | None = None
+
+
+def _message(raw: bytes) -> str:
+    try:
+        refusal = msgspec.json.decode(raw, type=_Refusal)
+    except msgspec.MsgspecError:
+        return raw[:500].decode(errors="replace").strip()
+    if isinstance(refusal.error, dict):
+        return str(refusal.error.get("message", refusal.error))
+    return str(refusal.message or refusal.error or raw[:500].decode(errors="replace"))

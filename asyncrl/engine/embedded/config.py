@@ -1,0 +1,158 @@
+"""What a Hugging Face model directory says about the model: architecture, rotary table, end tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from asyncrl.engine.errors import EngineError
+
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+
+
+class RopeConfig(msgspec.Struct, frozen=True):
+    """Rotary embedding; the last four fields only matter to the type `llama3`."""
+
+    kind: str = "default"
+    theta: float = 10_000.0
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_positions: int = 8192
+
+    def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
+        """[head_dim / 2] radians per position, float32.
+
+        Source: RoFormer (arXiv 2104.09864) section 3.4.2; the piecewise stretch is Llama 3.1's (arXiv 2407.21783).
+        """
+        frequencies = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+        if self.kind == "default":
+            return frequencies
+        wavelength = 2 * math.pi / frequencies
+        low, high = self.low_freq_factor, self.high_freq_factor
+        smooth = (self.original_positions / wavelength - low) / (high - low)
+        return torch.lerp(frequencies / self.factor, frequencies, smooth.clamp(0.0, 1.0))
+
+
+class ModelConfig(msgspec.Struct, frozen=True):
+    """The shape of a dense decoder with grouped-query attention and a gated SiLU feed-forward layer."""
+
+    architecture: str
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied: bool
+    max_positions: int
+    rope: RopeConfig
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head before the rotation."""
+        return self.architecture == "Qwen3ForCausalLM"
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the query, key and value projections add a bias."""
+        return self.architecture == "Qwen2ForCausalLM"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object from a file.
+
+    Raises:
+        EngineError: the file is missing, unreadable or holds something else.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except OSError as fault:
+        raise EngineError(
+            f"model {path.parent}: cannot read {path.name} ({fault.strerror}); "
+            "give a directory in Hugging Face format: config.json and *.safetensors"
+        ) from fault
+    except msgspec.MsgspecError as fault:
+        raise EngineError(f"model {path.parent}: {path.name} is not a JSON object ({fault})") from fault
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """The model's shape from `config.json`.
+
+    Raises:
+        EngineError: the file is missing or torn, a field is missing, or the model is of a kind not served here.
+    """
+    raw = read_json(directory / "config.json")
+    architecture = (raw.get("architectures") or ["none named"])[0]
+    if architecture not in ARCHITECTURES:
+        raise EngineError(
+            f"model {directory}: architecture {architecture}; "
+            f"the embedded engine serves {', '.join(ARCHITECTURES)}; use sglang for others"
+        )
+    for key, plain in (
+        ("hidden_act", "silu"),
+        ("attention_bias", False),
+        ("mlp_bias", False),
+        ("use_sliding_window", False),
+    ):
+        if raw.get(key, plain) != plain:
+            raise EngineError(f"model {directory}: {key} is {raw[key]!r}; the embedded engine serves only {plain!r}")
+    try:
+        heads = int(raw["num_attention_heads"])
+        return ModelConfig(
+            architecture=architecture,
+            vocab_size=int(raw["vocab_size"]),
+            hidden=int(raw["hidden_size"]),
+            intermediate=int(raw["intermediate_size"]),
+            layers=int(raw["num_hidden_layers"]),
+            heads=heads,
+            kv_heads=int(raw.get("num_key_value_heads") or heads),
+            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
+            norm_eps=float(raw["rms_norm_eps"]),
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            max_positions=int(raw.get("max_position_embeddings", 2048)),
+            rope=_read_rope(directory, raw),
+        )
+    except KeyError as fault:
+        raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
+
+
+def _read_rope(directory: Path, raw: Mapping[str, Any]) -> RopeConfig:
+    """Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    if kind == "default":
+        return RopeConfig(theta=theta)
+    if kind != "llama3":
+        raise EngineError(f"model {directory}: rope type {kind!r}; the embedded engine serves 'default' and 'llama3'")
+    return RopeConfig(
+        kind=kind,
+        theta=theta,
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_positions=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def read_eos_ids(directory: Path) -> frozenset[int]:
+    """Token ids that end a text: generation_config.json, else config.json, else the tokenizer's `eos_token`."""
+    for name in ("generation_config.json", "config.json"):
+        if (directory / name).exists():
+            found = read_json(directory / name).get("eos_token_id")
+            if found is not None:
+                return frozenset(found if isinstance(found, list) else [found])
+    if not (directory / "tokenizer_config.json").exists() or not (directory / "tokenizer.json").exists():
+        return frozenset()
+    token = read_json(directory / "tokenizer_config.json").get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    added = read_json(directory / "tokenizer.json").get("added_tokens", [])
+    return frozenset(entry["id"] for entry in added if entry["content"] == content)

@@ -1,0 +1,189 @@
+"""Forward passes over a static key-value store: one token for each running row, and prompts along with them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+
+from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.embedded.weights import Layer, Weights
+from asyncrl.engine.errors import EngineError
+
+ATTENTION_STEP = 16
+"""Attention reads the used prefix of the store, rounded up to this many tokens."""
+
+SPAN_ROWS = 64
+"""Rows that attend together, as far as the longest of them reaches; it pays to keep rows of like length together."""
+
+
+class Block(NamedTuple):
+    """Prompt tokens for consecutive slots. Padding stands at position `Model.waste`."""
+
+    tokens: torch.Tensor  # [R, S] int64
+    positions: torch.Tensor  # [R, S] int64
+    slot: int  # of the first row
+
+
+class _Span(NamedTuple):
+    """Rows that attend together while decoding."""
+
+    start: int
+    end: int
+    used: int  # tokens of the store that are read
+    bias: torch.Tensor  # [rows * kv_heads, 1, used] 0 or -inf
+
+
+class _Pass(NamedTuple):
+    """What every layer of one forward pass shares. N tokens: decoding rows, then the block's."""
+
+    rotation: torch.Tensor  # [N, 1, head_dim / 2] complex64
+    cells: torch.Tensor  # [N, 2 * kv_heads] rows of the flat store to write
+    spans: list[_Span]
+    block: Block | None
+    used: int  # tokens of the store that the block reads
+    mask: torch.Tensor  # [R, 1, S, used] bool, of the block
+
+
+class Model:
+    """A decoder with its key-value store [layer, key or value, slot, kv_head, position, head_dim].
+
+    Tokens of slot b at positions 0..p-1 are valid when p tokens were fed; what lies behind is overwritten before it is
+    read. Without `torch.compile`; made for one thread, where the number of operations is what costs.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, slots: int, positions: int) -> None:
+        self.config = config
+        self.weights = weights
+        self.dtype = weights.embedding.dtype
+        self.positions = -(-(positions + 1) // ATTENTION_STEP) * ATTENTION_STEP
+        self.waste = self.positions - 1  # no token ever stands here
+        shape = (config.layers, 2, slots, config.kv_heads, self.positions, config.head_dim)
+        try:
+            self.store = torch.zeros(shape, dtype=self.dtype)
+        except RuntimeError as fault:
+            raise EngineError(
+                f"key-value store of {slots} requests x {positions} tokens does not fit in memory; "
+                "lower --max-running-requests or --context-length"
+            ) from fault
+        angles = torch.outer(torch.arange(self.positions).float(), config.rope.inverse_frequencies(config.head_dim))
+        self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+        self._flat = [layer.view(-1, config.head_dim) for layer in self.store]
+        heads = torch.arange(2)[:, None] * slots * config.kv_heads + torch.arange(config.kv_heads)
+        slot_cells = heads.view(1, -1) + torch.arange(slots)[:, None] * config.kv_heads
+        self._cells = slot_cells * self.positions  # [slots, 2 * kv_heads] row of position 0
+        self._steps = torch.arange(self.positions)
+
+    def copy_slot(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first `tokens` positions of one slot to another."""
+        self.store[:, :, target, :, :tokens] = self.store[:, :, source, :, :tokens]
+
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None = None) -> torch.Tensor:
+        """One token for each of the slots 0..B-1, and on the way the keys and values of a block of prompts.
+
+        A row may follow the block's tokens in its slot: every layer writes before it reads.
+
+        Args:
+            tokens: [B] int64, the newest token of each row.
+            positions: [B] int64, where it stands.
+            block: prompt tokens to compute along with them.
+
+        Returns:
+            [B, vocab] float32 logits of the next token.
+        """
+        x = self._forward(tokens, positions, block)
+        return F.linear(self._normed(x), self.weights.head).float()
+
+    def prefill(self, block: Block) -> None:
+        """Only the keys and values of a block of prompts."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        self._forward(nothing, nothing, block)
+
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None) -> torch.Tensor:
+        """[B, hidden] of the decoding rows."""
+        rows = len(tokens)
+        shared = self._prepare(positions, block)
+        if block is not None:
+            tokens = torch.cat([tokens, block.tokens.view(-1)])
+        x = F.embedding(tokens, self.weights.embedding)
+        last = len(self.weights.layers) - 1
+        for index, layer in enumerate(self.weights.layers):
+            qkv = self._project(x, layer, index, shared)
+            if index == last and block is not None:  # of the block, only keys and values are wanted
+                x, qkv = x[:rows], qkv[:rows]
+            attended = [self._attend_rows(qkv, index, span) for span in shared.spans]
+            if index < last and block is not None:
+                attended.append(self._attend_block(qkv[rows:], index, shared, block))
+            if attended:
+                x = self._finish_layer(x, torch.cat(attended) if len(attended) > 1 else attended[0], layer)
+        return x
+
+    def _prepare(self, positions: torch.Tensor, block: Block | None) -> _Pass:
+        rows = len(positions)
+        cells = self._cells[:rows] + positions.unsqueeze(1)
+        spans = self._spans(positions) if rows else []
+        if block is None:
+            return _Pass(self._rotations[positions], cells, spans, None, 0, positions)
+        real = block.positions[block.positions != self.waste]
+        used = int(real.max()) + 1
+        mask = (self._steps[:used] <= block.positions.unsqueeze(2)).unsqueeze(1)
+        slots = self._cells[block.slot : block.slot + len(block.tokens)].unsqueeze(1)
+        block_cells = (slots + block.positions.unsqueeze(2)).view(-1, cells.shape[1])
+        every = torch.cat([positions, block.positions.reshape(-1)])
+        return _Pass(self._rotations[every], torch.cat([cells, block_cells]), spans, block, used, mask)
+
+    def _spans(self, positions: torch.Tensor) -> list[_Span]:
+        starts = np.arange(0, len(positions), SPAN_ROWS)
+        kv_heads = self.config.kv_heads
+        spans = []
+        for start, longest in zip(
+            starts.tolist(), np.maximum.reduceat(positions.numpy(), starts).tolist(), strict=True
+        ):
+            used = -(-(longest + 1) // ATTENTION_STEP) * ATTENTION_STEP
+            mine = positions[start : start + SPAN_ROWS]
+            bias = torch.where(self._steps[:used] > mine.unsqueeze(1), -torch.inf, 0.0).to(self.dtype)
+            bias = bias.unsqueeze(1).expand(-1, kv_heads, -1).reshape(len(mine) * kv_heads, 1, used)
+            spans.append(_Span(start, start + len(mine), used, bias))
+        return spans
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, (self.config.hidden,), None, self.config.norm_eps)
+
+    def _project(self, x: torch.Tensor, layer: Layer, index: int, shared: _Pass) -> torch.Tensor:
+        """Rotated queries and keys, and values: [N, heads + 2 kv_heads, head_dim]; keys and values are stored."""
+        config = self.config
+        qkv = F.linear(self._normed(x), layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qk = raw = qkv[:, : config.heads + config.kv_heads]
+        if layer.qk_gain is not None:
+            qk = F.rms_norm(qk.float(), (config.head_dim,), None, config.norm_eps).mul_(layer.qk_gain)
+        pairs = torch.view_as_complex(qk.float().view(*qk.shape[:2], -1, 2))
+        if self.dtype == torch.float32:
+            torch.mul(pairs, shared.rotation, out=torch.view_as_complex(raw.view(*raw.shape[:2], -1, 2)))
+        else:
+            raw.copy_(torch.view_as_real(pairs * shared.rotation).flatten(-2))
+        self._flat[index].index_put_((shared.cells,), qkv[:, config.heads :])
+        return qkv
+
+    def _attend_rows(self, qkv: torch.Tensor, index: int, span: _Span) -> torch.Tensor:
+        """One query token per row. Heads that share keys are rows of one small product; keys are never expanded."""
+        config, batch = self.config, (span.end - span.start) * self.config.kv_heads
+        part = self.store[index, :, span.start : span.end]
+        keys, values = part.view(2, batch, -1, config.head_dim)[:, :, : span.used]
+        queries = qkv[span.start : span.end, : config.heads].reshape(batch, -1, config.head_dim)
+        scores = torch.baddbmm(span.bias, queries, keys.transpose(1, 2))
+        return torch.bmm(torch.softmax(scores, -1), values).view(span.end - span.start, -1)
+
+    def _attend_block(self, qkv: torch.Tensor, index: int, shared: _Pass, block: Block) -> torch.Tensor:
+        """S query tokens for each of R rows, over what the store holds of these rows."""
+        rows, config = len(block.tokens), self.config
+        keys, values = self.store[index, :, block.slot : block.slot + rows, :, : shared.used]
+        queries = qkv[:, : config.heads].view(rows, -1, config.heads, config.head_dim).transpose(1, 2)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, shared.mask, scale=1.0, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(len(qkv), -1)
+
+    def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
+        x = torch.addmm(x, attended, layer.out)
+        gate, up = F.linear(self._normed(x), layer.gate_up).chunk(2, -1)
+        return torch.addmm(x, F.silu(gate).mul_(up), layer.down)

@@ -1,0 +1,104 @@
+"""Keys and values of token prefixes that were computed before, in blocks, least recently used dropped first."""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+BLOCK = 16
+"""Tokens per block: a prefix is shared in whole blocks."""
+
+_Key = tuple[int | str | None, bytes]
+
+
+class PrefixCache:
+    """A chain of blocks per prefix, looked up by (identity of the block before, tokens of this one).
+
+    Identities are never reused, so a block whose predecessor was dropped can never be reached; it ages out. The first
+    block's predecessor is the request's `extra_key`: different keys share nothing.
+    """
+
+    def __init__(self, store: torch.Tensor, tokens: int) -> None:
+        """Keep up to `tokens` tokens of `store` [layer, 2, slot, kv_head, position, head_dim]."""
+        layers, _, _, kv_heads, _, head_dim = store.shape
+        self._store = store
+        self._pool = torch.zeros((tokens // BLOCK, layers, 2, kv_heads, BLOCK, head_dim), dtype=store.dtype)
+        self._identities = itertools.count()
+        self.clear()
+
+    def __len__(self) -> int:
+        """Tokens held."""
+        return len(self._blocks) * BLOCK
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._blocks: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # key -> identity, place in the pool
+        self._free = list(range(len(self._pool)))
+
+    def find(self, tokens: Sequence[int], extra_key: str | None) -> list[int]:
+        """Where the blocks of the longest known prefix of `tokens` are kept."""
+        parent: int | str | None = extra_key
+        found: list[tuple[_Key, int]] = []
+        for piece in _blocks(tokens):
+            block = self._blocks.get((parent, piece))
+            if block is None:
+                break
+            found.append(((parent, piece), block[1]))
+            parent = block[0]
+        self._touch([key for key, _ in found])
+        return [place for _, place in found]
+
+    def tokens(self, places: Sequence[int]) -> int:
+        """Tokens in so many blocks."""
+        return len(places) * BLOCK
+
+    def load(self, places: Sequence[int], slot: int) -> None:
+        """Copy blocks to the start of `slot`; valid until the next `save`."""
+        if places:
+            self._window(slot, len(places)).copy_(self._pool[list(places)].permute(1, 2, 3, 0, 4, 5))
+
+    def save(self, tokens: Sequence[int], extra_key: str | None, slot: int) -> None:
+        """Keep the whole blocks of `tokens`, whose keys and values stand in `slot`."""
+        parent: int | str | None = extra_key
+        keys: list[_Key] = []
+        places, columns = [], []
+        pieces = _blocks(tokens)
+        for column, piece in enumerate(pieces[: len(self._pool)]):
+            key = (parent, piece)
+            block = self._blocks.get(key)
+            if block is None:
+                block = next(self._identities), self._free.pop() if self._free else self._evict()
+                self._blocks[key] = block
+                places.append(block[1])
+                columns.append(column)
+            else:
+                self._blocks.move_to_end(key)  # so that it is not evicted for a block that follows it
+            keys.append(key)
+            parent = block[0]
+        self._touch(keys)
+        if places:
+            window = self._window(slot, columns[-1] + 1).permute(3, 0, 1, 2, 4, 5)
+            self._pool[places] = window if len(columns) == len(window) else window[columns]
+
+    def _touch(self, keys: list[_Key]) -> None:
+        """The first block becomes the most recent, so that a chain is dropped from its end."""
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+
+    def _evict(self) -> int:
+        return self._blocks.popitem(last=False)[1][1]
+
+    def _window(self, slot: int, blocks: int) -> torch.Tensor:
+        """[layer, 2, kv_head, block, BLOCK, head_dim] view of the slot's first tokens."""
+        part = self._store[:, :, slot, :, : blocks * BLOCK]
+        return part.view(*part.shape[:3], blocks, BLOCK, part.shape[-1])
+
+
+def _blocks(tokens: Sequence[int]) -> list[bytes]:
+    raw = np.asarray(tokens, np.int32).tobytes()
+    size = BLOCK * 4
+    return [raw[start : start + size] for start in range(0, len(raw) - size + 1, size)]

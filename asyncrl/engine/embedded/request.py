@@ -1,0 +1,135 @@
+"""One generation in flight: what was asked, what came so far, and why it ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import msgspec
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How to sample; the names and defaults are SGLang's."""
+
+    max_new_tokens: int = 128
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_p: float = 1.0
+    top_k: int = -1  # -1: all
+    min_p: float = 0.0
+    min_new_tokens: int = 0  # until then the stop tokens have probability zero, also in the log-probs
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    sampling_seed: int | None = None
+    stream_interval: int = 1
+
+
+class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a generation ended, as it goes over the wire."""
+
+    type: Literal["stop", "length", "abort"]
+    matched: int | str | None = None
+    length: int | None = None
+    message: str | None = None
+
+
+class Span(msgspec.Struct, frozen=True):
+    """Output tokens [start, end) were sampled by the weights called `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Request:
+    """A generation. The scheduler owns it from `submit` to the call of `listener` that finds `finish` set."""
+
+    __slots__ = (
+        "admitted_s",
+        "cached_tokens",
+        "check_at",
+        "epoch",
+        "extra_key",
+        "finish",
+        "limit",
+        "listener",
+        "logprobs",
+        "prompt",
+        "retractions",
+        "rid",
+        "row",
+        "sampling",
+        "seed",
+        "spans",
+        "stops",
+        "streaming",
+        "submitted_s",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        rid: str,
+        prompt: list[int],
+        sampling: Sampling,
+        *,
+        extra_key: str | None = None,
+        streaming: bool = False,
+        listener: Callable[[Request], None] | None = None,
+    ) -> None:
+        self.rid = rid
+        self.prompt = prompt
+        self.sampling = sampling
+        self.extra_key = extra_key
+        self.streaming = streaming
+        self.listener = listener
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+        self.spans: list[Span] = []  # closed ones; the open one reaches from the last end to len(tokens)
+        self.finish: Finish | None = None
+        self.cached_tokens = 0
+        self.retractions = 0
+        self.epoch = -1  # which weights computed its keys and values
+        self.row = -1
+        self.seed = 0
+        self.limit = 0
+        self.check_at = 0
+        self.stops: frozenset[int] = frozenset()
+        self.submitted_s = time.perf_counter()
+        self.admitted_s: float | None = None
+
+    def accept(self, *, room: int, eos: Iterable[int], seed: int) -> None:
+        """Settle what depends on the engine: at most `room` tokens, its end tokens, its random number."""
+        sampling = self.sampling
+        self.seed = seed
+        self.limit = min(sampling.max_new_tokens, room)
+        self.stops = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos)
+        self.plan_check()
+
+    def plan_check(self) -> None:
+        """Set the number of tokens at which the scheduler must look at this request again, stop tokens aside."""
+        count = len(self.tokens)
+        self.check_at = self.limit
+        if self.sampling.stop:
+            self.check_at = count + 1
+        elif self.streaming:
+            interval = self.sampling.stream_interval
+            self.check_at = min(self.limit, count - count % interval + interval)
+
+    def close_span(self, version: str) -> None:
+        """The tokens since the last span were sampled by `version`."""
+        start = self.spans[-1].end if self.spans else 0
+        if len(self.tokens) > start:
+            if self.spans and self.spans[-1].version == version:
+                start = self.spans.pop().start
+            self.spans.append(Span(version, start, len(self.tokens)))
+
+    def wants_emission(self) -> bool:
+        """Whether a streaming request has reached its interval."""
+        return self.streaming and len(self.tokens) % self.sampling.stream_interval == 0
+
+    def emit(self) -> None:
+        """Tell the listener that there is something new."""
+        if self.listener is not None:
+            self.listener(self)

@@ -1,0 +1,386 @@
+"""Continuous batching: requests come and go between steps; running rows are always slots 0..n-1."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from asyncrl.engine.embedded.admission import Admission
+from asyncrl.engine.embedded.config import read_config, read_eos_ids
+from asyncrl.engine.embedded.counters import Counters
+from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
+from asyncrl.engine.embedded.prefix import PrefixCache
+from asyncrl.engine.embedded.request import Finish, Request
+from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
+from asyncrl.engine.embedded.weights import load_weights
+from asyncrl.engine.errors import EngineError, EngineRefused
+
+PauseMode = Literal["abort", "in_place", "retract"]
+
+_PATIENCE_STEPS = 8
+_SPINS = 2
+
+
+class Signal:
+    """Wakes everybody who waits, each time it fires."""
+
+    def __init__(self) -> None:
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def fire(self) -> None:
+        """Wake the present waiters."""
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Return at the next `fire`."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+
+class Engine:
+    """A model, its running and waiting requests, and the controls over them. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        max_running: int = 64,
+        context_length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        weight_version: str = "default",
+        seed: int = 0,
+    ) -> None:
+        self.model_path = model_path
+        self.config = read_config(model_path)
+        self.eos = read_eos_ids(model_path)
+        self.context_length = context_length or self.config.max_positions
+        self.max_running = max_running
+        self.dtype = dtype
+        weights = load_weights(model_path, self.config, dtype)
+        self.model = Model(self.config, weights, max_running, self.context_length)
+        self.cache = PrefixCache(self.model.store, max_running * self.context_length)
+        self._admission = Admission(self.model, self.cache)
+        self.weight_version = weight_version
+        self.epoch = 0
+        self.paused: PauseMode | None = None
+        self.running: list[Request] = []
+        self.waiting: deque[Request] = deque()
+        self.requests: dict[str, Request] = {}
+        self.counters = Counters()
+        self.changed = Signal()
+        self._tokenizer: Tokenizer | None = None
+        self._held: deque[Request] | None = None  # arrivals while an update waits for the engine to drain
+        self._updating = asyncio.Lock()
+        self._young: set[Request] = set()  # must not stop yet
+        self._admitted: list[Request] = []  # in this step
+        self._patience = 0
+        self._rows = Rows(max_running)
+        self._random = np.random.default_rng(seed)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer, read when it is first needed.
+
+        Raises:
+            EngineRefused: the model directory has none.
+        """
+        if self._tokenizer is None:
+            path = self.model_path / "tokenizer.json"
+            if not path.exists():
+                raise EngineRefused(f"stop strings need {path}, which does not exist; use stop_token_ids")
+            self._tokenizer = Tokenizer.from_file(str(path))
+        return self._tokenizer
+
+    @property
+    def runnable(self) -> bool:
+        """Whether a step would do something."""
+        return self.paused is None and bool(self.running or self.waiting)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing waits."""
+        return not self.requests
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            EngineRefused: the prompt does not fit, a token is not in the vocabulary, the id is in use, or a stop
+                string is asked for without a tokenizer.
+        """
+        self.check(request)
+        seed = request.sampling.sampling_seed
+        if seed is None:
+            seed = int(self._random.integers(2**63))
+        mixed = int(mix(np.array([seed % 2**64], np.uint64))[0])
+        request.accept(room=self.context_length - len(request.prompt), eos=self.eos, seed=mixed)
+        self.counters.requests += 1
+        self.counters.prompt_tokens += len(request.prompt)
+        if request.limit == 0:
+            request.finish = Finish("length", length=0)
+            request.emit()
+            return
+        self.requests[request.rid] = request
+        (self.waiting if self._held is None else self._held).append(request)
+        self.changed.fire()
+
+    def check(self, request: Request) -> None:
+        """Refuse what could never run; raises as `submit` does."""
+        prompt, vocab = request.prompt, self.config.vocab_size
+        if not prompt:
+            raise EngineRefused(f"request {request.rid}: input_ids is empty; give at least one token")
+        if len(prompt) >= self.context_length:
+            raise EngineRefused(
+                f"request {request.rid}: the prompt has {len(prompt)} tokens; "
+                f"the context of {self.context_length} leaves room for at most {self.context_length - 1}"
+            )
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            wrong = next(token for token in prompt if not 0 <= token < vocab)
+            raise EngineRefused(f"request {request.rid}: token id {wrong} is outside the vocabulary of {vocab}")
+        for token in request.sampling.stop_token_ids:
+            if not 0 <= token < vocab:
+                raise EngineRefused(f"request {request.rid}: stop id {token} is outside the vocabulary of {vocab}")
+        if request.rid in self.requests:
+            raise EngineRefused(f"Duplicate request ID detected: {request.rid}")
+        if request.sampling.stop:
+            _ = self.tokenizer
+
+    def abort(self, rid: str) -> None:
+        """End one request with what it has; an unknown id is no fault."""
+        request = self.requests.get(rid)
+        if request is None:
+            return
+        if request.row >= 0:
+            self._end(request, Finish("abort", message="Aborted"))
+            return
+        for queue in (self.waiting, self._held):
+            if queue is not None and request in queue:
+                queue.remove(request)
+        self._end(request, Finish("abort", message="Abort in waiting queue"))
+
+    def abort_all(self) -> None:
+        """End everything that runs or waits with what it has."""
+        for row in reversed(range(len(self.running))):
+            self._end(self.running[row], Finish("abort", message="Aborted"))
+        for queue in (self.waiting, self._held):
+            while queue:
+                self._end(queue.popleft(), Finish("abort", message="Abort in waiting queue"))
+
+    # -- controls ------------------------------------------------------------------------------------------------
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop stepping. `abort` ends all requests, `in_place` freezes them, `retract` sends them back to the queue."""
+        if mode == "abort":
+            self.abort_all()
+        elif mode == "retract":
+            for request in reversed(self.running):
+                self._admission.forget(request)
+                request.row = -1
+                request.retractions += 1
+                self.counters.retractions += 1
+                self.waiting.appendleft(request)
+            self.running.clear()
+        self.paused = mode
+        self.changed.fire()
+
+    def resume(self) -> None:
+        """Step again."""
+        self.paused = None
+        self.changed.fire()
+
+    def flush_cache(self) -> bool:
+        """Forget all prefixes; false, and nothing done, while requests hold keys and values or are about to."""
+        if self.running or (self.waiting and self.paused is None):
+            return False
+        self.cache.clear()
+        return True
+
+    async def update_weights(self, directory: Path, version: str | None, *, flush: bool) -> None:
+        """Swap the weights for those in `directory`; on a fault the old ones stay.
+
+        A paused engine swaps at once. A running one first finishes what it has while later requests wait, as SGLang.
+
+        Raises:
+            EngineRefused: `flush` while requests are frozen in place: their keys and values cannot be dropped.
+            EngineError: the weights cannot be read or have another shape.
+        """
+        async with self._updating:
+            await self._drain()
+            try:
+                if flush and self.running:
+                    raise EngineRefused(
+                        f"{len(self.running)} requests are paused in place and hold keys and values; "
+                        "send flush_cache false, or pause with abort or retract"
+                    )
+                self._swap(directory, version, flush=flush)
+            finally:
+                self.waiting.extend(self._held or ())
+                self._held = None
+                self.changed.fire()
+
+    async def _drain(self) -> None:
+        self._held = deque()
+        while self.paused is None and (self.running or self.waiting):
+            await self.changed.wait()
+
+    def _swap(self, directory: Path, version: str | None, *, flush: bool) -> None:
+        started = time.perf_counter()
+        if (directory / "config.json").exists() and read_config(directory) != self.config:
+            raise EngineError(f"weights {directory}: config.json differs from the served model's, {self.model_path}")
+        weights = load_weights(directory, self.config, self.dtype)
+        for request in (*self.running, *self.waiting):
+            if request.streaming and request.tokens and not request.wants_emission():
+                request.emit()  # so that no event mixes tokens of two versions
+            request.close_span(self.weight_version)
+        self.model.weights = weights
+        self.model_path = directory
+        self.weight_version = self.weight_version if version is None else version
+        self.epoch += 1
+        if flush:
+            self.cache.clear()
+        self.counters.weight_load_s = time.perf_counter() - started
+
+    # -- stepping ------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Step for ever, inside the event loop; asleep while there is nothing to do."""
+        while True:
+            if self.runnable:
+                self.step()
+                for _ in range(_SPINS):  # reading a socket, then starting its handler, takes two turns of the loop
+                    await asyncio.sleep(0)
+            else:
+                await self.changed.wait()
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit what waits, then sample one token for every running request."""
+        block = self._admit()
+        running = self.running
+        count = len(running)
+        logits = self.model.decode(self._rows.tokens[:count], self._rows.positions[:count], block)
+        if self._young:
+            self._hold_back_stops(logits)
+        sampled = self._rows.sample(logits)
+        self._rows.tokens[:count] = sampled.tokens
+        self._rows.records["position"][:count] += 1
+        touched = []
+        for request, token, logprob in zip(running, sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True):
+            request.tokens.append(token)
+            request.logprobs.append(logprob)
+            if token in request.stops or len(request.tokens) >= request.check_at:
+                touched.append(request)
+        self.counters.stepped(count, self._admitted)
+        self._admitted.clear()
+        for request in reversed(touched):
+            self._review(request)
+
+    def _hold_back_stops(self, logits: torch.Tensor) -> None:
+        for request in list(self._young):
+            if len(request.tokens) >= request.sampling.min_new_tokens:
+                self._young.discard(request)
+            else:
+                logits[request.row, list(request.stops)] = -torch.inf
+
+    def _review(self, request: Request) -> None:
+        token = request.tokens[-1]
+        if token in request.stops:
+            self._end(request, Finish("stop", matched=token))
+        elif request.sampling.stop and (matched := self._stop_string(request)) is not None:
+            self._end(request, Finish("stop", matched=matched))
+        elif len(request.tokens) >= request.limit:
+            self._end(request, Finish("length", length=len(request.tokens)))
+        else:
+            if request.wants_emission():
+                request.emit()
+            request.plan_check()
+
+    def _stop_string(self, request: Request) -> str | None:
+        if len(request.tokens) < request.sampling.min_new_tokens:
+            return None
+        reach = max(len(text.encode()) for text in request.sampling.stop) + 1  # a token is at least one byte
+        tail = self.tokenizer.decode(request.tokens[-reach:], skip_special_tokens=False)
+        return next((text for text in request.sampling.stop if text in tail), None)
+
+    def _admit(self) -> Block | None:
+        free = self.max_running - len(self.running)
+        if not self.waiting or not free:
+            return None
+        # Prompts are cheaper together: a nearly full engine lets a few rows come free before it takes the next ones.
+        if free < min(len(self.waiting), 1 + len(self.running) // 16) and self._patience < _PATIENCE_STEPS:
+            self._patience += 1
+            return None
+        self._patience = 0
+        batch, block = self._admission.admit(self.waiting, len(self.running), free, self.epoch)
+        now = time.perf_counter()
+        for request in batch:
+            if request.admitted_s is None:
+                request.admitted_s = now
+                self.counters.cached_tokens += request.cached_tokens
+            if request.sampling.min_new_tokens and request.stops:
+                self._young.add(request)
+            self._place(request)
+        self.running += batch
+        self._admitted = batch
+        return block
+
+    def _place(self, request: Request) -> None:
+        sampling, vocab = request.sampling, self.config.vocab_size
+        cut = sampling.top_p < 1.0 or sampling.min_p > 0.0 or 0 <= sampling.top_k < vocab
+        greedy = sampling.temperature == 0.0 or sampling.top_k == 1
+        self._rows.records[request.row] = (
+            request.tokens[-1] if request.tokens else request.prompt[-1],
+            len(request.prompt) + len(request.tokens) - 1,
+            request.seed,
+            GREEDY if greedy else TRUNCATED if cut else PLAIN,
+            sampling.temperature or 1.0,
+            sampling.top_p,
+            sampling.top_k if sampling.top_k > 0 else vocab,
+            sampling.min_p,
+        )
+
+    def _end(self, request: Request, finish: Finish) -> None:
+        """Take a request out, keep its keys and values for whoever shares the prefix, and tell its listener."""
+        request.finish = finish
+        request.close_span(self.weight_version)
+        del self.requests[request.rid]
+        self._young.discard(request)
+        if request.row >= 0:
+            if request.epoch == self.epoch:
+                self.cache.save((request.prompt + request.tokens)[:-1], request.extra_key, request.row)
+            self._admission.forget(request)
+            self._vacate(request.row)
+            request.row = -1
+        self.counters.ended(request)
+        request.emit()
+        self.changed.fire()
+
+    def _vacate(self, row: int) -> None:
+        """Close the hole at `row`. Each span gives its longest row to the one before it, so that rows stay sorted."""
+        positions, count = self._rows.records["position"], len(self.running)
+        for start in range((row // SPAN_ROWS + 1) * SPAN_ROWS, count, SPAN_ROWS):
+            donor = start + int(positions[start : min(start + SPAN_ROWS, count)].argmax())
+            self._move(donor, row)
+            row = donor
+        if row != count - 1:
+            self._move(count - 1, row)
+        self.running.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        self.model.copy_slot(source, target, int(self._rows.records["position"][source]))
+        self._rows.records[target] = self._rows.records[source]
+        self.running[target] = self.running[source]
+        self.running[target].row = target

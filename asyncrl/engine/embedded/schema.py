@@ -1,0 +1,201 @@
+"""Bodies of the HTTP API, typed; one decoding pass checks shapes, ranges and unknown sampling keys."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.engine.embedded.request import Sampling
+from asyncrl.engine.errors import EngineRefused
+
+_NEUTRAL = {
+    "n": 1,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "stop_regex": None,
+    "logit_bias": None,
+    "custom_params": None,
+    "json_schema": None,
+    "regex": None,
+    "ebnf": None,
+    "structural_tag": None,
+}
+"""What SGLang also knows and this engine does not do: accepted only where it changes nothing."""
+
+Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Body = TypeVar("Body", bound=msgspec.Struct)
+
+
+class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """`sampling_params` of a request; null and absent both mean the default of `Sampling`."""
+
+    max_new_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0.0)] | None = None
+    top_p: Fraction | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Share | None = None
+    min_new_tokens: Count | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    sampling_seed: int | None = None
+    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    n: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop_regex: Any = None
+    logit_bias: Any = None
+    custom_params: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+
+    def resolve(self) -> Sampling:
+        """The sampling asked for.
+
+        Raises:
+            EngineRefused: it needs something that only SGLang does.
+        """
+        given = {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        for name, neutral in _NEUTRAL.items():
+            value = given.pop(name, neutral)
+            if value != neutral:
+                raise EngineRefused(
+                    f"sampling_params.{name} = {value!r}: not served by the embedded engine; use sglang"
+                )
+        for name in ("skip_special_tokens", "spaces_between_special_tokens", "no_stop_trim"):
+            given.pop(name, None)  # they shape text, and answers here are token ids
+        stop = given.pop("stop", ())
+        given["stop"] = (stop,) if isinstance(stop, str) else tuple(text for text in stop if text)
+        given["stop_token_ids"] = tuple(given.pop("stop_token_ids", ()))
+        if given.get("top_k") == 0:
+            raise EngineRefused("sampling_params.top_k = 0: expected -1 (all) or at least 1")
+        sampling = Sampling(**given)
+        if sampling.min_new_tokens > sampling.max_new_tokens:
+            raise EngineRefused(
+                f"sampling_params.min_new_tokens = {sampling.min_new_tokens} is above "
+                f"max_new_tokens = {sampling.max_new_tokens}"
+            )
+        return sampling
+
+
+class GenerateBody(msgspec.Struct):
+    """POST /generate. One prompt, or a list of prompts with `rid` and `sampling_params` given once or per prompt."""
+
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: SamplingBody | list[SamplingBody] | None = None
+    rid: str | list[str] | None = None
+    extra_key: str | list[str] | None = None
+    stream: bool = False
+    return_logprob: bool = False
+    logprob_start_len: int | None = None
+    top_logprobs_num: int | None = None
+    token_ids_logprob: list[int] | None = None
+    text: Any = None
+
+
+class Asked(msgspec.Struct):
+    """One generation out of a body."""
+
+    rid: str
+    prompt: list[int]
+    sampling: Sampling
+    extra_key: str | None
+
+
+class PauseBody(msgspec.Struct):
+    """POST /pause_generation."""
+
+    mode: str = "abort"
+
+
+class AbortBody(msgspec.Struct):
+    """POST /abort_request."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class UpdateBody(msgspec.Struct):
+    """POST /update_weights_from_disk; fields that concern only a GPU are ignored."""
+
+    model_path: str
+    weight_version: str | None = None
+    flush_cache: bool = True
+    abort_all_requests: bool = False
+
+
+def decode(raw: bytes, kind: type[Body]) -> Body:
+    """A body of the given type; an empty one has the defaults.
+
+    Raises:
+        EngineRefused: not JSON, a wrong type, a value out of range, an unknown sampling key.
+    """
+    try:
+        return msgspec.json.decode(raw or b"{}", type=kind)
+    except msgspec.MsgspecError as fault:
+        raise EngineRefused(str(fault)) from fault
+
+
+_GENERATE = msgspec.json.Decoder(GenerateBody)
+
+
+def decode_generate(raw: bytes) -> tuple[GenerateBody, list[Asked], bool]:
+    """A /generate body, its generations, and whether it was a batch (which is answered by a list).
+
+    Raises:
+        EngineRefused: as `decode`, or an option this engine does not serve, or lists of different lengths.
+    """
+    try:
+        body = _GENERATE.decode(raw)
+    except msgspec.MsgspecError as fault:
+        raise EngineRefused(str(fault)) from fault
+    for name, unserved in (
+        ("text", body.text is not None),
+        ("logprob_start_len", body.logprob_start_len not in (None, -1)),
+        ("top_logprobs_num", bool(body.top_logprobs_num)),
+        ("token_ids_logprob", bool(body.token_ids_logprob)),
+    ):
+        if unserved:
+            raise EngineRefused(f"{name} is not served by the embedded engine; send input_ids, take output log-probs")
+    if not body.input_ids:
+        raise EngineRefused("input_ids is missing or empty; give at least one token")
+    batch = isinstance(body.input_ids[0], list)
+    prompts: list[Any] = body.input_ids if batch else [body.input_ids]
+    if any(isinstance(token, list) != batch for token in body.input_ids):
+        raise EngineRefused("input_ids mixes token ids and lists; give one list of ids, or a list of such lists")
+    rids = _spread("rid", body.rid, len(prompts)) if isinstance(body.rid, list) else _new_rids(body.rid, len(prompts))
+    keys = _spread("extra_key", body.extra_key, len(prompts))
+    if isinstance(body.sampling_params, list):
+        samplings = [one.resolve() for one in _spread("sampling_params", body.sampling_params, len(prompts))]
+    else:
+        samplings = [body.sampling_params.resolve() if body.sampling_params else Sampling()] * len(prompts)
+    asked = [Asked(*parts) for parts in zip(rids, prompts, samplings, keys, strict=True)]
+    return body, asked, batch
+
+
+def _new_rids(given: str | None, count: int) -> list[str]:
+    if given is None:
+        return [secrets.token_hex(16) for _ in range(count)]
+    return [given] if count == 1 else [f"{given}_{index}" for index in range(count)]
+
+
+def _spread(name: str, value: Any, count: int) -> list[Any]:
+    """A list with one value per prompt."""
+    if not isinstance(value, list):
+        return [value] * count
+    if len(value) != count:
+        raise EngineRefused(f"{name} has {len(value)} entries for {count} prompts; give one, or one per prompt")
+    return value

@@ -1,0 +1,263 @@
+"""SGLang's HTTP API over the embedded engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+from aiohttp import web
+from aiohttp.web_request import BaseRequest
+
+from asyncrl.engine.embedded.answers import Call
+from asyncrl.engine.embedded.scheduler import Engine, PauseMode
+from asyncrl.engine.embedded.schema import AbortBody, PauseBody, UpdateBody, decode, decode_generate
+from asyncrl.engine.errors import EngineError, EngineRefused
+
+Handler = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
+
+_MAX_BODY_BYTES = 256 * 2**20
+_OPEN_PATHS = ("/health", "/metrics")
+
+
+class EngineServer:
+    """Routes requests to one engine. No framework in front of `/generate`: a dictionary look-up."""
+
+    def __init__(self, engine: Engine, *, incremental: bool = False, api_key: str | None = None) -> None:
+        self.engine = engine
+        self.incremental = incremental
+        self.started_s = time.time()
+        self._key = None if api_key is None else f"Bearer {api_key}".encode()
+        self._routes: dict[str, tuple[str, Handler]] = {
+            "/generate": ("POST", self.generate),
+            "/health": ("GET", self.health),
+            "/health_generate": ("GET", self.health),
+            "/model_info": ("GET", self.model_info),
+            "/get_model_info": ("GET", self.model_info),
+            "/server_info": ("GET", self.server_info),
+            "/get_server_info": ("GET", self.server_info),
+            "/v1/loads": ("GET", self.loads),
+            "/metrics": ("GET", self.metrics),
+            "/pause_generation": ("POST", self.pause),
+            "/continue_generation": ("POST", self.resume),
+            "/update_weights_from_disk": ("POST", self.update_weights),
+            "/abort_request": ("POST", self.abort),
+            "/flush_cache": ("GET POST", self.flush),
+        }
+
+    def protocol(self) -> web.Server:
+        """The protocol factory for `loop.create_server`. A client that leaves cancels its handler."""
+        quiet = logging.getLogger("asyncrl.engine.http")
+        quiet.propagate = False  # probes of routers (an HTTP/2 preface, say) are answered, not reported
+        quiet.addHandler(logging.NullHandler())
+        return web.Server(
+            self.dispatch, handler_cancellation=True, access_log=None, logger=quiet, keepalive_timeout=75.0
+        )
+
+    async def dispatch(self, request: BaseRequest) -> web.StreamResponse:
+        """Answer one HTTP request."""
+        path = request.path
+        route = self._routes.get(path)
+        if route is None:
+            return _error(404, f"no such endpoint: {path}")
+        if request.method not in route[0]:
+            return _error(405, f"{path} takes {route[0]}, not {request.method}")
+        if self._key is not None and not path.startswith(_OPEN_PATHS):
+            given = request.headers.get("Authorization", "").encode()
+            if not hmac.compare_digest(given, self._key):
+                return _error(401, "Unauthorized")
+        try:
+            return await route[1](request)
+        except EngineRefused as fault:
+            return _error(400, str(fault))
+
+    # -- generation ----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: BaseRequest) -> web.StreamResponse:
+        """POST /generate: one prompt or a batch, whole or streamed."""
+        body, asked, batch = decode_generate(await _read(request))
+        call = Call(self.engine, body, asked, incremental=self.incremental)
+        call.start(batch=batch)
+        try:
+            if not body.stream:
+                return _raw(await call.whole())
+            response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+            await response.prepare(request)
+            async for chunk in call.events():
+                await response.write(chunk)
+            await response.write_eof()
+            return response
+        finally:
+            call.cancel()
+
+    # -- information ---------------------------------------------------------------------------------------------
+
+    async def health(self, request: BaseRequest) -> web.Response:
+        """GET /health: the loop that answers is the loop that samples, so an answer is the proof. Cheap when paused."""
+        return web.Response()
+
+    async def model_info(self, request: BaseRequest) -> web.Response:
+        """GET /model_info."""
+        engine = self.engine
+        return _json(
+            {
+                "model_path": str(engine.model_path),
+                "tokenizer_path": str(engine.model_path),
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": engine.weight_version,
+                "has_image_understanding": False,
+                "has_audio_understanding": False,
+                "model_type": engine.config.architecture.removesuffix("ForCausalLM").lower(),
+                "architectures": [engine.config.architecture],
+            }
+        )
+
+    async def server_info(self, request: BaseRequest) -> web.Response:
+        """GET /server_info."""
+        engine = self.engine
+        return _json(
+            {
+                "engine": "asyncrl-embedded",
+                "version": "asyncrl-embedded",
+                "model_path": str(engine.model_path),
+                "served_model_name": str(engine.model_path),
+                "tokenizer_path": str(engine.model_path),
+                "device": "cpu",
+                "dtype": str(engine.dtype).removeprefix("torch."),
+                "tp_size": 1,
+                "dp_size": 1,
+                "load_balance_method": "round_robin",
+                "disaggregation_mode": "null",
+                "weight_version": engine.weight_version,
+                "context_length": engine.context_length,
+                "max_running_requests": engine.max_running,
+                "max_total_num_tokens": engine.max_running * engine.context_length,
+                "vocab_size": engine.config.vocab_size,
+                "incremental_streaming_output": self.incremental,
+                "startup_time": self.started_s,
+                "internal_states": [{"last_gen_throughput": engine.counters.throughput()}],
+            }
+        )
+
+    async def loads(self, request: BaseRequest) -> web.Response:
+        """GET /v1/loads; `?wait_idle=SECONDS` answers as soon as nothing runs or waits, or when the time is up."""
+        seconds = _seconds(request, "wait_idle")
+        if seconds:
+            await self._wait_idle(seconds)
+        return _json(
+            {"timestamp": time.time(), "version": "asyncrl-embedded", "loads": [{"dp_rank": 0, **self._load()}]}
+        )
+
+    async def metrics(self, request: BaseRequest) -> web.Response:
+        """GET /metrics."""
+        load = self._load()
+        names = ("num_used_tokens", "max_total_num_tokens", "token_usage", "utilization")
+        gauges = {name: load[name] for name in names}
+        gauges["num_running_reqs"] = load["num_running_reqs"]
+        gauges["num_queue_reqs"] = load["num_waiting_reqs"]
+        gauges["num_paused_reqs"] = load["num_running_reqs"] if self.engine.paused else 0
+        text = self.engine.counters.prometheus(str(self.engine.model_path), gauges)
+        return web.Response(text=text, content_type="text/plain", charset="utf-8")
+
+    def _load(self) -> dict[str, float]:
+        engine = self.engine
+        used = sum(len(request.prompt) + len(request.tokens) for request in engine.running)
+        total = engine.max_running * engine.context_length
+        counters = engine.counters
+        return {
+            "num_running_reqs": len(engine.running),
+            "num_waiting_reqs": len(engine.requests) - len(engine.running),
+            "num_used_tokens": used,
+            "max_total_num_tokens": total,
+            "max_running_requests": engine.max_running,
+            "token_usage": used / total,
+            "gen_throughput": counters.throughput(),
+            "cache_hit_rate": counters.cached_tokens / max(counters.prompt_tokens, 1),
+            "utilization": len(engine.running) / engine.max_running,
+        }
+
+    async def _wait_idle(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while not self.engine.idle:
+                    await self.engine.changed.wait()
+        except TimeoutError:
+            pass  # the answer says what still runs
+
+    # -- control -------------------------------------------------------------------------------------------------
+
+    async def pause(self, request: BaseRequest) -> web.Response:
+        """POST /pause_generation."""
+        mode = decode(await _read(request), PauseBody).mode
+        modes: tuple[PauseMode, ...] = get_args(PauseMode)
+        for known in modes:
+            if mode == known:
+                self.engine.pause(known)
+                return _json({"message": "Generation paused successfully.", "status": "ok"})
+        raise EngineRefused(f"pause mode {mode!r}; expected one of {', '.join(modes)}")
+
+    async def resume(self, request: BaseRequest) -> web.Response:
+        """POST /continue_generation; no fault when nothing is paused."""
+        self.engine.resume()
+        return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def update_weights(self, request: BaseRequest) -> web.Response:
+        """POST /update_weights_from_disk."""
+        body = decode(await _read(request), UpdateBody)
+        if body.abort_all_requests:
+            self.engine.abort_all()
+        try:
+            await self.engine.update_weights(Path(body.model_path), body.weight_version, flush=body.flush_cache)
+        except EngineError as fault:
+            return _json({"success": False, "message": str(fault), "num_paused_requests": 0}, status=400)
+        return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    async def abort(self, request: BaseRequest) -> web.Response:
+        """POST /abort_request; also 200 for an unknown id."""
+        body = decode(await _read(request), AbortBody)
+        if body.abort_all:
+            self.engine.abort_all()
+        else:
+            self.engine.abort(body.rid)
+        return web.Response()
+
+    async def flush(self, request: BaseRequest) -> web.Response:
+        """GET or POST /flush_cache; `?timeout=SECONDS` waits for an idle engine."""
+        seconds = _seconds(request, "timeout")
+        if seconds:
+            await self._wait_idle(seconds)
+        if self.engine.flush_cache():
+            return web.Response(text="Cache flushed.\n")
+        return web.Response(status=400, text="Cache not flushed: requests are running or waiting.\n")
+
+
+async def _read(request: BaseRequest) -> bytes:
+    if (request.content_length or 0) > _MAX_BODY_BYTES:
+        raise EngineRefused(f"the body has {request.content_length} bytes; at most {_MAX_BODY_BYTES} are read")
+    return await request.content.read()
+
+
+def _seconds(request: BaseRequest, name: str) -> float:
+    raw = request.query.get(name, "0")
+    try:
+        return float(raw)
+    except ValueError:
+        raise EngineRefused(f"{name}={raw!r}: expected a number of seconds") from None
+
+
+def _raw(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, headers={"Content-Type": "application/json"})
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return _raw(msgspec.json.encode(value), status)
+
+
+def _error(status: int, message: str) -> web.Response:
+    return _json({"error": {"message": message}}, status)

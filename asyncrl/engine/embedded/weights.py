@@ -1,0 +1,128 @@
+"""Safetensors on disk to the fused tensors that the forward pass reads."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.errors import EngineError
+
+
+class Layer(NamedTuple):
+    """One decoder layer. Norm gains are folded into the matrices that follow them."""
+
+    qkv: torch.Tensor  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
+    qkv_bias: torch.Tensor | None  # [(heads + 2 kv_heads) * head_dim]
+    qk_gain: torch.Tensor | None  # [heads + kv_heads, head_dim]
+    out: torch.Tensor  # [heads * head_dim, hidden], transposed
+    gate_up: torch.Tensor  # [2 * intermediate, hidden]
+    down: torch.Tensor  # [intermediate, hidden], transposed
+
+
+class Weights(NamedTuple):
+    """Everything that a weight update replaces, at once, by one assignment."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[Layer]
+    head: torch.Tensor  # [vocab, hidden]
+
+
+def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
+    """Read `*.safetensors` and fuse.
+
+    Folding the gain of an RMS norm into the next matrix, and the attention scale into the queries, changes results
+    by one rounding of a weight. Query and key rows are reordered so that a rotated pair is one complex number.
+
+    Raises:
+        EngineError: no file, a torn file, a missing tensor, a shape the config does not have, a non-finite value.
+    """
+    named = _read_tensors(directory)
+    take = _Taker(directory, named)
+    hidden, head_dim = config.hidden, config.head_dim
+    embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
+    head = embedding if config.tied else take("lm_head.weight", config.vocab_size, hidden)
+    layers = [_fuse_layer(take, f"model.layers.{index}.", config, dtype) for index in range(config.layers)]
+    head = head * take("model.norm.weight", hidden)
+    extra = next((name for name in named if name.startswith(f"model.layers.{config.layers}.")), None)
+    if extra is not None:
+        raise EngineError(f"weights {directory}: {extra} is beyond the {config.layers} layers of the served model")
+    if head_dim % 2:
+        raise EngineError(f"weights {directory}: head_dim {head_dim} is odd; rotary embeddings need pairs")
+    return Weights(embedding.to(dtype), layers, head.to(dtype))
+
+
+class _Taker:
+    """Hands out tensors by name in float32, checked."""
+
+    def __init__(self, directory: Path, named: dict[str, torch.Tensor]) -> None:
+        self.directory = directory
+        self.named = named
+
+    def __call__(self, name: str, *shape: int) -> torch.Tensor:
+        tensor = self.named.get(name)
+        if tensor is None:
+            raise EngineError(f"weights {self.directory}: tensor {name} is missing")
+        if tuple(tensor.shape) != shape:
+            raise EngineError(
+                f"weights {self.directory}: {name} has shape {list(tensor.shape)}, the served model has {list(shape)}"
+            )
+        tensor = tensor.float()
+        if not bool(torch.isfinite(tensor).all()):
+            raise EngineError(f"weights {self.directory}: {name} holds values that are not finite")
+        return tensor
+
+
+def _read_tensors(directory: Path) -> dict[str, torch.Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise EngineError(f"weights {directory}: no *.safetensors file there")
+    named: dict[str, torch.Tensor] = {}
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - the handle is not iterable
+                    named[name] = file.get_tensor(name)
+        except (SafetensorError, OSError) as fault:
+            raise EngineError(f"weights {directory}: {path.name} is torn or unreadable ({fault})") from fault
+    return named
+
+
+def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dtype) -> Layer:
+    attention, head_dim, hidden = prefix + "self_attn.", config.head_dim, config.hidden
+    scale = 1.0 / math.sqrt(head_dim)
+    q_scale = 1.0 if config.has_qk_norm else scale
+    sizes = (("q", config.heads, q_scale), ("k", config.kv_heads, 1.0), ("v", config.kv_heads, 1.0))
+    blocks, biases = [], []
+    for kind, count, factor in sizes:
+        rows = take(f"{attention}{kind}_proj.weight", count * head_dim, hidden) * factor
+        blocks.append(rows if kind == "v" else _pair_rows(rows, head_dim))
+        if config.has_qkv_bias:
+            bias = take(f"{attention}{kind}_proj.bias", count * head_dim) * factor
+            biases.append(bias if kind == "v" else _pair_rows(bias, head_dim))
+    qk_gain = None
+    if config.has_qk_norm:
+        gains = [_pair_rows(take(f"{attention}{kind}_norm.weight", head_dim), head_dim) for kind in "qk"]
+        qk_gain = torch.cat([(gains[0] * scale).expand(config.heads, -1), gains[1].expand(config.kv_heads, -1)])
+    gate = take(prefix + "mlp.gate_proj.weight", config.intermediate, hidden)
+    up = take(prefix + "mlp.up_proj.weight", config.intermediate, hidden)
+    out = take(attention + "o_proj.weight", hidden, config.heads * head_dim)
+    down = take(prefix + "mlp.down_proj.weight", hidden, config.intermediate)
+    return Layer(
+        qkv=(torch.cat(blocks) * take(prefix + "input_layernorm.weight", hidden)).to(dtype),
+        qkv_bias=torch.cat(biases).to(dtype) if biases else None,
+        qk_gain=qk_gain,
+        out=out.t().contiguous().to(dtype),
+        gate_up=(torch.cat([gate, up]) * take(prefix + "post_attention_layernorm.weight", hidden)).to(dtype),
+        down=down.t().contiguous().to(dtype),
+    )
+
+
+def _pair_rows(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """[count * head_dim, ...] with (i, i + head_dim / 2), which rotate together, put side by side."""
+    halves = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return halves.transpose(1, 2).reshape(rows.shape)

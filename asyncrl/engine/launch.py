@@ -1,0 +1,106 @@
+"""Starting an inference server as a child process: the embedded engine, or SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from asyncrl.bus.server import die_with_parent, free_port
+from asyncrl.engine.client import EngineClient, EngineUnavailable
+from asyncrl.settings import EngineSettings
+
+
+class EngineFailed(Exception):
+    """A server that did not start, or died; the message holds its last words."""
+
+
+class EngineProcess:
+    """A server process of our own."""
+
+    def __init__(self, settings: EngineSettings, log_file: Path) -> None:
+        self._settings = settings
+        self._log_file = log_file
+        self._process: asyncio.subprocess.Process | None = None
+        self.address = ""
+
+    async def start(self, model: Path, version: str) -> str:
+        """Start the server on `model` under the name `version`; returns its address once it answers.
+
+        Raises:
+            EngineFailed: it ended, or does not answer within the start deadline.
+        """
+        port = free_port()
+        self.address = f"http://127.0.0.1:{port}"
+        with self._log_file.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *self._arguments(model, version, port),
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "OMP_NUM_THREADS": "1"},
+                preexec_fn=die_with_parent,
+            )
+        client = EngineClient(self.address, control_timeout_s=30)
+        ended = asyncio.create_task(self._process.wait())
+        try:
+            async with asyncio.timeout(self._settings.start_deadline_s):
+                # A server that starts tells nobody; asking its port is the only way to know.
+                while not await _healthy(client):
+                    if ended.done():
+                        raise EngineFailed(f"the server ended with code {ended.result()}: {self._last_words()}")
+                    await asyncio.wait({ended}, timeout=0.05)
+        except TimeoutError:
+            await self.stop()
+            raise EngineFailed(
+                f"the server did not answer within {self._settings.start_deadline_s:.0f} s: {self._last_words()}"
+            ) from None
+        finally:
+            ended.cancel()
+            await client.close()
+        return self.address
+
+    async def wait(self) -> str:
+        """Wait until the server ends; returns its last words."""
+        assert self._process is not None
+        code = await self._process.wait()
+        return f"exit code {code}: {self._last_words()}"
+
+    async def stop(self) -> None:
+        """End the server."""
+        if self._process is None or self._process.returncode is not None:
+            return
+        self._process.terminate()
+        try:
+            async with asyncio.timeout(5):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _arguments(self, model: Path, version: str, port: int) -> list[str]:
+        settings = self._settings
+        module = "asyncrl.engine.embedded" if settings.kind == "embedded" else "sglang.launch_server"
+        arguments = ["-m", module, "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        arguments += ["--weight-version", version, "--max-running-requests", str(settings.max_running)]
+        arguments += ["--incremental-streaming-output"]
+        if settings.kind == "embedded":
+            arguments += ["--die-with-parent"]
+        if settings.context:
+            arguments += ["--context-length", str(settings.context)]
+        return [*arguments, *settings.arguments]
+
+    def _last_words(self) -> str:
+        try:
+            lines = self._log_file.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return "no output"
+        return " | ".join(lines[-3:]) or "no output"
+
+
+async def _healthy(client: EngineClient) -> bool:
+    try:
+        return await client.health()
+    except EngineUnavailable:
+        return False

@@ -1,0 +1,76 @@
+"""An engine without a model, for benchmarks: lognormal durations, made-up tokens, true versions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+
+import numpy as np
+import xxhash
+
+from asyncrl.engine.client import Chunk, Generation, SamplingParams, VersionSpan
+from topics.wire import Int32Array
+
+
+def scripted_duration(input_ids: Int32Array, seed: int, *, mean_s: float, sigma: float) -> float:
+    """Seconds of one scripted generation: lognormal with this mean, drawn by the hash of its prompt and seed."""
+    if mean_s == 0:
+        return 0.0
+    drawn = random.Random(xxhash.xxh3_64_intdigest(input_ids.tobytes(), seed & 0xFFFFFFFF))
+    return drawn.lognormvariate(math.log(mean_s) - sigma * sigma / 2, sigma)
+
+
+class ScriptedClient:
+    """Takes as long as the script says; each token carries the version that was current at its share of the time."""
+
+    def __init__(self, *, mean_s: float, sigma: float, tokens: int) -> None:
+        self._mean_s = mean_s
+        self._sigma = sigma
+        self._tokens = np.arange(1, tokens + 1, dtype=np.int32)
+        self._logprobs = np.full(tokens, -1.0, np.float32)
+        self._changes: list[tuple[float, str]] = []  # when which version became current
+
+    def now_at(self, key: str) -> None:
+        """From now on tokens come from this version."""
+        self._changes.append((asyncio.get_running_loop().time(), key))
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        extra_key: str | None = None,
+        on_tokens: Callable[[Chunk], None] | None = None,
+        stream_interval: int = 16,
+    ) -> Generation:
+        """Wait for the scripted duration, then answer."""
+        loop = asyncio.get_running_loop()
+        duration = scripted_duration(input_ids, sampling.seed or 0, mean_s=self._mean_s, sigma=self._sigma)
+        start = loop.time()
+        if duration:
+            await asyncio.sleep(duration)
+        spans = self._spans(start, duration, extra_key or "")
+        return Generation(
+            token_ids=self._tokens,
+            logprobs=self._logprobs,
+            weight_version=spans[-1].version,
+            weight_versions=spans,
+            finish_reason="stop",
+            matched=None,
+            cached_tokens=0,
+        )
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+    def _spans(self, start: float, duration: float, key: str) -> list[VersionSpan]:
+        count = len(self._tokens)
+        spans = [VersionSpan(version=key, start=0, end=count)]
+        for at, version in self._changes:
+            done = math.ceil((at - start) / duration * count) if duration else 0
+            if 0 < done < count and version != spans[-1].version:
+                spans[-1] = VersionSpan(version=spans[-1].version, start=spans[-1].start, end=done)
+                spans.append(VersionSpan(version=version, start=done, end=count))
+        return spans

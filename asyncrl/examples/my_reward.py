@@ -1,0 +1,23 @@
+"""A reward function of one's own: the share of letters that stand where they should.
+
+A cast names it, and the rows it grades, with paths relative to the cast:
+
+    [task]
+    source = "questions.jsonl"
+
+    [reward]
+    function = "my_reward.py:reward"
+"""
+
+
+# Name what you want to look at: completion, prompt, label, metadata, trajectory_id. `async def` works as well, then
+# many calls run at once. It runs in a process of its own: it may print (to the log), raise (this trajectory is
+# dropped and the reason shown) or hang (the process is replaced after `time_limit_s`).
+def reward(completion: str, label: str) -> dict[str, float]:
+    """Return a number, or a dict with "reward" and further numbers, which are shown as metrics."""
+    answer = completion.strip()
+    right = sum(said == wanted for said, wanted in zip(answer, label, strict=False))
+    return {
+        "reward": right / max(len(answer), len(label)),  # an answer that is too long or too short loses, too
+        "solved": float(answer == label),
+    }

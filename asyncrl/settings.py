@@ -1,0 +1,304 @@
+"""Every setting of a run: one typed tree with ranges, units and a sentence each.
+
+The sentence under a field is its documentation: `asyncrl settings` and docs/settings.md print it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Rate: TypeAlias = Annotated[float, Meta(gt=0)]
+NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
+class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table of a cast."""
+
+
+class NatsSettings(Settings):
+    """Where the topics live."""
+
+    url: str = ""
+    """NATS URL, `nats://host:port` or `tls://host:port`; empty starts a server on loopback for this run."""
+    user: str = ""
+    """User name, when the URL needs one."""
+    password_file: str = ""
+    """File that holds the password (never the password itself)."""
+    stream_max_mb: Positive = 4096
+    """MB that each payload stream may hold on the server's disk."""
+    ledger_max_mb: Positive = 1024
+    """MB that each ledger log may hold on the server's disk."""
+    publish_deadline_s: Seconds = 120.0
+    """Seconds without an acknowledgement after which an actor gives its work back and exits."""
+
+
+class CreateModelSettings(Settings):
+    """An untrained character model, made in the run directory."""
+
+    hidden: Positive = 64
+    """Width of the residual stream."""
+    layers: Positive = 2
+    """Number of transformer layers."""
+    heads: Positive = 2
+    """Attention heads."""
+    kv_heads: Positive = 1
+    """Key-value heads; divides `heads`."""
+    head_dim: Positive = 32
+    """Width of a head."""
+    ffn: Positive = 192
+    """Width of the feed-forward layer."""
+    context: Positive = 64
+    """Greatest number of tokens in a row."""
+    alphabet: str = "abcdefghijklmnopqrstuvwxyz0123456789+=^"
+    """Characters the tokenizer knows, one token each."""
+
+
+class ModelSettings(Settings):
+    """The model that is trained."""
+
+    path: str = ""
+    """Hugging Face model directory (Qwen3, Qwen2.5 or Llama); empty makes one from `model.create`."""
+    create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
+    """Shape of the model that is made when `path` is empty."""
+
+
+class TaskSettings(Settings):
+    """What is learnt: prompts and how a trajectory comes about."""
+
+    source: str = "reverse"
+    """`reverse`, `sum`, `reasoning-gym:NAME`, or a file: `rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`."""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Options of the source, such as `letters = 8` or `prompt_key = "question"`."""
+    rollout: str = "single_turn"
+    """Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`."""
+
+
+class RewardSettings(Settings):
+    """How a finished trajectory is graded."""
+
+    function: str = "exact"
+    """`exact`, `math`, `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`."""
+    workers: Positive = 1
+    """Reward worker processes at start."""
+    children: Positive = 1
+    """Child processes a worker runs user functions in."""
+    time_limit_s: Seconds = 30.0
+    """Seconds one call may take before its child process is killed and the trajectory fails."""
+    in_flight: Positive = 256
+    """Trajectories a reward worker holds at once."""
+
+
+class RolloutSettings(Settings):
+    """Rollout workers and how they sample."""
+
+    workers: Positive = 1
+    """Rollout worker processes at start."""
+    slots: Positive = 256
+    """Trajectories a worker holds at once."""
+    group_size: Positive = 8
+    """Trajectories per prompt."""
+    max_new_tokens: Positive = 256
+    """Greatest number of tokens sampled by one `generate`."""
+    temperature: NonNegative = 1.0
+    """Sampling temperature; log-probs are those of the distribution at this temperature."""
+    top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the smallest set of tokens with this probability."""
+    top_k: Annotated[int, Meta(ge=-1)] = -1
+    """Sample from the k likeliest tokens; -1 for all."""
+    min_p: Share = 0.0
+    """Drop tokens less likely than this share of the likeliest."""
+    stop: list[str] = msgspec.field(default_factory=list)
+    """Strings that end a generation."""
+    progress_tokens: Positive = 256
+    """Tokens after which a growing trajectory publishes its progress: at most these are sampled twice."""
+    lease_s: Seconds = 10.0
+    """Seconds after which the work of a silent worker passes on."""
+    stall_s: Seconds = 120.0
+    """Seconds without any progress after which a worker stops renewing a lease."""
+    poison_after: Positive = 5
+    """Deliveries without progress after which a trajectory ends as poison."""
+
+
+class WarmupSettings(Settings):
+    """Supervised steps on the task's labels before RL, through the same log. They end at version 0."""
+
+    steps: Count = 0
+    """Number of supervised optimiser steps; 0 for none."""
+    batch_rows: Positive = 256
+    """Rows (prompt and label) of one supervised step."""
+    rows_per_trajectory: Positive = 32
+    """Consecutive rows that travel as the segments of one supervised trajectory; divides `batch_rows`."""
+    lr: Rate = 4e-3
+    """Peak learning rate of the warm-up."""
+    lr_warmup_steps: Count = 20
+    """Steps over which the learning rate rises from 0."""
+
+
+class BufferSettings(Settings):
+    """What is trained on, and how old it may be."""
+
+    batch_groups: Positive = 64
+    """Groups of one optimiser step."""
+    max_lag: Count = 2
+    """Versions between the weights that sampled a token and those it updates; no trained token exceeds it."""
+    ahead: Annotated[int, Meta(ge=-1, le=1)] = -1
+    """Batches packed ahead of the one in training: 0, 1, or -1 for min(1, max_lag)."""
+    stale: Literal["mask", "drop"] = "mask"
+    """What happens to a trajectory with tokens beyond max_lag: they are masked, or it is dropped."""
+    min_fresh: Share = 0.25
+    """A trajectory with a smaller share of tokens within max_lag is dropped with reason `lag`."""
+    group_deadline_s: Seconds = 600.0
+    """Seconds after its issue when a group is packed with the members it has (at least two), or dropped."""
+    zero_variance: Literal["keep", "drop"] = "keep"
+    """Whether groups whose rewards are all equal are trained on (with advantage 0) or dropped and replaced."""
+
+
+class LearnerSettings(Settings):
+    """The optimiser and its objective."""
+
+    trainer: Literal["torch", "scripted"] = "torch"
+    """`torch`: transformers model; `scripted`: takes `scripted_step_s` a step and changes nothing (benchmarks)."""
+    steps: Count = 100
+    """RL optimiser steps of the run; 0 ends it after the warm-up (supervised training alone)."""
+    lr: Rate = 1e-6
+    """Peak learning rate of RL."""
+    lr_warmup_steps: Count = 0
+    """Steps over which the learning rate rises from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning-rate schedule after its warm-up, over `steps`."""
+    betas: tuple[Share, Share] = (0.9, 0.95)
+    """AdamW decay rates of the two moments."""
+    weight_decay: NonNegative = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: Rate = 1.0
+    """Gradient norm above which gradients are scaled down."""
+    loss: Literal["grpo"] = "grpo"
+    """Objective of RL: `grpo` (clipped surrogate, clip-higher). The warm-up's is the negative log-likelihood."""
+    advantage: Literal["grpo", "centered", "none"] = "grpo"
+    """`grpo`: (r - mean) / std of the group; `centered`: r - mean; `none`: the reward."""
+    aggregation: Literal["trajectory", "token", "group", "constant"] = "token"
+    """What counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
+    clip_low: Share = 0.2
+    """Ratio clip below 1."""
+    clip_high: NonNegative = 0.28
+    """Ratio clip above 1 (clip-higher)."""
+    correction: Literal["decoupled", "bypass"] = "decoupled"
+    """`decoupled`: proximal policy is the trainer at the start of the step, off-policy weight capped;
+    `bypass`: the sampler's log-probs are the proximal policy."""
+    correction_cap: Rate = 2.0
+    """Cap of the off-policy weight exp(proximal - behaviour)."""
+    correction_mode: Literal["clamp", "mask"] = "clamp"
+    """What happens above the cap: the weight is clamped, or the token is masked."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Parameter type of the trained model."""
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    micro_batch_tokens: Positive = 16384
+    """Padded tokens of one forward and backward pass."""
+    publish_every: Positive = 1
+    """Steps between published versions."""
+    checkpoint_every: Positive = 20
+    """Steps between checkpoints."""
+    keep_checkpoints: Annotated[int, Meta(ge=2)] = 2
+    """Checkpoints kept, the newest ones."""
+    keep_versions: Annotated[int, Meta(ge=2)] = 4
+    """Published weights kept in the store, the newest ones."""
+    scripted_step_s: NonNegative = 0.0
+    """Seconds a scripted step takes."""
+
+
+class EngineSettings(Settings):
+    """Inference servers."""
+
+    kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
+    """`embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers),
+    `scripted` (no model: lengths drawn, tokens made up; benchmarks)."""
+    count: Positive = 1
+    """Servers at start (embedded, sglang, scripted)."""
+    addresses: list[str] = msgspec.field(default_factory=list)
+    """Addresses of external servers, `http://host:port`."""
+    api_key_file: str = ""
+    """File that holds the servers' API key."""
+    max_running: Positive = 256
+    """Requests one server runs at once."""
+    context: Count = 0
+    """Greatest number of tokens of a request; 0 takes the model's."""
+    arguments: list[str] = msgspec.field(default_factory=list)
+    """Further command-line arguments for a server started here."""
+    update_deadline_s: Seconds = 120.0
+    """Seconds one weight update may take before the server counts as gone."""
+    start_deadline_s: Seconds = 300.0
+    """Seconds a server may take to start."""
+    scripted_mean_s: NonNegative = 0.0
+    """Mean duration of a scripted generation, lognormal with `scripted_sigma`; 0 answers at once."""
+    scripted_sigma: NonNegative = 1.2
+    """Sigma of the logarithm of scripted durations."""
+    scripted_tokens: Positive = 16
+    """Tokens of a scripted completion."""
+
+
+class EvalSettings(Settings):
+    """Greedy evaluation on held-out prompts."""
+
+    prompts: Count = 0
+    """Prompts of one evaluation; 0 for no evaluation."""
+    every: Count = 0
+    """RL steps between evaluations; 0 evaluates version 0 and the last one only."""
+    source: str = ""
+    """Held-out source as in `task.source`; empty takes the task's with another seed."""
+    workers: Positive = 1
+    """Evaluator processes at start."""
+    temperature: NonNegative = 0.0
+    """Sampling temperature; 0 is greedy."""
+
+
+class RecorderSettings(Settings):
+    """What is written for people."""
+
+    plot: bool = True
+    """Whether `reward.png` is drawn at the end."""
+
+
+class Cast(Settings):
+    """A cast: which actors play, how many, with what settings."""
+
+    run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")] = "run"
+    """Id of the run, in every topic's subject."""
+    seed: int = 1
+    """Seed of data order, model initialisation and sampling."""
+    directory: str = "runs"
+    """Folder under which the run's directory is made."""
+    nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
+    """Where the topics live."""
+    model: ModelSettings = msgspec.field(default_factory=ModelSettings)
+    """The model that is trained."""
+    task: TaskSettings = msgspec.field(default_factory=TaskSettings)
+    """What is learnt."""
+    reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
+    """How trajectories are graded."""
+    rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
+    """Rollout workers."""
+    warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
+    """Supervised steps before RL."""
+    buffer: BufferSettings = msgspec.field(default_factory=BufferSettings)
+    """Batches and lag."""
+    learner: LearnerSettings = msgspec.field(default_factory=LearnerSettings)
+    """The optimiser."""
+    engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    """Inference servers."""
+    eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
+    """Evaluation."""
+    recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
+    """Files for people."""
+
+    @property
+    def ahead(self) -> int:
+        """Batches packed ahead of the one in training."""
+        return min(1, self.buffer.max_lag) if self.buffer.ahead < 0 else self.buffer.ahead

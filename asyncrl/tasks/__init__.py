@@ -1,0 +1,1 @@
+"""Data, tokenisation, rollout functions and rewards."""

@@ -1,0 +1,169 @@
+"""A sandbox child: loads one reward function and answers calls over its pipes until they close."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import functools
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack, read_score
+from asyncrl.tasks.functions import FunctionError, last_lines, load_function
+
+_PR_SET_PDEATHSIG = 1
+_READ_BYTES = 1 << 16
+_calls = msgspec.msgpack.Decoder(Call)
+
+
+class Signature(msgspec.Struct):
+    """How a reward function wants to be called."""
+
+    keywords: list[str]
+    positional: bool  # takes the completion in its place, not by name
+    needs_label: bool
+
+    def call(self, function: Callable[..., Any], request: GradeRequest) -> Any:
+        """Call `function` with the parts of `request` that it names."""
+        keywords = {name: getattr(request, name) for name in self.keywords}
+        return function(request.completion, **keywords) if self.positional else function(**keywords)
+
+
+def read_signature(function: Callable[..., Any]) -> Signature:
+    """Find out which parts of a request `function` names.
+
+    Raises:
+        FunctionError: when it needs an argument that a request does not have.
+    """
+    known = GradeRequest.__struct_fields__
+    signature = Signature([], positional=False, needs_label=False)
+    for parameter in inspect.signature(function).parameters.values():
+        required = parameter.default is parameter.empty
+        if parameter.kind is parameter.VAR_KEYWORD:
+            signature.keywords += [name for name in known if name not in signature.keywords]
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.kind is parameter.POSITIONAL_ONLY and not signature.positional:
+            signature.positional = True
+        elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
+            signature.keywords.append(parameter.name)
+            signature.needs_label |= required and parameter.name == "label"
+        elif required:
+            raise FunctionError(
+                f"the reward function asks for {parameter.name!r}; it may name {', '.join(known)} "
+                "(or take the completion alone as its one positional-only argument)"
+            )
+    if signature.positional and "completion" in signature.keywords:
+        signature.keywords.remove("completion")
+    return signature
+
+
+def _die_with(parent: int) -> None:
+    if sys.platform == "linux":  # elsewhere the closing pipe ends a child, unless its function hangs
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _take_pipes() -> tuple[int, BinaryIO]:
+    """Keep the pipes for ourselves: what a function reads finds nothing, what it prints goes to stderr."""
+    inbox, outbox = os.dup(0), os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    return inbox, os.fdopen(outbox, "wb")
+
+
+def _send(outbox: BinaryIO, message: msgspec.Struct) -> None:
+    outbox.write(pack(message))
+    outbox.flush()
+
+
+def _failure(call_id: int, error: BaseException, *, skip: int) -> Reply:
+    if isinstance(error, RewardFailed):
+        return Reply(call_id, reason=error.reason, detail=error.detail)
+    return Reply(call_id, reason="raised", detail=last_lines(error, skip=skip))
+
+
+def _read_calls(inbox: int, frames: Frames) -> Iterator[Call]:
+    while data := os.read(inbox, _READ_BYTES):
+        for frame in frames.feed(data):
+            yield _calls.decode(frame)
+
+
+def _serve(function: Callable[[GradeRequest], Any], calls: Iterator[Call], outbox: BinaryIO) -> None:
+    for call in calls:
+        try:
+            reply = Reply(call.id, *read_score(function(call.request)))
+        except Exception as error:  # whatever the user's function raises is an answer
+            reply = _failure(call.id, error, skip=2)
+        _send(outbox, reply)
+
+
+async def _serve_async(
+    function: Callable[[GradeRequest], Awaitable[Any]], inbox: int, outbox: BinaryIO, time_limit_s: float
+) -> None:
+    frames, closed, tasks = Frames(), asyncio.Event(), set[asyncio.Task[None]]()
+
+    async def answer(call: Call) -> None:
+        try:
+            async with asyncio.timeout(time_limit_s) as limit:
+                value = await function(call.request)
+            reply = Reply(call.id, *read_score(value))
+        except (Exception, asyncio.CancelledError) as error:  # whatever the user's function raises is an answer
+            reply = _failure(call.id, error, skip=2)
+            if isinstance(error, TimeoutError) and limit.expired():
+                reply = Reply(call.id, reason="time_limit", detail=f"no reward within {time_limit_s:g} s")
+        _send(outbox, reply)
+
+    def on_readable() -> None:
+        data = os.read(inbox, _READ_BYTES)
+        if not data:
+            closed.set()
+        for frame in frames.feed(data):
+            task = asyncio.get_running_loop().create_task(answer(_calls.decode(frame)))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+    asyncio.get_running_loop().add_reader(inbox, on_readable)
+    await closed.wait()
+
+
+def main(parent: int) -> None:
+    """Serve until the parent closes the pipe or dies."""
+    _die_with(parent)
+    inbox, outbox = _take_pipes()
+    frames = Frames()
+    setup = msgspec.msgpack.decode(_first_frame(inbox, frames), type=Setup)
+    try:
+        function = load_function(setup.spec, base=Path(setup.base))
+        if setup.arguments is not None:
+            function = function(**setup.arguments)
+        signature = read_signature(function)
+    except ValueError as error:  # FunctionError, DataError, or a function without a readable signature
+        _send(outbox, Ready(error=str(error)))
+        return
+    # An object may have an async __call__.
+    concurrent = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+    _send(outbox, Ready(needs_label=signature.needs_label, concurrent=concurrent))
+    call = functools.partial(signature.call, function)
+    if concurrent:
+        asyncio.run(_serve_async(call, inbox, outbox, setup.time_limit_s))
+    else:
+        _serve(call, _read_calls(inbox, frames), outbox)
+
+
+def _first_frame(inbox: int, frames: Frames) -> bytes:
+    while data := os.read(inbox, _READ_BYTES):
+        for frame in frames.feed(data):
+            return frame  # nothing follows before our answer
+    raise SystemExit(0)  # the parent closed first

@@ -1,0 +1,125 @@
+"""What a worker and its sandbox children say to each other: length-prefixed MessagePack over pipes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, SupportsFloat, TypeAlias
+
+import msgspec
+
+Reason: TypeAlias = Literal["raised", "value", "time_limit", "exited", "http", "closed"]
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class GradeRequest(msgspec.Struct):
+    """What a reward may look at."""
+
+    completion: str
+    prompt: str | list[dict[str, Any]]
+    label: Any = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    trajectory_id: str = ""
+
+
+class RewardFailed(Exception):
+    """A reward that could not be had for one trajectory.
+
+    `reason` is `raised`, `value` (no finite number came back), `time_limit`, `exited` (the function ended its
+    process), `http` (the address cannot be reached or refuses) or `closed` (the grader was closed meanwhile).
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class Setup(msgspec.Struct):
+    """First frame to a child: the function it calls."""
+
+    spec: str
+    base: str
+    time_limit_s: float
+    arguments: dict[str, Any] | None  # not None: `spec` makes the function when called with these
+
+
+class Ready(msgspec.Struct):
+    """First frame from a child: the function is loaded, or why not."""
+
+    error: str = ""
+    needs_label: bool = False
+    concurrent: bool = False  # an async function: many calls at once
+
+
+class Call(msgspec.Struct, array_like=True):
+    """One request to a child."""
+
+    id: int
+    request: GradeRequest
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """What came of a call."""
+
+    id: int
+    reward: float = 0.0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    reason: Reason | None = None  # None where there is a reward
+    detail: str = ""
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """One frame: four bytes of length, little-endian, then MessagePack."""
+    frame = bytearray(4)
+    _encoder.encode_into(message, frame, 4)
+    frame[:4] = (len(frame) - 4).to_bytes(4, "little")
+    return bytes(frame)
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that `data` completes."""
+        self._rest += data
+        frames, start = [], 0
+        while len(self._rest) >= start + 4:
+            end = start + 4 + int.from_bytes(self._rest[start : start + 4], "little")
+            if len(self._rest) < end:
+                break
+            frames.append(bytes(self._rest[start + 4 : end]))
+            start = end
+        del self._rest[:start]
+        return frames
+
+
+def read_score(value: Any) -> tuple[float, dict[str, float]]:
+    """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
+
+    Returns:
+        The reward and the metrics by name, all finite.
+
+    Raises:
+        RewardFailed: with reason `value`.
+    """
+    if not isinstance(value, Mapping):
+        return _finite(value, "the function returned"), {}
+    if "reward" not in value:
+        raise RewardFailed("value", f"the function returned no 'reward' but {', '.join(map(repr, value)) or 'nothing'}")
+    numbers = {str(name): _finite(number, f"{name!r} is") for name, number in value.items()}
+    return numbers.pop("reward"), numbers
+
+
+def _finite(value: Any, subject: str) -> float:
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, an integer past 1e308
+        number = math.nan
+    if not math.isfinite(number):
+        raise RewardFailed("value", f"{subject} {repr(value)[:200]}; expected a finite number")
+    return number

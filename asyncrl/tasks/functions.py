@@ -1,0 +1,89 @@
+"""Finds the user's functions: `path/to/file.py:function` or `package.module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import xxhash
+
+
+class FunctionError(ValueError):
+    """A user's function that cannot be found or loaded."""
+
+
+def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
+    """Import the function that `spec` names.
+
+    A file is run once per process, however many functions are taken from it. Its folder joins `sys.path`, in front as
+    for a script, so that modules beside it import; nothing else does.
+
+    Args:
+        spec: `path/to/file.py:function` or `package.module:function`.
+        base: folder that a relative path is looked for in.
+
+    Raises:
+        FunctionError: says what was looked for and what there is instead.
+    """
+    where, colon, name = spec.rpartition(":")
+    if not colon or not where or not name.isidentifier():
+        raise FunctionError(f"{spec!r} names no function; write path/to/file.py:function or package.module:function")
+    module = _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
+    function = getattr(module, name, None)
+    if function is None:
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        shown = difflib.get_close_matches(name, names, n=1) or names
+        raise FunctionError(f"{spec}: {where} has no function {name!r}; it has {', '.join(shown) or 'none'}")
+    if not callable(function):
+        raise FunctionError(f"{spec}: {name!r} is no function but {type(function).__name__}")
+    return function  # type: ignore[no-any-return]
+
+
+def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
+    """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
+    trace = error.__traceback__
+    for _ in range(skip):
+        trace = trace.tb_next if trace and trace.tb_next else trace
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    return "\n".join(text.splitlines()[-lines:])[-4000:]
+
+
+def _load_file(path: Path, spec: str) -> ModuleType:
+    path = path.resolve()
+    if not path.is_file():
+        beside = ", ".join(sorted(file.name for file in path.parent.glob("*.py"))[:10])
+        raise FunctionError(f"{spec}: no file {path}; Python files in its folder: {beside or 'none'}")
+    name = f"asyncrl_user_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
+    if name in sys.modules:
+        return sys.modules[name]
+    loader = importlib.util.spec_from_file_location(name, path)
+    if loader is None or loader.loader is None:
+        raise FunctionError(f"{spec}: {path} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(loader)
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    try:
+        loader.loader.exec_module(module)
+    except Exception as error:  # anything may happen in a user's file
+        del sys.modules[name]
+        raise FunctionError(f"{spec}: {path.name} does not import\n{last_lines(error)}") from error
+    return module
+
+
+def _load_module(name: str, spec: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # anything may happen in a user's module
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            raise FunctionError(
+                f"{spec}: no module {error.name!r} among the installed packages and on PYTHONPATH; "
+                "a file is named with its path and .py"
+            ) from error
+        raise FunctionError(f"{spec}: {name} does not import\n{last_lines(error)}") from error

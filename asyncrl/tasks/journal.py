@@ -1,0 +1,122 @@
+"""The journal of a rollout: what its context answered, so that the same function can run again on any worker.
+
+A rollout function is replayed from its start. Each call finds its recorded answer by its path: the number of the call
+in its branch, where every asyncio task that the function starts is a branch of its own, numbered by its first call.
+Answers depend on paths only, never on which of two parallel calls came back first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import ContextVar, Token
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+
+from topics.trajectories import Answer
+from topics.wire import Float32Array, Int32Array
+
+
+class Diverged(Exception):
+    """A replayed rollout function asked something else than it did the first time."""
+
+
+class _Branch:
+    """The calls of one asyncio task of a rollout function."""
+
+    __slots__ = ("calls", "children", "path", "task")
+
+    def __init__(self, path: str, task: asyncio.Task[Any] | None) -> None:
+        self.path = path
+        self.task = task
+        self.calls = 0
+        self.children = 0
+
+    def next_call(self) -> str:
+        path = f"{self.path}{self.calls}"
+        self.calls += 1
+        return path
+
+    def child(self, task: asyncio.Task[Any] | None) -> _Branch:
+        branch = _Branch(f"{self.path}{self.calls}.{self.children}/", task)
+        self.children += 1
+        return branch
+
+
+_BRANCH: ContextVar[_Branch] = ContextVar("rollout_branch")
+
+
+def digest_of(*inputs: Any) -> str:
+    """xxh3 of a call's inputs, hex."""
+    digest = xxhash.xxh3_64()
+    for value in inputs:
+        digest.update(value.tobytes() if isinstance(value, np.ndarray) else msgspec.msgpack.encode(value))
+        digest.update(b"\x00")
+    return digest.hexdigest()
+
+
+class Journal:
+    """Recorded answers by call path, in the order in which the calls were first made."""
+
+    def __init__(self, answers: dict[str, Answer] | None = None) -> None:
+        self.answers: dict[str, Answer] = answers or {}
+        self._asked: set[str] = set()
+
+    def begin(self) -> Token[_Branch]:
+        """Start (or start again) at the first call, in the task that calls this."""
+        self._asked.clear()
+        return _BRANCH.set(_Branch("", asyncio.current_task()))
+
+    @staticmethod
+    def end(token: Token[_Branch]) -> None:
+        """Leave the rollout."""
+        _BRANCH.reset(token)
+
+    def ask(self, call: str, inputs: str) -> Answer:
+        """The answer recorded for the call that is being made now; a new, open one if there is none.
+
+        Raises:
+            Diverged: the recording at this place is of another call, or of other inputs.
+        """
+        branch = _BRANCH.get()
+        task = asyncio.current_task()
+        if branch.task is not task:
+            branch = branch.child(task)
+            _BRANCH.set(branch)
+        path = branch.next_call()
+        self._asked.add(path)
+        answer = self.answers.get(path)
+        if answer is None:
+            answer = self.answers[path] = Answer(call, inputs, done=False)
+        elif answer.call != call or answer.inputs != inputs:
+            raise Diverged(
+                f"call {path} is {call}({inputs}) but was {answer.call}({answer.inputs}) before; a rollout function "
+                "must ask the same again: take clock and randomness from the context, mark other tools replay='journal'"
+            )
+        return answer
+
+    def recorded(self) -> dict[str, Answer]:
+        """A copy for publication: every answer that holds something."""
+        return {path: answer for path, answer in self.answers.items() if answer.done or len(answer.tokens)}
+
+    @property
+    def tokens(self) -> int:
+        """Tokens sampled so far."""
+        return sum(len(answer.tokens) for answer in self.answers.values())
+
+
+def extend(answer: Answer, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:
+    """Append sampled tokens to an open generation: the one place where tokens enter a trajectory."""
+    if len(tokens) != len(logprobs):
+        raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
+    if not len(tokens):
+        return
+    versions = np.full(len(tokens), version, np.int32)
+    if not len(answer.tokens):
+        answer.tokens, answer.logprobs, answer.versions = tokens, logprobs, versions
+        return
+    answer.tokens = np.concatenate([answer.tokens, tokens])
+    answer.logprobs = np.concatenate([answer.logprobs, logprobs])
+    answer.versions = np.concatenate([answer.versions, versions])

@@ -1,0 +1,177 @@
+"""What a rollout function works with: its context, and the segments that come of it."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from asyncrl.tasks.journal import Journal, digest_of
+from asyncrl.tasks.tokens import TaskTokenizer
+from topics.prompts import PromptRow
+from topics.trajectories import Answer, Segment
+from topics.wire import Int32Array
+
+Replay: TypeAlias = Literal["journal", "rerun"]
+RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
+
+
+class Generated(NamedTuple):
+    """What one `generate` sampled."""
+
+    tokens: Int32Array  # [T]
+    text: str
+    finish: str  # "stop" or "length"
+
+
+class Limits(NamedTuple):
+    """Bounds of one generation."""
+
+    max_new_tokens: int
+    stop: list[str]
+
+
+class Host(Protocol):
+    """What the worker gives a context: sampling, and a place to keep progress."""
+
+    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
+        """Extend an open answer until it is done, whatever happens to engines meanwhile."""
+        ...
+
+    async def keep(self) -> None:
+        """Publish the journal as it is now; returns when it is stored."""
+        ...
+
+
+class RolloutContext:
+    """All that a rollout function may use of the world.
+
+    `generate` is the only way to sample, `tool` the way to act, `time` and `random` the clock and the die. What they
+    answered is recorded, and recorded answers are given again when the function is run again elsewhere.
+    """
+
+    def __init__(self, tokenizer: TaskTokenizer, journal: Journal, host: Host, *, seed: int, limits: Limits) -> None:
+        self.tokenizer = tokenizer
+        self.completion: str | None = None  # text for the reward; None: everything the policy sampled
+        self._journal = journal
+        self._host = host
+        self._seed = seed
+        self._limits = limits
+        self._calls: list[tuple[Int32Array, Answer]] = []
+
+    async def generate(
+        self,
+        token_ids: Sequence[int] | Int32Array,
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Generated:
+        """Sample a continuation of `token_ids` ([T], prompt and everything said so far)."""
+        ids = np.ascontiguousarray(token_ids, dtype=np.int32)
+        limits = Limits(
+            max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
+        )
+        answer = self._journal.ask("generate", digest_of(ids, limits))
+        self._calls.append((ids, answer))
+        if not answer.done:
+            await self._host.sample(ids, answer, limits)
+        return Generated(answer.tokens, self.tokenizer.decode(answer.tokens), answer.finish)
+
+    async def tool(self, name: str, function: Callable[..., Any], *arguments: Any, replay: Replay = "journal") -> Any:
+        """Call `function(*arguments)`, sync or async; arguments and answer are plain data (MessagePack).
+
+        Args:
+            replay: `journal`: a call that has answered is never made again, its answer is; `rerun`: it is made again
+                whenever the rollout is resumed (tools that only look, or whose state lives in this process).
+        """
+        answer = self._journal.ask(f"tool:{name}", digest_of(arguments))
+        if answer.done and replay == "journal":
+            return msgspec.msgpack.decode(answer.result)
+        result = function(*arguments)
+        if inspect.isawaitable(result):
+            result = await result
+        answer.result = msgspec.msgpack.encode(result) if replay == "journal" else b""
+        answer.done = True
+        await self._host.keep()
+        return msgspec.msgpack.decode(answer.result) if replay == "journal" else result
+
+    def time(self) -> float:
+        """Seconds since the epoch, the same again when replayed."""
+        answer = self._journal.ask("time", "")
+        if not answer.done:
+            answer.result, answer.done = msgspec.msgpack.encode(time.time()), True
+        return float(msgspec.msgpack.decode(answer.result))
+
+    def random(self) -> random.Random:
+        """A generator of random numbers, the same again when replayed."""
+        answer = self._journal.ask("random", "")
+        answer.done = True
+        return random.Random(f"{self._seed}:{len(self._calls)}")
+
+    def segments(self) -> list[Segment]:
+        """The rows that come of all generations, in the order in which they were asked for.
+
+        A generation whose input continues a row extends that row; another input (a rewritten or compacted history, a
+        second branch) begins a new one.
+        """
+        rows: list[_Row] = []
+        for ids, answer in self._calls:
+            row = next((row for row in reversed(rows) if row.continues(ids)), None)
+            if row is None:
+                row = _Row()
+                rows.append(row)
+            row.observe(ids)
+            row.sampled(answer)
+        return [row.segment() for row in rows]
+
+    def sampled_text(self) -> str:
+        """The text of everything the policy sampled, or what the function put in its place."""
+        if self.completion is not None:
+            return self.completion
+        return "".join(self.tokenizer.decode(answer.tokens) for _, answer in self._calls)
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last generation ended at its limit."""
+        return bool(self._calls) and self._calls[-1][1].finish == "length"
+
+
+class _Row:
+    """A segment that grows; pieces are joined once, at the end."""
+
+    def __init__(self) -> None:
+        self._tokens = np.empty(0, np.int32)
+        self._sampled: list[tuple[int, Answer]] = []  # where each generation begins
+
+    def continues(self, ids: Int32Array) -> bool:
+        length = len(self._tokens)
+        return len(ids) >= length and bool((ids[:length] == self._tokens).all())
+
+    def observe(self, ids: Int32Array) -> None:
+        self._tokens = ids
+
+    def sampled(self, answer: Answer) -> None:
+        self._sampled.append((len(self._tokens), answer))
+        self._tokens = np.concatenate([self._tokens, answer.tokens])
+
+    def segment(self) -> Segment:
+        length = len(self._tokens)
+        mask = np.zeros(length, np.uint8)
+        logprobs = np.zeros(length, np.float32)
+        versions = np.full(length, -1, np.int32)
+        for start, answer in self._sampled:
+            end = start + len(answer.tokens)
+            mask[start:end] = 1
+            logprobs[start:end] = answer.logprobs
+            versions[start:end] = answer.versions
+        return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions)
+
+
+async def single_turn(row: PromptRow, context: RolloutContext) -> None:
+    """The default rollout function: one prompt, one answer."""
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))

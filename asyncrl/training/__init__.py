@@ -1,0 +1,1 @@
+"""Trainers: rows in, weights out."""

@@ -1,0 +1,180 @@
+"""Checkpoints: one directory each, complete or absent, never overwritten.
+
+A checkpoint is written aside, synced to disk and renamed, so that a directory with a checkpoint's name is a
+whole checkpoint. `checkpoint.json` names every file with its size and checksum; reading verifies them.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import xxhash
+from safetensors import SafetensorError
+
+if TYPE_CHECKING:
+    import torch
+
+_RECORD = "checkpoint.json"
+_BLOCK_BYTES = 1 << 22
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be written, or must not be read."""
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("asyncrl")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """One file of a checkpoint."""
+
+    bytes: int
+    xxh3: str
+
+
+class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `checkpoint.json` says."""
+
+    line: int
+    step: int
+    digest: str  # `weights_digest` of the weights
+    batch_sequence: int  # last message of the batch log that the weights contain
+    asyncrl: str = msgspec.field(default_factory=_version)  # version of this program
+    extra: dict[str, Any] = {}
+    files: dict[str, FileRecord] = {}
+
+    @property
+    def name(self) -> str:
+        """Name of the directory."""
+        return f"step{self.step:06d}-line{self.line}-{self.digest[:12]}"
+
+
+def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Identity of weights: xxh3_128 over names, dtypes, shapes and bytes, whatever the order.
+
+    Returns:
+        32 hexadecimal digits.
+    """
+    import torch
+
+    lines = []
+    for name, tensor in weights:
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        lines.append(f"{name} {tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(content.data)}\n")
+    return str(xxhash.xxh3_128_hexdigest("".join(sorted(lines)).encode()))
+
+
+def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], None]) -> Path:
+    """Write one checkpoint under `root`.
+
+    Args:
+        root: folder of the checkpoints, made where missing.
+        checkpoint: what it is; `files` is filled in here.
+        save: writes the files into the directory it is given.
+
+    Returns:
+        The checkpoint's directory. One that is already there, as after a replay, is verified and kept.
+
+    Raises:
+        CheckpointError: when it cannot be written, for example on a full disk; nothing is left behind.
+    """
+    target = root / checkpoint.name
+    if target.exists():
+        read_checkpoint(target)
+        return target
+    with written_aside(target) as aside:
+        save(aside)
+        files = {path.name: _file_record(path) for path in sorted(aside.iterdir())}
+        record = msgspec.structs.replace(checkpoint, files=files)
+        (aside / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+    return target
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """Read and verify a checkpoint.
+
+    Raises:
+        CheckpointError: naming the file that is missing, cut short or changed.
+    """
+    path = directory / _RECORD
+    try:
+        checkpoint = msgspec.json.decode(path.read_bytes(), type=Checkpoint)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; this is no complete checkpoint, use another") from error
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
+    for name, expected in checkpoint.files.items():
+        try:
+            found = _file_record(directory / name)
+        except OSError as error:
+            raise CheckpointError(
+                f"{directory / name}: {error.strerror}; this checkpoint is torn, use another"
+            ) from error
+        if found != expected:
+            raise CheckpointError(
+                f"{directory / name}: {found.bytes} bytes with xxh3 {found.xxh3}, expected {expected.bytes} with "
+                f"{expected.xxh3}; this checkpoint is torn, use another"
+            )
+    if directory.name != checkpoint.name:
+        raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")
+    return checkpoint
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Path]:
+    """Give a directory to fill that becomes `target` when all of it is on disk, or vanishes.
+
+    Raises:
+        CheckpointError: when `target` exists or the disk refuses a write.
+    """
+    if target.exists():
+        raise CheckpointError(f"{target} exists; it is never overwritten, choose another name or remove it")
+    aside = target.parent / f".{target.name}.partial"
+    try:
+        # A killed writer may have left its half here.
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        for path in [*aside.iterdir(), aside]:
+            _sync(path)
+        aside.rename(target)
+        _sync(target.parent)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        # safetensors reports a failed write as an error of its own.
+        if isinstance(error, OSError | SafetensorError):
+            raise CheckpointError(f"{target} could not be written: {_reason(error)}") from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full; free some space, older checkpoints are intact" if full else str(error)
+
+
+def _file_record(path: Path) -> FileRecord:
+    digest = xxhash.xxh3_64()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+        return FileRecord(bytes=file.tell(), xxh3=digest.hexdigest())
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

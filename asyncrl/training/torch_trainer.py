@@ -1,0 +1,236 @@
+"""The trainer on transformers models: AdamW, FSDP2 on GPUs, plain torch on one CPU."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from asyncrl.algorithms.batches import TrainRow
+from asyncrl.algorithms.losses import Sums, grpo_loss, merge_sums, metrics, sft_loss
+from asyncrl.algorithms.packing import micro_batches, padding_share
+from asyncrl.training.checkpoint import CheckpointError, written_aside
+from asyncrl.training.padding import WEIGHTLESS, pad_rows
+from asyncrl.training.policy import load_policy
+from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
+
+_WEIGHTS, _STATE = "model.safetensors", "optimizer.safetensors"
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_NAMED_OFFENDERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """How a `TorchTrainer` computes."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the matrix products and the published weights; master weights and moments are float32."""
+    micro_batch_tokens: int = 4096
+    recompute: bool = False
+    threads: int = 1
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+
+class TorchTrainer:
+    """See `Trainer`."""
+
+    def __init__(self, directory: Path, settings: TorchSettings | None = None) -> None:
+        """Load the model of a Hugging Face directory, which must stay there for `export`."""
+        self.settings = settings or TorchSettings()
+        torch.set_num_threads(self.settings.threads)
+        self._source = directory
+        self._device = torch.device(self.settings.device)
+        self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
+        self._policy = load_policy(directory, device=self._device, dtype=self._dtype, recompute=self.settings.recompute)
+        self._parameters: dict[str, torch.nn.Parameter] = dict(self._policy.model.named_parameters())
+        self._optimizer = torch.optim.AdamW(
+            self._parameters.values(),
+            lr=0.0,
+            betas=self.settings.betas,
+            eps=self.settings.eps,
+            weight_decay=self.settings.weight_decay,
+            fused=True,
+        )
+        self._ranks = dist.get_world_size() if dist.is_initialized() else 1
+        self._writes = self._ranks == 1 or dist.get_rank() == 0
+
+    def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
+        """See `Trainer.step`."""
+        self._check(rows)
+        # A token without advantage has no gradient in a policy loss, so its row needs no forward pass. It
+        # keeps its place in the denominators, which `build_rows` took over the whole batch.
+        used = [row for row in rows if row.mask[1:].any() and (spec.loss == "sft" or row.advantage != 0.0)]
+        lengths = [len(row.tokens) for row in used]
+        batches = micro_batches(lengths, micro_batch_tokens=self.settings.micro_batch_tokens)
+        sums, norm = self._gradient([[used[index] for index in batch] for batch in batches], spec)
+        loss = float(sums.pop("loss", 0.0))
+        if not np.isfinite([loss, norm]).all():
+            self._refuse(used, spec, f"loss {loss}, gradient norm {norm}")
+        clip_grads_with_norm_(self._parameters.values(), spec.grad_clip, torch.tensor(norm, device=self._device))
+        for group in self._optimizer.param_groups:
+            group["lr"] = spec.learning_rate
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": spec.learning_rate,
+            "rows": float(len(rows)),
+            "rows_skipped": float(len(rows) - len(used)),
+            "padding_share": padding_share(lengths, batches),
+            **metrics(sums),
+        }
+
+    def _check(self, rows: Sequence[TrainRow]) -> None:
+        vocabulary, context = self._policy.vocab_size, self._policy.context
+        for row in rows:
+            if len(row.tokens) > context:
+                raise RowError(
+                    f"trajectory {row.trajectory_id}: {len(row.tokens)} tokens, the model's context is {context}"
+                )
+        flat = np.concatenate([row.tokens for row in rows]) if rows else np.zeros(0, np.int32)
+        if flat.size and not 0 <= flat.min() <= flat.max() < vocabulary:
+            row = next(
+                row for row in rows if row.tokens.size and not 0 <= row.tokens.min() <= row.tokens.max() < vocabulary
+            )
+            raise RowError(
+                f"trajectory {row.trajectory_id}: tokens {row.tokens.min()} to {row.tokens.max()}, the model has "
+                f"{vocabulary}; the rollout's tokenizer belongs to another model"
+            )
+
+    def _gradient(self, batches: list[list[TrainRow]], spec: StepSpec) -> tuple[Sums, float]:
+        """Leave the gradient of the whole batch in the parameters; returns the batch's sums and its norm."""
+        count = self._reduced(torch.tensor([len(batches)], device=self._device), dist.ReduceOp.MAX).item()
+        # FSDP2 gathers parameters in step, so every rank makes as many passes; the surplus ones weigh nothing.
+        parts = [self._backward(rows, spec) for rows in batches + [[WEIGHTLESS]] * (int(count) - len(batches))]
+        for parameter in self._parameters.values():
+            if parameter.grad is None:
+                # Momentum moves on even where a batch has no gradient.
+                parameter.grad = torch.zeros_like(parameter)
+        norm = get_total_norm([parameter.grad for parameter in self._parameters.values() if parameter.grad is not None])
+        return self._reduced_sums(merge_sums(parts)), float(_full(norm))
+
+    def _backward(self, rows: Sequence[TrainRow], spec: StepSpec) -> Sums:
+        batch = pad_rows(rows, self._device)
+        mixed = self._dtype != torch.float32 and self._ranks == 1 and self._device.type == "cpu"
+        with torch.autocast("cpu", self._dtype) if mixed else nullcontext():
+            logprobs, entropy = self._policy(*batch.inputs)
+        if spec.loss == "sft":
+            loss, sums = sft_loss(logprobs, batch.tokens.weights)
+        else:
+            loss, sums = grpo_loss(logprobs, batch.tokens, clip=spec.clip, correction=spec.correction)
+        # FSDP2 averages gradients over ranks; the weights are shares of the whole batch, so they add up.
+        torch.autograd.backward(loss * self._ranks)
+        return {**sums, "loss": loss.detach(), "entropy": (entropy * (batch.tokens.weights > 0)).sum()}
+
+    def _reduced(self, values: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
+        if self._ranks > 1:
+            dist.all_reduce(values, op=how)
+        return values
+
+    def _reduced_sums(self, sums: Sums) -> Sums:
+        if self._ranks == 1 or not sums:
+            return sums
+        gathered = [torch.zeros(len(sums), device=self._device) for _ in range(self._ranks)]
+        dist.all_gather(gathered, torch.stack(list(sums.values())))
+        return merge_sums([dict(zip(sums, values, strict=True)) for values in gathered])
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """See `Trainer.weights`; in `TorchSettings.dtype`, on the trainer's device."""
+        for name, parameter in self._parameters.items():
+            yield name, _full(parameter).to(self._dtype)
+
+    def save(self, directory: Path) -> None:
+        """See `Trainer.save`. The first rank writes."""
+        weights = {name: _stored(parameter) for name, parameter in self._parameters.items()}
+        state = {"rng": torch.get_rng_state()}
+        for name, parameter in self._parameters.items():
+            for key, value in self._optimizer.state[parameter].items():
+                state[f"{key}.{name}"] = _stored(value)
+        if self._writes:
+            save_file(weights, directory / _WEIGHTS, metadata={"format": "pt"})
+            save_file(state, directory / _STATE)
+
+    def load(self, directory: Path) -> None:
+        """See `Trainer.load`."""
+        weights, state = _read(directory / _WEIGHTS), _read(directory / _STATE)
+        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        if found != expected:
+            name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            raise CheckpointError(
+                f"{directory / _WEIGHTS}: {name} has shape {found.get(name)}, the model in {self._source} "
+                f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
+            )
+        moments: dict[int, dict[str, torch.Tensor]] = {}
+        for index, (name, parameter) in enumerate(self._parameters.items()):
+            with torch.no_grad():
+                parameter.copy_(_placed(weights[name], parameter))
+            if f"step.{name}" in state:
+                kept = {key: _placed(state[f"{key}.{name}"], parameter) for key in _MOMENTS}
+                moments[index] = {"step": state[f"step.{name}"], **kept}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        torch.set_rng_state(state["rng"])
+
+    def export(self, directory: Path) -> None:
+        """See `Trainer.export`. The first rank writes."""
+        weights = {name: tensor.cpu() for name, tensor in self.weights()}
+        if not self._writes:
+            return
+        with written_aside(directory) as aside:
+            # The source's own config and tokenizer are readable by every version of every engine that read
+            # the source; a config written anew by transformers may not be.
+            for path in self._source.iterdir():
+                if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
+                    shutil.copyfile(path, aside / path.name)
+            save_file(weights, aside / _WEIGHTS, metadata={"format": "pt"})
+
+    def _refuse(self, rows: Sequence[TrainRow], spec: StepSpec, found: str) -> None:
+        offenders = []
+        # Rows of other ranks cannot be told apart here, and a pass of one rank alone would hang the others.
+        for row in rows if self._ranks == 1 else ():
+            self._optimizer.zero_grad()
+            sums, norm = self._gradient([[row]], spec)
+            if not np.isfinite([float(sums["loss"]), norm]).all():
+                offenders.append(row.trajectory_id)
+        self._optimizer.zero_grad()
+        named = ", ".join(offenders[:_NAMED_OFFENDERS]) + (", ..." if len(offenders) > _NAMED_OFFENDERS else "")
+        blame = f"{len(offenders)} of {len(rows)} rows, of trajectories {named}" if offenders else "no row alone"
+        raise NonFiniteLoss(f"step {spec.step}: {found}, caused by {blame}; the weights were not touched")
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    return _full(tensor).cpu().contiguous()
+
+
+def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A full tensor, on the devices where `like` lies."""
+    value = value.to(like.device)
+    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{file} cannot be read ({error}); this checkpoint is torn, use another") from error

@@ -1,0 +1,95 @@
+import numpy as np
+import pytest
+
+from asyncrl.algorithms.batches import BatchRules, GradedTrajectory, build_rows
+from topics.trajectories import Segment
+
+
+def segment(prompt, versions):
+    """A prompt of the given length, then one token for each version."""
+    size, versions = prompt + len(versions), np.array([-1] * prompt + list(versions), np.int32)
+    mask = np.array([0] * prompt + [1] * (size - prompt), np.uint8)
+    return Segment(np.arange(size, dtype=np.int32), mask, np.where(mask, -0.5, 0.0).astype(np.float32), versions)
+
+
+GROUPS = [
+    [
+        GradedTrajectory("p0-0", [segment(2, [3, 3]), segment(3, [3, 4])], 1.0),
+        GradedTrajectory("p0-1", [segment(2, [1, 4, 5])], 0.0),
+    ],
+    [
+        GradedTrajectory("p1-0", [segment(1, [5])], 0.5, 0.7),
+        GradedTrajectory("p1-1", [segment(1, [5, 5])], 0.5),
+    ],
+]
+
+
+def test_every_segment_becomes_a_row_with_its_trajectorys_advantage_and_weight():
+    rows, _ = build_rows(GROUPS, BatchRules(step=6, advantage="centered"))
+
+    assert [row.trajectory_id for row in rows] == ["p0-0", "p0-0", "p0-1", "p1-0", "p1-1"]
+    assert [row.advantage for row in rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
+    assert [row.weight for row in rows] == [1 / 16, 1 / 16, 1 / 12, 1 / 4, 1 / 8]
+    assert [row.temperature for row in rows] == [1.0, 1.0, 1.0, 0.7, 1.0]
+    assert rows[1].tokens is GROUPS[0][0].segments[1].tokens
+
+
+def test_stale_tokens_are_masked_and_take_their_weight_with_them():
+    fresh, _ = build_rows(GROUPS, BatchRules(step=6))
+    rows, stats = build_rows(GROUPS, BatchRules(step=6, min_version=4))
+
+    assert [row.mask.tolist() for row in rows] == [
+        [0, 0, 0, 0],
+        [0, 0, 0, 0, 1],
+        [0, 0, 0, 1, 1],
+        [0, 1],
+        [0, 1, 1],
+    ]
+    assert [row.weight for row in rows] == [row.weight for row in fresh]
+    assert [row.advantage for row in rows] == [row.advantage for row in fresh]
+    assert (stats.tokens_trainable, stats.tokens_trained, stats.tokens_stale) == (10, 6, 4)
+    assert stats.lag_histogram == {0: 4, 1: 2}
+    assert stats.lag_mean == pytest.approx(2 / 6)
+    assert stats.lag_max == 1
+
+
+def test_a_stale_token_can_take_its_whole_trajectory():
+    rows, stats = build_rows(GROUPS, BatchRules(step=6, min_version=2, stale="drop"))
+
+    assert [int(row.mask.sum()) for row in rows] == [2, 2, 0, 1, 2]
+    assert (stats.tokens_trained, stats.tokens_stale) == (7, 3)
+
+
+def test_supervised_tokens_never_grow_stale_and_have_no_lag():
+    rows, stats = build_rows(
+        [[GradedTrajectory("s0", [segment(1, [-1, -1])])]], BatchRules(step=100, min_version=90, advantage="none")
+    )
+
+    assert rows[0].mask.tolist() == [0, 1, 1]
+    assert (stats.tokens_trained, stats.lag_histogram, stats.lag_mean) == (2, {}, 0.0)
+
+
+def test_the_first_token_of_a_segment_is_never_trained_on():
+    whole = Segment(
+        np.arange(3, dtype=np.int32), np.ones(3, np.uint8), np.zeros(3, np.float32), np.full(3, -1, np.int32)
+    )
+    rows, stats = build_rows([[GradedTrajectory("s0", [whole])]], BatchRules(step=1, aggregation="token"))
+
+    assert rows[0].mask.tolist() == [0, 1, 1]
+    assert rows[0].weight == 1 / 2
+    assert whole.mask.tolist() == [1, 1, 1]
+    assert stats.tokens_trainable == 2
+
+
+def test_reward_statistics_are_over_trajectories():
+    _, stats = build_rows(GROUPS, BatchRules(step=6))
+    assert (stats.trajectories, stats.reward_mean) == (4, 0.5)
+    assert stats.reward_std == pytest.approx(np.std([1.0, 0.0, 0.5, 0.5]))
+
+
+def test_empty_batches_and_segments_are_no_trouble():
+    assert build_rows([], BatchRules(step=1))[0] == []
+    empty = GradedTrajectory("p0-0", [segment(0, []), segment(1, [0]), segment(0, [])], 1.0)
+    rows, stats = build_rows([[empty]], BatchRules(step=1))
+    assert [row.mask.tolist() for row in rows] == [[], [0, 1], []]
+    assert stats.tokens_trained == 1

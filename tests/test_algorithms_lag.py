@@ -1,0 +1,40 @@
+import numpy as np
+
+from asyncrl.algorithms.lag import fresh_mask, fresh_share, lag_histogram, token_lags
+
+VERSIONS = np.array([-1, -1, 2, 3, 3, 5, 9], np.int32)
+MASK = np.array([0, 1, 1, 1, 1, 1, 1], np.uint8)
+
+
+def test_lag_is_counted_from_the_version_the_batch_is_applied_to():
+    # Batch 6 is applied to version 5. Version 9 is of an older line; -1 is supervised.
+    assert token_lags(VERSIONS, step=6).tolist() == [0, 0, 3, 2, 2, 0, 0]
+
+
+def test_a_batch_sampled_by_the_weights_it_updates_has_no_lag():
+    assert token_lags(np.array([0], np.int32), step=1).tolist() == [0]
+
+
+def test_older_tokens_lose_their_mask_and_supervised_ones_keep_it():
+    mask = fresh_mask(VERSIONS, MASK, min_version=3)
+    assert mask.tolist() == [0, 1, 0, 1, 1, 1, 1]
+    assert mask.dtype == np.uint8
+    assert MASK.tolist() == [0, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_mask_never_grows():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        versions, mask = rng.integers(-1, 6, 20).astype(np.int32), rng.integers(0, 2, 20).astype(np.uint8)
+        assert (fresh_mask(versions, mask, min_version=int(rng.integers(-2, 6))) <= mask).all()
+
+
+def test_fresh_share_counts_trainable_tokens_only():
+    assert fresh_share(VERSIONS, MASK, min_version=3) == 5 / 6
+    assert fresh_share(VERSIONS, MASK, min_version=100) == 1 / 6
+    assert fresh_share(VERSIONS, np.zeros(7, np.uint8), min_version=3) == 1.0
+
+
+def test_the_histogram_counts_trained_tokens_that_a_policy_sampled():
+    assert lag_histogram(VERSIONS, MASK, step=6) == {0: 2, 2: 2, 3: 1}
+    assert lag_histogram(VERSIONS, np.zeros(7, np.uint8), step=6) == {}

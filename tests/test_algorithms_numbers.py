@@ -1,0 +1,81 @@
+import pytest
+
+from asyncrl.algorithms.aggregation import token_weights
+from asyncrl.algorithms.packing import micro_batches, padding_share
+from asyncrl.algorithms.schedules import learning_rate_factor
+
+COUNTS = [[2, 6], [0, 4, 8]]
+
+
+def test_trajectory_weights_give_each_trajectory_the_same():
+    assert token_weights(COUNTS, kind="trajectory") == [[1 / 10, 1 / 30], [0.0, 1 / 20, 1 / 40]]
+
+
+def test_token_weights_give_each_token_the_same():
+    assert token_weights(COUNTS, kind="token") == [[1 / 20, 1 / 20], [0.0, 1 / 20, 1 / 20]]
+
+
+def test_group_weights_give_each_group_the_same():
+    assert token_weights(COUNTS, kind="group") == [[1 / 16, 1 / 16], [0.0, 1 / 24, 1 / 24]]
+
+
+def test_constant_weights_do_not_depend_on_length():
+    assert token_weights(COUNTS, kind="constant", constant_tokens=10) == [[1 / 50, 1 / 50], [0.0, 1 / 50, 1 / 50]]
+
+
+def test_a_constant_divisor_of_zero_is_refused():
+    with pytest.raises(ValueError, match="constant_tokens"):
+        token_weights(COUNTS, kind="constant", constant_tokens=0)
+
+
+@pytest.mark.parametrize("kind", ["trajectory", "token", "group"])
+def test_weights_add_up_to_one(kind):
+    counts = [[3, 5], [7], [1, 1, 9]]
+    weights = token_weights(counts, kind=kind)
+    total = sum(w * c for ws, cs in zip(weights, counts, strict=True) for w, c in zip(ws, cs, strict=True))
+    assert total == pytest.approx(1.0)
+
+
+def test_micro_batches_are_cut_from_rows_sorted_by_length():
+    batches = micro_batches([3, 9, 4, 9, 1, 2], micro_batch_tokens=12)
+    assert [rows.tolist() for rows in batches] == [[1], [3], [2, 0, 5], [4]]
+
+
+def test_a_row_over_the_budget_goes_alone():
+    assert [rows.tolist() for rows in micro_batches([5, 50, 5], micro_batch_tokens=10)] == [[1], [0, 2]]
+
+
+def test_no_rows_make_no_micro_batches():
+    assert micro_batches([], micro_batch_tokens=10) == []
+
+
+def test_padding_share_is_what_the_longest_row_adds():
+    batches = micro_batches([4, 2, 2, 1], micro_batch_tokens=8)
+    assert [rows.tolist() for rows in batches] == [[0, 1], [2, 3]]
+    assert padding_share([4, 2, 2, 1], batches) == pytest.approx(1 - 9 / 12)
+    assert padding_share([], []) == 0.0
+
+
+def test_warm_up_climbs_to_the_full_rate():
+    factors = [learning_rate_factor(step, kind="constant", warmup_steps=4) for step in range(1, 7)]
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_linear_falls_to_its_end_and_stays_there():
+    factors = [
+        learning_rate_factor(step, kind="linear", warmup_steps=2, total_steps=6, final=0.2)
+        for step in (1, 2, 3, 4, 6, 60)
+    ]
+    assert factors == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.2, 0.2])
+
+
+def test_cosine_is_half_way_down_in_the_middle():
+    factors = [learning_rate_factor(step, kind="cosine", total_steps=100) for step in (50, 100)]
+    assert factors == pytest.approx([0.5, 0.0])
+
+
+def test_an_impossible_schedule_is_refused():
+    with pytest.raises(ValueError, match="total_steps"):
+        learning_rate_factor(1, kind="linear", warmup_steps=5, total_steps=5)
+    with pytest.raises(ValueError, match="count from 1"):
+        learning_rate_factor(0, kind="constant")

@@ -1,0 +1,1 @@
+"""What is said: every message of a run, one file per noun."""

@@ -1,0 +1,74 @@
+"""What is said about batches: the rows of one optimiser step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from topics.prompts import Stage
+from topics.topic import BATCHES, TRAINING, Topic
+from topics.trajectories import Reference
+from topics.wire import Message
+
+
+class BatchMember(msgspec.Struct):
+    """A trajectory of a batch, by reference."""
+
+    trajectory_id: str
+    attempt: int
+    payload: Reference
+    reward: float
+    tokens: int  # trainable tokens
+
+
+class BatchGroup(msgspec.Struct):
+    """The graded members of one prompt."""
+
+    prompt_id: str
+    members: list[BatchMember]
+
+
+class BatchPacked(Message):
+    """An end for every trajectory it names: batch `step` is applied to version step - 1 and makes version `step`.
+
+    Warm-up batches carry the steps 1 - warmup.steps .. 0, so that the last of them makes version 0.
+    """
+
+    step: int
+    stage: Stage
+    groups: list[BatchGroup]
+    min_version: int  # step - 1 - max_lag: older tokens are masked by the learner
+    objective: dict[str, Any] = msgspec.field(default_factory=dict)  # settings that change this step's mathematics
+
+
+class BatchTrained(Message):
+    """Batch `step` is in the weights."""
+
+    step: int
+    line: int
+    stage: Stage
+    metrics: dict[str, float]  # loss, norms, ratios, seconds
+    lags: dict[int, int]  # trained tokens per lag; -1 for supervised tokens
+    masked: int  # tokens masked because they were beyond max_lag
+    rewards: list[float]  # mean reward and its standard deviation
+    trajectories: int
+    batch_sequence: int  # of its batch.packed in the BATCHES stream
+
+
+BATCH_PACKED = Topic(
+    "batch.packed",
+    BatchPacked,
+    BATCHES,
+    said_by=("buffer",),
+    heard_by=("learner", "prompter", "recorder"),
+)
+BATCH_TRAINED = Topic(
+    "batch.trained",
+    BatchTrained,
+    TRAINING,
+    said_by=("learner",),
+    heard_by=("prompter", "buffer", "recorder"),
+)
+
+TOPICS: tuple[Topic[Any], ...] = (BATCH_PACKED, BATCH_TRAINED)

@@ -1,0 +1,31 @@
+"""What is said about groups: all trajectories of a prompt."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from topics.topic import BATCHES, Topic
+from topics.wire import Message
+
+GroupDropReason: TypeAlias = Literal["deadline", "failed", "lag", "zero_variance"]
+
+
+class GroupDropped(Message):
+    """An end: no member of this group is trained on; one credit returns to the prompter."""
+
+    prompt_id: str
+    reason: GroupDropReason
+    members: int = 0  # members that had no end of their own before
+    tokens: int = 0  # trainable tokens thrown away
+
+
+GROUP_DROPPED = Topic(
+    "group.dropped",
+    GroupDropped,
+    BATCHES,
+    said_by=("buffer",),
+    heard_by=("prompter", "rollout", "recorder"),
+    key="prompt_id",
+)
+
+TOPICS = (GROUP_DROPPED,)

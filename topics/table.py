@@ -1,0 +1,27 @@
+"""All topics in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics import actors, batches, engines, evals, groups, prompts, trajectories, weights
+from topics.topic import Topic
+
+TOPICS: tuple[Topic[Any], ...] = (
+    *prompts.TOPICS,
+    *trajectories.TOPICS,
+    *groups.TOPICS,
+    *batches.TOPICS,
+    *weights.TOPICS,
+    *engines.TOPICS,
+    *evals.TOPICS,
+    *actors.TOPICS,
+)
+
+BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
+
+
+def topic_of(subject: str) -> Topic[Any] | None:
+    """The topic a subject belongs to, or None for a subject that is in no row of the table."""
+    parts = subject.split(".")
+    return BY_NAME.get(f"{parts[2]}.{parts[3]}") if len(parts) >= 4 else None

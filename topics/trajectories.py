@@ -1,0 +1,209 @@
+"""What is said about trajectories: progress, result, failure, grade, end."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from topics.prompts import PromptRow, Stage
+from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
+from topics.wire import Float32Array, Int32Array, Message, UInt8Array
+
+FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused"]
+DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "deadline", "lag", "group"]
+
+
+class Segment(msgspec.Struct, omit_defaults=True):
+    """One row of tokens that is trained on. All arrays have one length T."""
+
+    tokens: Int32Array  # [T] prompt, then what was sampled and observed; "<i4"
+    mask: UInt8Array  # [T] 1 where the policy sampled (or a teacher wrote) the token; "u1"
+    logprobs: Float32Array  # [T] natural log of the sampler's probability; 0.0 where mask is 0; "<f4"
+    versions: Int32Array  # [T] weights version that sampled the token; -1 where mask is 0 or supervised; "<i4"
+
+    def __post_init__(self) -> None:
+        length = len(self.tokens)
+        if not (len(self.mask) == len(self.logprobs) == len(self.versions) == length):
+            raise ValueError(
+                f"segment arrays differ in length: {length} tokens, {len(self.mask)} mask, "
+                f"{len(self.logprobs)} logprobs, {len(self.versions)} versions"
+            )
+
+
+class VersionCount(msgspec.Struct):
+    """How many trainable tokens one version sampled."""
+
+    version: int  # -1 for supervised tokens
+    tokens: int
+
+
+def count_versions(segments: list[Segment]) -> list[VersionCount]:
+    """Trainable tokens per version over all segments, by rising version."""
+    counts: dict[int, int] = {}
+    for segment in segments:
+        trained = segment.versions[segment.mask != 0]
+        if len(trained) and trained[0] == trained[-1] and (trained == trained[0]).all():
+            counts[int(trained[0])] = counts.get(int(trained[0]), 0) + len(trained)
+            continue
+        values, numbers = np.unique(trained, return_counts=True)
+        for value, number in zip(values.tolist(), numbers.tolist(), strict=True):
+            counts[value] = counts.get(value, 0) + number
+    return [VersionCount(version, tokens) for version, tokens in sorted(counts.items())]
+
+
+class Answer(msgspec.Struct, omit_defaults=True):
+    """One recorded answer of a rollout's context: a `generate`, a `tool` call, a clock reading or a random number."""
+
+    call: str  # "generate", "tool:NAME", "time", "random"
+    inputs: str  # xxh3 of the inputs: a replay must ask the same
+    done: bool = True  # False: a generation under way, its tokens so far
+    result: bytes = b""  # MessagePack of what a tool, clock or die answered
+    tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
+    logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
+    versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T]
+    finish: str = ""  # "stop" or "length" once done
+
+
+class _OfTrajectory(Message, kw_only=True):
+    trajectory_id: str
+    attempt: int = 0
+    delivery: int = 1
+
+
+class TrajectoryProgressed(_OfTrajectory):
+    """Everything a rollout function has been told so far; another worker resumes from it."""
+
+    offset: int  # tokens sampled so far, over all answers
+    journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
+    lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens
+
+    def headers(self) -> dict[str, str]:
+        """What deciding needs without reading the tokens."""
+        return {
+            "trajectory": self.trajectory_id,
+            "attempt": str(self.attempt),
+            "delivery": str(self.delivery),
+            "offset": str(self.offset),
+        }
+
+
+class TrajectoryGenerated(_OfTrajectory):
+    """One finished execution of the policy on a prompt, not yet graded."""
+
+    prompt_id: str
+    member: int
+    group_size: int
+    stage: Stage
+    rows: list[PromptRow]
+    segments: list[Segment]
+    completion: str  # text that the reward judges; by default what the policy sampled
+    versions: list[VersionCount]
+    truncated: bool = False  # the last generation ended at its length limit
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+    def headers(self) -> dict[str, str]:
+        """What routing and deciding need without reading the tokens."""
+        return {
+            "trajectory": self.trajectory_id,
+            "attempt": str(self.attempt),
+            "delivery": str(self.delivery),
+            "versions": ",".join(f"{count.version}:{count.tokens}" for count in self.versions),
+        }
+
+
+class Reference(msgspec.Struct):
+    """Where a trajectory's tokens are, and what they must be."""
+
+    sequence: int  # in the TRAJECTORIES stream
+    digest: str  # xxh3_64 of the payload, hex; verified on fetch
+    size: int  # bytes
+
+
+class TrajectoryGraded(_OfTrajectory):
+    """A reward for a generated trajectory."""
+
+    prompt_id: str
+    member: int
+    group_size: int
+    stage: Stage
+    payload: Reference
+    versions: list[VersionCount]
+    reward: float
+    truncated: bool = False
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+class TrajectoryFailed(_OfTrajectory):
+    """A worker's claim that this trajectory cannot be finished. The buffer decides its end."""
+
+    prompt_id: str
+    member: int
+    group_size: int
+    stage: Stage
+    reason: FailureReason
+    detail: str
+
+
+class TrajectoryDropped(Message):
+    """An end: this trajectory is never trained on."""
+
+    trajectory_id: str
+    attempt: int
+    reason: DropReason
+    tokens: int = 0  # trainable tokens thrown away
+    lag: int = 0  # versions behind, where the reason is `lag`
+    detail: str = ""
+
+
+_WORKERS = ("rollout", "reward")
+
+TRAJECTORY_PROGRESSED = Topic(
+    "trajectory.progressed",
+    TrajectoryProgressed,
+    TRAJECTORIES,
+    said_by=("rollout",),
+    heard_by=("rollout",),
+    key="trajectory_id",
+)
+TRAJECTORY_GENERATED = Topic(
+    "trajectory.generated",
+    TrajectoryGenerated,
+    TRAJECTORIES,
+    said_by=("rollout",),
+    heard_by=("reward", "rollout", "learner"),
+    key="trajectory_id",
+)
+TRAJECTORY_GRADED = Topic(
+    "trajectory.graded",
+    TrajectoryGraded,
+    GRADES,
+    said_by=("reward",),
+    heard_by=("buffer", "recorder"),
+    key="trajectory_id",
+)
+TRAJECTORY_FAILED = Topic(
+    "trajectory.failed",
+    TrajectoryFailed,
+    GRADES,
+    said_by=_WORKERS,
+    heard_by=("buffer", "recorder"),
+    key="trajectory_id",
+)
+TRAJECTORY_DROPPED = Topic(
+    "trajectory.dropped",
+    TrajectoryDropped,
+    BATCHES,
+    said_by=("buffer",),
+    heard_by=("prompter", "rollout", "recorder"),
+    key="trajectory_id",
+)
+
+TOPICS: tuple[Topic[Any], ...] = (
+    TRAJECTORY_PROGRESSED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_DROPPED,
+)

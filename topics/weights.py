@@ -1,0 +1,71 @@
+"""What is said about weights and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from topics.topic import TRAINING, Topic
+from topics.wire import Message
+
+
+class TensorInfo(msgspec.Struct):
+    """One tensor of a version."""
+
+    name: str
+    shape: list[int]
+    dtype: str
+    digest: str  # xxh3_64 of its bytes, hex
+
+
+class WeightsPublished(Message):
+    """A version is in the weight store, complete. Its identity is (run, line, version, digest)."""
+
+    line: int
+    version: int
+    digest: str  # xxh3_128 over names, shapes, dtypes and bytes of all tensors
+    store: str  # "files"
+    location: str  # directory with a Hugging Face model
+    tensors: list[TensorInfo]
+    base: str = ""  # digest of the version this is a delta against; "" for a full version
+
+    @property
+    def key(self) -> str:
+        """What engines call this version: `line:version:digest`."""
+        return f"{self.line}:{self.version}:{self.digest}"
+
+
+class CheckpointSaved(Message):
+    """A checkpoint counts from here on: everything needed to go on after `step`."""
+
+    line: int
+    step: int
+    digest: str
+    path: str
+    batch_sequence: int  # of the last batch.packed it contains
+
+
+class TrainingFinished(Message):
+    """The learner has done what it was asked for."""
+
+    step: int
+    reason: str  # "steps" or what stopped it
+    exported: str = ""  # directory of the final Hugging Face model
+
+
+WEIGHTS_PUBLISHED = Topic(
+    "weights.published", WeightsPublished, TRAINING, said_by=("learner",), heard_by=("engine", "recorder")
+)
+CHECKPOINT_SAVED = Topic(
+    "checkpoint.saved", CheckpointSaved, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")
+)
+TRAINING_FINISHED = Topic(
+    "training.finished",
+    TrainingFinished,
+    TRAINING,
+    said_by=("learner",),
+    heard_by=("prompter", "warden", "recorder"),
+)
+
+TOPICS: tuple[Topic[Any], ...] = (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, TRAINING_FINISHED)

@@ -1,0 +1,103 @@
+"""The wire format: MessagePack structs, arrays as raw little-endian bytes.
+
+Any language's MessagePack reader can read a message: fields are map keys, token arrays are `bin`
+values whose type the field's description gives (`<i4`, `<f4`, `u1`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Int32Array: TypeAlias = npt.NDArray[np.int32]
+    Float32Array: TypeAlias = npt.NDArray[np.float32]
+    UInt8Array: TypeAlias = npt.NDArray[np.uint8]
+else:
+
+    class _ArrayMeta(type):
+        """Lets msgspec accept a plain numpy array where a field names one of the array types."""
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, np.ndarray) and value.dtype == cls.dtype
+
+    class Int32Array(metaclass=_ArrayMeta):
+        """[T] int32, little-endian on the wire."""
+
+        dtype = np.dtype("<i4")
+
+    class Float32Array(metaclass=_ArrayMeta):
+        """[T] float32, little-endian on the wire."""
+
+        dtype = np.dtype("<f4")
+
+    class UInt8Array(metaclass=_ArrayMeta):
+        """[T] uint8 on the wire."""
+
+        dtype = np.dtype("u1")
+
+
+class WireError(ValueError):
+    """A message that cannot be written or read as its type says."""
+
+
+class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Base of everything said on a topic. Readers accept `v` and `v - 1` and ignore unknown fields."""
+
+    V: ClassVar[int] = 1
+
+    v: int = 0  # filled with V when encoded; 0 on the wire never happens
+
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        if value.ndim != 1:
+            raise WireError(f"an array field holds one dimension, got shape {value.shape}")
+        return np.ascontiguousarray(value).data
+    if isinstance(value, np.generic):
+        return value.item()
+    raise WireError(f"{type(value).__name__} cannot travel on a topic")
+
+
+def _decode_array(kind: Any, value: Any) -> Any:
+    if not isinstance(value, bytes | memoryview):
+        raise ValueError(f"expected raw bytes for {kind.__name__}, got {type(value).__name__}")
+    if len(value) % kind.dtype.itemsize:
+        raise ValueError(f"{len(value)} bytes are no whole number of {kind.dtype} elements")
+    return np.frombuffer(value, dtype=kind.dtype)
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Write a struct as MessagePack; a `Message` gets its version number."""
+    if isinstance(message, Message):
+        message.v = message.V
+    return _ENCODER.encode(message)
+
+
+def decode(kind: type[M], data: bytes | memoryview) -> M:
+    """Read a struct.
+
+    Raises:
+        WireError: when the bytes are not such a message, or of a version not understood.
+    """
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)
+    try:
+        message: M = decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"not a {kind.__name__}: {error}") from error
+    if isinstance(message, Message) and message.v not in (message.V, message.V - 1):
+        raise WireError(f"{kind.__name__} v{message.v}; this program reads v{message.V - 1} and v{message.V}")
+    return message
