@@ -146,7 +146,9 @@ async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Con
         deadline_s=30,
         publish_deadline_s=cast.nats.publish_deadline_s,
     )
-    return Context(role, actor_id, cast, files, bus, log)
+    context = Context(role, actor_id, cast, files, bus, log)
+    bus.on_fault = context.fail
+    return context
 
 
 async def play(context: Context, main: Any) -> int:

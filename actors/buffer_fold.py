@@ -10,7 +10,7 @@ from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
-from topics.prompts import PROMPT_ISSUED, Stage
+from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
 from topics.topic import Topic
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
@@ -26,7 +26,7 @@ from topics.trajectories import (
 class Group:
     """An open group: what is known of its members."""
 
-    __slots__ = ("dropped", "expired", "failed", "graded", "issued_ns", "prompt_id", "size", "stage")
+    __slots__ = ("attempts", "dropped", "expired", "failed", "graded", "issued_ns", "prompt_id", "size", "stage")
 
     def __init__(self, prompt_id: str, size: int, stage: Stage) -> None:
         self.prompt_id = prompt_id
@@ -36,6 +36,7 @@ class Group:
         self.graded: dict[int, TrajectoryGraded] = {}
         self.failed: dict[int, TrajectoryFailed] = {}
         self.dropped: set[int] = set()  # members with an end of their own
+        self.attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
         self.expired = False  # its deadline has passed with members open
 
     @property
@@ -57,7 +58,8 @@ class Plan(NamedTuple):
     max_lag: int
     ahead: int
     min_fresh: float
-    drop_stale: bool
+    drop_stale: bool  # no stale token is trained on masked: its trajectory ends
+    reissue: bool  # and is issued again
     drop_zero_variance: bool
     deadline_s: float
     objective: dict[str, Any]
@@ -76,7 +78,8 @@ class Plan(NamedTuple):
             max_lag=cast.buffer.max_lag,
             ahead=cast.ahead,
             min_fresh=cast.buffer.min_fresh,
-            drop_stale=cast.buffer.stale == "drop",
+            drop_stale=cast.buffer.stale != "mask",
+            reissue=cast.buffer.stale == "reissue",
             drop_zero_variance=cast.buffer.zero_variance == "drop",
             deadline_s=cast.buffer.group_deadline_s,
             objective={"loss": learner.loss, "advantage": learner.advantage, "aggregation": learner.aggregation},
@@ -93,6 +96,7 @@ class BufferFold:
         self._closed: set[str] = set()
         self._waiting_drop: dict[str, Group] = {}  # complete or expired, with members to end
         self._issued_ns: dict[str, int] = {}  # of groups nothing else is known of yet
+        self._warmup_next = 0  # no open group of the warm-up has a smaller number
         self.packed = -plan.warmup_steps
         self.trained = -plan.warmup_steps
         self.late = 0  # claims and grades that came after the end
@@ -158,7 +162,8 @@ class BufferFold:
         if group is None:
             group = self._groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
         member = message.member
-        if member in group.graded or member in group.failed or member in group.dropped:
+        stale = message.attempt < group.attempts.get(member, 0)
+        if stale or member in group.graded or member in group.failed or member in group.dropped:
             self.late += 1
             return
         if isinstance(message, TrajectoryGraded):
@@ -171,7 +176,11 @@ class BufferFold:
     def _on_dropped(self, message: TrajectoryDropped) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         group = self._groups.get(prompt_id)
-        if group is not None:
+        if group is not None and message.reason == "lag" and self._plan.reissue:
+            group.graded.pop(int(member), None)
+            group.attempts[int(member)] = message.attempt + 1
+            self._ready[group.stage].pop(prompt_id, None)
+        elif group is not None:
             group.dropped.add(int(member))
             if group.complete or group.expired:
                 self._settle(group)
@@ -231,17 +240,17 @@ class BufferFold:
         if step > plan.steps or self.packed - self.trained > plan.ahead:
             return []
         stage: Stage = "warmup" if step <= 0 else "rl"
-        ready = self._ready[stage]
         count = plan.batch_groups[stage]
+        ready = self._in_data_order(count) if stage == "warmup" else list(self._ready["rl"].values())
         if len(ready) < count:
             return []
         min_version = step - 1 - plan.max_lag
         drops: list[Decision] = []
         groups: list[BatchGroup] = []
-        for group in ready.values():
+        for group in ready:
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
-                drops += _drop_old(group, old, step)
+                drops += _drop_old(group, old, step, whole=not plan.reissue)
                 continue
             groups.append(_batch_group(group))
             if len(groups) == count:
@@ -252,6 +261,23 @@ class BufferFold:
             return []
         message = BatchPacked(step, stage, groups, min_version, plan.objective if stage == "rl" else {"loss": "sft"})
         return [Decision(BATCH_PACKED, message, id=f"{step}")]
+
+    def _in_data_order(self, count: int) -> list[Group]:
+        """The next groups of the warm-up. They have no age, so their order can be that of the data: a warm-up is the
+        same every time, whoever was fast."""
+        while prompt_name("warmup", self._warmup_next) in self._closed:
+            self._warmup_next += 1
+        chosen: list[Group] = []
+        number = self._warmup_next
+        while len(chosen) < count:
+            name = prompt_name("warmup", number)
+            group = self._ready["warmup"].get(name)
+            if group is not None:
+                chosen.append(group)
+            elif name not in self._closed:
+                break
+            number += 1
+        return chosen
 
     def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
         total = _tokens([member])
@@ -294,9 +320,9 @@ def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
     return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
 
 
-def _drop_old(group: Group, old: list[TrajectoryGraded], step: int) -> list[Decision]:
-    """Ends for members beyond the lag bound; for the whole group when fewer than two (of more than one) are left."""
-    if len(group.live()) - len(old) < min(2, group.size):
+def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, whole: bool) -> list[Decision]:
+    """Ends for members beyond the lag bound; for the `whole` group when fewer than two (of more than one) are left."""
+    if whole and len(group.live()) - len(old) < min(2, group.size):
         return [_drop_group(group, "lag")]
     return [
         _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions))

@@ -11,10 +11,10 @@ from actors.engines import EnginePool, version_of
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
-from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
+from asyncrl.engine.client import EngineRefused, EngineUnavailable, Generation, SamplingParams
 from asyncrl.tasks.data import DataError, open_source
 from asyncrl.tasks.functions import FunctionError
-from asyncrl.tasks.rewards import GradeRequest, GraderError, RewardFailed, open_grader
+from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
 from topics.prompts import PromptRow
@@ -25,55 +25,52 @@ _SHOWN = 5
 
 async def main(context: Context) -> None:
     """Play an evaluator until asked to stop."""
-    cast = context.cast
+    reward = context.cast.reward
     try:
-        source = open_source(
-            cast.eval.source or cast.task.source,
-            options=cast.task.options,
-            seed=cast.seed + _HELD_OUT,
-            base=context.files.base,
-        )
-        tokenizer = TaskTokenizer.load(context.files.model_path(cast))
-        grader = await open_grader(cast.reward.function, base=context.files.base, time_limit_s=cast.reward.time_limit_s)
-    except (DataError, TokenizerError, GraderError, FunctionError) as error:
+        grader = await open_grader(reward.function, base=context.files.base, time_limit_s=reward.time_limit_s)
+    except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
-    pool = EnginePool(context)
-    await pool.start()
+    try:
+        await Evaluator(context, grader).run()
+    finally:
+        await grader.close()
 
-    async def answer(row: PromptRow, request: EvalRequested) -> dict[str, Any]:
-        """One prompt: sample, grade."""
-        ids = tokenizer.encode_prompt(row, max_tokens=None)
-        sampling = SamplingParams(
-            max_new_tokens=cast.rollout.max_new_tokens, temperature=request.temperature, stop=cast.rollout.stop
-        )
-        while True:
-            engine = await pool.choose(request.version)
-            assert engine.ready is not None
-            try:
-                generation = await engine.client.generate(ids, sampling, extra_key=engine.ready.key)
-            except EngineUnavailable:
-                pool.suspect(engine)
-                continue
-            if generation.finish_reason != "abort":
-                break  # cut short by a new version: asked again, so that one version answers the whole prompt
-        completion = tokenizer.decode(generation.token_ids)
-        found = {"prompt": row.prompt, "completion": completion, "label": row.label, "reward": 0.0, "graded": True}
-        found["version"] = version_of(generation.weight_version)[1]
-        found["tokens"] = len(generation.token_ids)
+
+class Evaluator:
+    """Takes one evaluation at a time, all its prompts at once."""
+
+    def __init__(self, context: Context, grader: Grader) -> None:
+        cast = context.cast
+        self._context = context
+        self._grader = grader
+        self._sampling = cast.rollout
+        self._pool = EnginePool(context)
         try:
-            result = await grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
-            found["reward"] = result.reward
-        except RewardFailed:
-            found["graded"] = False
-        return found
+            self._source = open_source(
+                cast.eval.source or cast.task.source,
+                options=cast.task.options,
+                seed=cast.seed + _HELD_OUT,
+                base=context.files.base,
+            )
+            self._tokenizer = TaskTokenizer.load(context.files.model_path(cast))
+        except (DataError, TokenizerError) as error:
+            raise ActorFault(str(error)) from error
 
-    async def evaluate(request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
+    async def run(self) -> None:
+        """Work until asked to stop."""
+        await self._pool.start()
+        await WorkerLoop(self._context, QUEUES["evaluator"], EvalRequested, self.handle, 1).run()
+        await self._pool.close()
+
+    async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
         """All prompts of one evaluation."""
         began = time.monotonic()
-        delivery.parked = True  # it waits for engines; each answer has the engine's own deadline
-        count = min(request.prompts, source.rows_per_epoch or request.prompts)
+        delivery.parked = True  # it waits for engines; each answer has the client's own deadline
+        count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
         try:
-            answers = await asyncio.gather(*(answer(source.row(number), request) for number in range(count)))
+            answers = await asyncio.gather(
+                *(self._answer(self._source.row(number), request) for number in range(count))
+            )
         except (EngineRefused, TokenizerError) as error:
             raise ActorFault(f"evaluation {request.eval_id}: {error}") from error
         versions: dict[int, int] = {}
@@ -89,9 +86,43 @@ async def main(context: Context) -> None:
             seconds=round(time.monotonic() - began, 3),
             samples=answers[:_SHOWN],
         )
-        await say(context.bus, EVAL_SCORED, message, id=request.eval_id)
+        await say(self._context.bus, EVAL_SCORED, message, id=request.eval_id)
         return True
 
-    await WorkerLoop(context, QUEUES["evaluator"], EvalRequested, evaluate, 1).run()
-    await pool.close()
-    await grader.close()
+    async def _answer(self, row: PromptRow, request: EvalRequested) -> dict[str, Any]:
+        """One prompt: sample and grade."""
+        generation = await self._generate(row, request)
+        completion = self._tokenizer.decode(generation.token_ids)
+        found: dict[str, Any] = {
+            "prompt": row.prompt,
+            "completion": completion,
+            "label": row.label,
+            "reward": 0.0,
+            "graded": True,
+            "version": version_of(generation.weight_version)[1],
+            "tokens": len(generation.token_ids),
+        }
+        try:
+            result = await self._grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
+            found["reward"] = result.reward
+        except RewardFailed:
+            found["graded"] = False
+        return found
+
+    async def _generate(self, row: PromptRow, request: EvalRequested) -> Generation:
+        """Sample; what a new version cut short is asked again, so that one version answers a whole prompt."""
+        settings = self._sampling
+        ids = self._tokenizer.encode_prompt(row, max_tokens=None)
+        sampling = SamplingParams(
+            max_new_tokens=settings.max_new_tokens, temperature=request.temperature, stop=settings.stop
+        )
+        while True:
+            engine = await self._pool.choose(request.version)
+            assert engine.ready is not None
+            try:
+                generation = await engine.client.generate(ids, sampling, extra_key=engine.ready.key)
+            except EngineUnavailable:
+                self._pool.suspect(engine)
+                continue
+            if generation.finish_reason != "abort":
+                return generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -91,7 +92,10 @@ class Execution:
             await self._say_failure("rollout", str(error))
         except asyncio.CancelledError:
             if self._delivery.verdict is None and self._journal.tokens > self._kept_tokens:
-                await self.keep()  # asked to leave: whoever comes next goes on from here
+                # Asked to leave: whoever comes next goes on from here. The fence may already hold what was being
+                # published when this came; then there is nothing to add.
+                with contextlib.suppress(Fenced):
+                    await self.keep()
             raise
         return True
 
@@ -157,17 +161,18 @@ class Execution:
         deliveries = self._delivery.at.deliveries
         if newest is None:
             since = deliveries - 1
+        elif int(newest.headers["attempt"]) != self._issued.attempt:
+            self._newest, since = newest.sequence, deliveries - 1  # of an attempt that has ended
         elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
             return True
         else:
             progress = await read(bus, TrajectoryProgressed, newest)
             self._newest = newest.sequence
             since = deliveries - progress.delivery
-            if progress.attempt == self._issued.attempt:
-                self._journal = Journal(progress.journal)
-                self._kept_tokens = progress.offset
-                self._lines.update(progress.lines)
-                self._context.count("resumed_elsewhere")
+            self._journal = Journal(progress.journal)
+            self._kept_tokens = progress.offset
+            self._lines.update(progress.lines)
+            self._context.count("resumed_elsewhere")
         if since >= self._settings.poison_after:
             await self._say_failure("poison", f"{since} deliveries without progress")
             return True
@@ -176,7 +181,11 @@ class Execution:
     async def _is_generated(self) -> bool:
         bus = self._context.bus
         newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
-        return newest is not None and topic_of(newest.subject) is TRAJECTORY_GENERATED
+        return (
+            newest is not None
+            and topic_of(newest.subject) is TRAJECTORY_GENERATED
+            and int(newest.headers["attempt"]) == self._issued.attempt
+        )
 
     async def _roll_out(self) -> None:
         issued, tools = self._issued, self._tools

@@ -15,8 +15,18 @@ from typing import Any, NamedTuple, Protocol
 
 from actors.actor import ActorDown, Context
 from asyncrl.bus.errors import WrongSequence
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.talk import BLOB, EXPECT_LAST, TIME_TO_LIVE, BlobMissing, body_of, say
+from asyncrl.bus.log import LogReader, Record, read_last, read_message
+from asyncrl.bus.talk import (
+    BLOB,
+    EXPECT_LAST,
+    EXPECT_MESSAGE,
+    MESSAGE_ID,
+    TIME_TO_LIVE,
+    BlobMissing,
+    body_of,
+    check_names,
+    say,
+)
 from topics.actors import KeeperBeat, KeeperClaimed
 from topics.table import BY_NAME, topic_of
 from topics.topic import Stream, Topic
@@ -70,8 +80,11 @@ class Keeper:
         self.own = own
         self.nonce = secrets.token_hex(8)
         self._fold = fold
-        self._tail = 0  # last sequence of the own log, as far as known
+        self._tail = 0  # sequence up to which the own log is folded or this writer's
+        self._foreign = 0  # sequence of the newest record on the own log that somebody else appended
         self._claimed = False
+        self._heard_at = time.monotonic()  # when the own log last grew
+        self._deposed = False  # somebody else claimed the log later: not another word
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
         self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
@@ -86,7 +99,7 @@ class Keeper:
             )
 
     async def start(self) -> None:
-        """Fold everything that was ever said, then claim the own log."""
+        """Fold everything that was ever said, then claim the own log; a spare claims it when its writer is silent."""
         for reader in self._readers:
             await reader.start()
         for reader in self._readers:
@@ -94,6 +107,10 @@ class Keeper:
                 await reader.caught_up.wait()
         while any(line.fetching for line in self._lines.values()):
             await self.changes()
+        if not self.context.actor_id.endswith("-1"):
+            await self._stand_by()
+        if self.context.stop.is_set():
+            return
         await self._claim()
         self.context.watch(asyncio.create_task(self._beat()))
 
@@ -105,27 +122,53 @@ class Keeper:
     async def append(self, decisions: Sequence[Decision]) -> bool:
         """Append decisions in order, all or a prefix of them; True when all were appended.
 
-        Returns once what was appended has been read back and folded.
+        Call it without an await after deciding: what somebody else says on this log from then on refuses the append.
+        Returns once what was appended, or what came before it, has been read back and folded.
         """
+        return await self._append(decisions) == len(decisions)
+
+    async def insist(self, facts: Sequence[Decision]) -> None:
+        """Append what stands whatever else is on the log: again until all of it is there, or somebody took over."""
+        left = list(facts)
+        while left and not self._deposed:
+            left = left[await self._append(left) :]
+
+    async def _stand_by(self) -> None:
+        """Fold along until nobody has written the own log for the length of the keepers' lease."""
+        lease_s = self.context.cast.keepers.lease_s
+        while (quiet_s := time.monotonic() - self._heard_at) < lease_s and not self.context.stop.is_set():
+            await self.changes(until=time.time() + lease_s - quiet_s)
+        self.context.log.info("writer is silent", quiet_s=round(quiet_s, 1))
+
+    async def _append(self, decisions: Sequence[Decision]) -> int:
+        """Append a prefix of the decisions; returns its length."""
+        foreign = self._foreign
         async with self._appending:
-            base = max(self._tail, self._readers[0].last)
+            if self._deposed or self._foreign != foreign:
+                return 0
+            base = max(self._tail, self._lines[self.own.name].folded)
             results = await asyncio.gather(
-                *(self._append_one(decision, base + number) for number, decision in enumerate(decisions)),
+                *(self._append_one(decisions, number, base) for number in range(len(decisions))),
                 return_exceptions=True,
             )
-            lost = False
             for result in results:
-                if isinstance(result, WrongSequence):
-                    lost = True
-                elif isinstance(result, BaseException):
+                if isinstance(result, BaseException) and not isinstance(result, WrongSequence):
                     raise result
-                else:
-                    self._tail = max(self._tail, result)
-            newest = self._tail
-            if lost:
-                self._tail = await self._find_tail()
-        await self._read_back(newest)
-        return not lost
+            count = sum(isinstance(result, int) for result in results)
+            if count < len(decisions):
+                count = await self._count_stored(decisions, base)
+                await self._catch_up()
+            self._tail = max(self._tail, base + count)
+        await self._read_back(base + count)
+        return count
+
+    async def _count_stored(self, decisions: Sequence[Decision], base: int) -> int:
+        """How many are on the log: one whose acknowledgement was lost is there although its repeat was refused."""
+        for number, decision in enumerate(decisions):
+            record = await read_message(self.context.bus, self.own, base + number + 1)
+            if record is None or record.headers.get(MESSAGE_ID) != self._name(decision, base + number):
+                return number
+        return len(decisions)
 
     async def changes(self, until: float | None = None) -> None:
         """Wait until something new is folded, the actor shall stop, or the clock passes `until` (seconds)."""
@@ -167,12 +210,18 @@ class Keeper:
                 raise WireError("its subject is in no row of the topic table")
             if not line.headers_only:
                 message = decode(topic.message, body)
-            self._check_claim(topic, message, record)
-            if topic.message is not KeeperBeat:
+                check_names(message, record)
+            self._check_claim(topic, record)
+            if topic.message not in (KeeperBeat, KeeperClaimed):
                 self._fold.apply(topic, message, record)
-        except (WireError, KeyError, ValueError) as error:  # the latter two: headers that are not what they must be
-            self.context.watch(asyncio.create_task(self.context.bury(record, str(error))))
+        except (WireError, LookupError, ValueError) as error:  # the latter two: values that are not what they must be
+            reason = str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}"
+            self.context.watch(asyncio.create_task(self.context.bury(record, reason)))
         line.folded = record.sequence
+        if record.stream is self.own:
+            self._heard_at = time.monotonic()
+        if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
+            self._foreign = record.sequence
         self._news.set()
         if record.stream is self.own and self._readers_back:
             for entry in [entry for entry in self._readers_back if entry[0] <= record.sequence]:
@@ -180,14 +229,23 @@ class Keeper:
                 if not entry[1].done():
                     entry[1].set_result(None)
 
-    def _check_claim(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        if topic.message is not KeeperClaimed or record.stream is not self.own or not self._claimed:
+    def _check_claim(self, topic: Topic[Any], record: Record) -> None:
+        if topic.message is not KeeperClaimed or record.stream is not self.own:
             return
-        if record.headers.get(NONCE) != self.nonce:
+        if NONCE not in record.headers:
+            raise WireError("a claim without a writer")
+        if record.headers[NONCE] == self.nonce:
+            self._claimed = True
+        elif self._claimed:
+            self._deposed = True
             self.context.fail(ActorDown(f"another {self.context.role} took over this log; leaving it to that one"))
 
-    async def _append_one(self, decision: Decision, expected: int) -> int:
+    async def _append_one(self, decisions: Sequence[Decision], number: int, base: int) -> int:
+        decision, expected = decisions[number], base + number
         headers = {EXPECT_LAST: str(expected), NONCE: self.nonce}
+        if number:
+            # Somebody else's record in the place of the one before would satisfy the sequence alone.
+            headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
         if decision.topic.message is KeeperBeat:
             headers[TIME_TO_LIVE] = "60s"
         return await say(
@@ -195,13 +253,25 @@ class Keeper:
             decision.topic,
             decision.message,
             key=decision.key,
-            id=f"{decision.id}:{self.nonce}:{expected}",
+            id=self._id(decision, expected),
             headers=headers,
         )
 
-    async def _find_tail(self) -> int:
+    def _id(self, decision: Decision, expected: int) -> str:
+        return f"{decision.id}:{self.nonce}:{expected}"
+
+    def _name(self, decision: Decision, expected: int) -> str:
+        return f"{decision.topic.name}:{self._id(decision, expected)}"
+
+    async def _catch_up(self) -> None:
+        """Fold all that is on the own log now, and learn the sequence of its end."""
         info = await self.context.bus.api(f"STREAM.INFO.{self.own.full_name(self.context.bus.run)}")
-        return int(info["state"]["last_seq"])
+        # The newest records may be heartbeats that have expired: nobody will ever read back the end itself.
+        newest = await read_last(self.context.bus, self.own, ">")
+        sequence = newest.sequence if newest is not None else 0
+        await self._read_back(sequence)
+        if self._lines[self.own.name].folded >= sequence:
+            self._tail = max(self._tail, int(info["state"]["last_seq"]))
 
     async def _read_back(self, sequence: int) -> None:
         if self._lines[self.own.name].folded >= sequence or self.context.stop.is_set():
@@ -214,9 +284,9 @@ class Keeper:
     async def _claim(self) -> None:
         claimed = BY_NAME[f"{self.context.role}.claimed"]
         message = KeeperClaimed(self.context.role, self.context.actor_id, self.nonce)
-        while not self._claimed:
-            self._tail = await self._find_tail()
-            self._claimed = await self.append([Decision(claimed, message)])
+        while not (self._claimed or self.context.stop.is_set()):
+            await self._catch_up()
+            await self.append([Decision(claimed, message)])
 
     async def _beat(self) -> None:
         beat = Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))

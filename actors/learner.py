@@ -109,6 +109,8 @@ class Learner:
         )
         await self.keeper.start()
         self.trainer = await opening
+        if self.context.stop.is_set():
+            return
         try:
             await self._resume()
             while self.step < self.cast.learner.steps and not self.context.stop.is_set():
@@ -148,7 +150,7 @@ class Learner:
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
             newest = None
         if newest is None and self._publishes(self.step):
-            await self.keeper.append([await self._publish()])
+            await self.keeper.insist([await self._publish()])
         await self._ask_for_evaluation()
 
     async def _train_next(self, *, publish: bool) -> None:
@@ -182,7 +184,7 @@ class Learner:
         decisions = [Decision(BATCH_TRAINED, trained, id=f"{self.line}:{step}")]
         if self._publishes(step):
             decisions.append(await self._publish())
-        await self.keeper.append(decisions)
+        await self.keeper.insist(decisions)
         self.context.vitals.update(step=step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
         if step == 0 or step % self.cast.learner.checkpoint_every == 0:
@@ -219,7 +221,7 @@ class Learner:
         name = f"v{self.step:06d}"
         if settings.prompts and due and self.step >= 0 and name not in self.fold.evals:
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
-            await self.keeper.append([Decision(EVAL_REQUESTED, message, id=name)])
+            await self.keeper.insist([Decision(EVAL_REQUESTED, message, id=name)])
 
     async def _save(self) -> None:
         """Write a checkpoint; it counts once it is said."""
@@ -228,8 +230,9 @@ class Learner:
         digest = weights_digest(self.trainer.weights())
         checkpoint = Checkpoint(self.line, self.step, digest, self.batch_sequence)
         path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
+        await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
         message = CheckpointSaved(self.line, self.step, digest, str(path), self.batch_sequence)
-        await self.keeper.append([Decision(CHECKPOINT_SAVED, message, id=path.name)])
+        await self.keeper.insist([Decision(CHECKPOINT_SAVED, message, id=path.name)])
         for old in self.fold.checkpoints[: -self.cast.learner.keep_checkpoints]:
             await asyncio.to_thread(shutil.rmtree, old.path, ignore_errors=True)
         self.fold.forget(self.fold.checkpoints[max(0, len(self.fold.checkpoints) - 2)].step)
@@ -241,7 +244,7 @@ class Learner:
         if not exported.exists():
             await asyncio.to_thread(self.trainer.export, exported)
         message = TrainingFinished(self.step, "steps", str(exported))
-        await self.keeper.append([Decision(TRAINING_FINISHED, message, id="finished")])
+        await self.keeper.insist([Decision(TRAINING_FINISHED, message, id="finished")])
 
     async def _batch(self, step: int) -> tuple[BatchPacked, int]:
         while (found := self.fold.batch(step)) is None:

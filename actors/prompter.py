@@ -12,6 +12,7 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import BATCHES, PROMPTS, TRAINING
+from topics.trajectories import TRAJECTORY_DROPPED
 from topics.weights import TRAINING_FINISHED
 
 _AT_ONCE = 512  # decisions of one append
@@ -29,7 +30,7 @@ async def main(context: Context) -> None:
         context,
         PROMPTS,
         [
-            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED]),
+            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
             Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED]),
         ],
         fold,
@@ -63,7 +64,8 @@ def decide(wanted: Wanted, seed: int, rows_per_trajectory: int, source: DataSour
         group_size=wanted.group_size,
         rows=rows,
         stage=wanted.stage,
+        attempt=wanted.attempt,
         min_version=wanted.min_version,
-        seed=xxhash.xxh3_64_intdigest(f"{seed}:{name}".encode()) >> 1,
+        seed=xxhash.xxh3_64_intdigest(f"{seed}:{name}:{wanted.attempt}".encode()) >> 1,
     )
-    return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:0")
+    return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")

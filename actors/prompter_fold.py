@@ -8,11 +8,10 @@ from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED, Stage
+from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
 from topics.topic import Topic
+from topics.trajectories import TRAJECTORY_DROPPED
 from topics.weights import TRAINING_FINISHED
-
-PREFIX: dict[Stage, str] = {"warmup": "w", "rl": "p"}
 
 
 class Wanted(NamedTuple):
@@ -23,11 +22,12 @@ class Wanted(NamedTuple):
     member: int
     group_size: int
     min_version: int
+    attempt: int = 0
 
     @property
     def prompt_id(self) -> str:
         """`p000042`."""
-        return f"{PREFIX[self.stage]}{self.number:06d}"
+        return prompt_name(self.stage, self.number)
 
 
 class StagePlan(NamedTuple):
@@ -57,6 +57,9 @@ class PrompterFold:
         self._open: dict[Stage, set[str]] = {"warmup": set(), "rl": set()}
         self._closed_early: set[str] = set()  # ends read before the issue they end: logs have no common order
         self._packed: dict[int, list[str]] = {}
+        self._reissue = cast.buffer.stale == "reissue"
+        self._again: dict[str, int] = {}  # trajectories to issue again, with the attempt
+        self._attempts: dict[str, int] = {}  # newest attempt issued, where above 0
         self._trained_ahead: set[int] = set()  # trained before their packing was read
         self._done: dict[Stage, int] = {"warmup": 0, "rl": 0}  # trained batches
         self.trained = -cast.warmup.steps
@@ -85,6 +88,10 @@ class PrompterFold:
                 self._close(groups_or_none)
         elif topic is GROUP_DROPPED:
             self._close([message.prompt_id])
+        elif topic is TRAJECTORY_DROPPED:
+            attempt = message.attempt + 1
+            if self._reissue and message.reason == "lag" and self._attempts.get(message.trajectory_id, 0) < attempt:
+                self._again[message.trajectory_id] = attempt
         elif topic is TRAINING_FINISHED:
             self.finished = True
 
@@ -92,37 +99,49 @@ class PrompterFold:
         """What may be issued now, in order."""
         if self.finished:
             return []
-        wanted = self._wanted_of("warmup")
-        if self._issued["warmup"] + len(wanted) >= self._plans["warmup"].steps * self._plans["warmup"].batch_groups:
-            wanted += self._wanted_of("rl")
-        return wanted
+        again = [self._wanted_again(name, attempt) for name, attempt in self._again.items()]
+        warmup, plan = self._wanted_of("warmup"), self._plans["warmup"]
+        all_warm = self._issued["warmup"] + len(warmup) >= plan.steps * plan.batch_groups
+        return again + warmup + (self._wanted_of("rl") if all_warm else [])
 
     @property
     def open_groups(self) -> int:
         """Groups issued and not yet ended."""
         return len(self._open["warmup"]) + len(self._open["rl"])
 
+    @property
+    def _min_version(self) -> int:
+        return max(0, self.trained - self._max_lag)
+
     def _wanted_of(self, stage: Stage) -> list[Wanted]:
         plan = self._plans[stage]
         limit = (self._max_lag + 1) * plan.batch_groups
         still_needed = (plan.steps - self._done[stage]) * plan.batch_groups
         room = min(limit, still_needed) - len(self._open[stage])
-        min_version = max(0, self.trained - self._max_lag)
         first = self._issued[stage]
         # A group cut short by a crash is finished first: it is open already and takes no new room.
-        unfinished = self._members.get(f"{PREFIX[stage]}{first:06d}", 0)
+        unfinished = self._members.get(prompt_name(stage, first), 0)
         return [
-            Wanted(stage, number, member, plan.group_size, min_version)
+            Wanted(stage, number, member, plan.group_size, self._min_version)
             for number in range(first, first + room + bool(unfinished))
             for member in range(unfinished if number == first else 0, plan.group_size)
         ]
 
+    def _wanted_again(self, name: str, attempt: int) -> Wanted:
+        prompt_id, member = name.rsplit("-", 1)
+        group_size = self._plans["rl"].group_size
+        return Wanted("rl", int(prompt_id[1:]), int(member), group_size, self._min_version, attempt)
+
     def _on_issued(self, headers: dict[str, str]) -> None:
         stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
-        prompt_id = headers["trajectory"].rsplit("-", 1)[0]
-        count = self._members.pop(prompt_id, 0) + 1
-        if headers["attempt"] != "0":
+        name, attempt = headers["trajectory"], int(headers["attempt"])
+        if attempt:
+            self._attempts[name] = max(attempt, self._attempts.get(name, 0))
+            if self._again.get(name, 0) <= attempt:
+                self._again.pop(name, None)
             return
+        prompt_id = name.rsplit("-", 1)[0]
+        count = self._members.pop(prompt_id, 0) + 1
         if count == int(headers["group-size"]):
             self._issued[stage] += 1
         else:

@@ -24,16 +24,18 @@ _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 _HEALTHY_S = 20.0  # an actor that lived this long starts its count of deaths anew
 _GIVE_UP = 5
+_MOST = 1024  # processes of one role
 
 
 def first_fleet(cast: Cast) -> dict[str, int]:
     """How many processes play each role at the start."""
     engines = len(cast.engine.addresses) if cast.engine.kind == "external" else cast.engine.count
+    keepers = 1 + cast.keepers.spares  # the first of a role writes, the others stand by
     return {
-        "learner": 1,
+        "learner": keepers,
         "engine": engines,
-        "prompter": 1,
-        "buffer": 1,
+        "prompter": keepers,
+        "buffer": keepers,
         "rollout": cast.rollout.workers,
         "reward": cast.reward.workers,
         "evaluator": cast.eval.workers if cast.eval.prompts else 0,
@@ -57,7 +59,6 @@ class WardenFold:
         """Fold one message in."""
         if topic is FLEET_SCALED:
             self.wanted.update(message.wanted)
-            self.asked = {role: count for role, count in self.asked.items() if self.wanted.get(role) != count}
         elif topic is SCALE_REQUESTED:
             self.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
         elif topic is STOP_REQUESTED:
@@ -120,7 +121,11 @@ class Warden:
         finished_at = 0.0
         while not (self.context.stop.is_set() or self.fold.stopping or self._failed.is_set()):
             if self.fold.asked:
-                await self._scale(dict(self.fold.asked))
+                most = first_fleet(self.context.cast)["engine"] if self.context.cast.engine.kind == "external" else 1024
+                await self._scale(
+                    {role: min(count, most if role == "engine" else 1024) for role, count in self.fold.asked.items()}
+                )
+                self.fold.asked.clear()
                 self._reconcile()
                 continue
             if self.fold.finished:
@@ -132,6 +137,11 @@ class Warden:
         await self.keeper.close()
         if self._failure:
             raise ActorFault(self._failure)
+
+    def _most(self, role: str) -> int:
+        """External servers are as many as the cast has addresses; everybody else is started at will."""
+        engine = self.context.cast.engine
+        return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))

@@ -98,6 +98,7 @@ class WorkerLoop(Generic[M]):
         await self._context.stop.wait()
         renewals.cancel()
         await self._puller.close()
+        await asyncio.sleep(0)  # a task that has not begun would end without giving its work back
         for delivery in list(self._held.values()):
             if delivery.task is not None:
                 delivery.task.cancel()
@@ -127,20 +128,17 @@ class WorkerLoop(Generic[M]):
         context = self._context
         done = False
         try:
-            message = await read(context.bus, self._kind, delivery.record)
-            done = await self._handler(message, delivery)
-        except (WireError, BlobMissing) as error:
-            await context.bury(delivery.record, str(error))
-            done = True
+            done = await self._handle(delivery)
         except asyncio.CancelledError:
             done = delivery.verdict or False
             if delivery.verdict is None:
                 with contextlib.suppress(NatsError):
                     await delivery.give_back()
         except BusError as error:
-            with contextlib.suppress(NatsError):
-                await delivery.give_back()
             context.fail(error)
+            with contextlib.suppress(NatsError):
+                await self._puller.close()  # else it comes straight back to this worker
+                await delivery.give_back()
         except Exception as error:  # a fault of ours must not end silently with its task: the actor dies aloud
             context.fail(error)
         finally:
@@ -154,6 +152,22 @@ class WorkerLoop(Generic[M]):
             self._acks.add(task)
             task.add_done_callback(self._acks.discard)
         self._puller.grant()
+
+    async def _handle(self, delivery: Delivery[M]) -> bool:
+        context = self._context
+        try:
+            message = await read(context.bus, self._kind, delivery.record)
+            return await self._handler(message, delivery)
+        except (WireError, BlobMissing) as error:
+            reason = str(error)
+        except BusError:
+            raise
+        except Exception as error:  # whatever it is, it must not kill one worker after another
+            if delivery.at.deliveries < context.cast.rollout.poison_after:
+                raise
+            reason = f"poison: delivery {delivery.at.deliveries} ended with {type(error).__name__}: {error}"
+        await context.bury(delivery.record, reason)
+        return True
 
     async def _renew_leases(self) -> None:
         settings = self._context.cast.rollout

@@ -93,13 +93,20 @@ def _sampling(cast: Cast) -> Iterator[Finding]:
 
 def _groups(cast: Cast) -> Iterator[Finding]:
     size, learner, rollout = cast.rollout.group_size, cast.learner, cast.rollout
-    compared = learner.loss == "grpo" and learner.advantage != "none"
+    compared = learner.advantage != "none"
     if size == 1 and compared:
         message = (
             f'learner.advantage = "{learner.advantage}" compares the members of a group, but rollout.group_size = 1; '
             'raise it to 2 or more, or set learner.advantage = "none"'
         )
-        yield Finding(("rollout.group_size", "learner.advantage", "learner.loss"), message)
+        yield Finding(("rollout.group_size", "learner.advantage"), message)
+    slots = rollout.workers * rollout.slots
+    if size > slots:
+        message = (
+            f"a group of {size} is larger than all open trajectories: rollout.workers * rollout.slots = {slots}; "
+            "make the group smaller, or give the workers more slots"
+        )
+        yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
     if size == 1 and cast.buffer.zero_variance == "drop":
         message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
         yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
@@ -108,7 +115,7 @@ def _groups(cast: Cast) -> Iterator[Finding]:
     )
     if greedy and size > 1 and compared and cast.engine.kind != "scripted":
         message = f"{greedy} samples the same trajectory for each member of a group: no advantage is left; raise it"
-        yield Finding((greedy.partition(" ")[0], "rollout.group_size", "learner.advantage", "learner.loss"), message)
+        yield Finding((greedy.partition(" ")[0], "rollout.group_size", "learner.advantage"), message)
 
 
 def _warmup(cast: Cast) -> Iterator[Finding]:
@@ -229,18 +236,18 @@ def hints(cast: Cast) -> list[str]:
     return [*_speed_hints(cast), *_meaning_hints(cast)]
 
 
+_BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
+
+
 def _speed_hints(cast: Cast) -> Iterator[str]:
     rollout, lag, batch = cast.rollout, cast.buffer.max_lag, cast.buffer.batch_groups
     slots, open_groups = _slot_groups(cast), (lag + 1) * batch
-    if open_groups < slots + 2 * batch:
-        enough = math.ceil(slots / batch) + 1
+    if busy_share(cast) < _BUSY_ENOUGH:
         yield (
-            f"rollout slots hold {slots:g} groups and stay busy from about (max_lag + 1) * batch_groups >= "
-            f"{slots:g} + 2 * {batch}, found {open_groups}: expect at most {busy_share(cast):.0%} busy; "
-            f"buffer.max_lag = {enough} would keep all busy"
+            f"at most {busy_share(cast):.0%} of the rollout slots ({slots:g} groups) will be busy: "
+            f"(max_lag + 1) * batch_groups = {open_groups} groups may be open; "
+            f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
         )
-    if slots < 1:
-        yield f"a group of {rollout.group_size} is larger than all rollout slots together: its members take turns"
     running = cast.engine.count * cast.engine.max_running
     if cast.engine.kind != "external" and rollout.workers * rollout.slots > running:
         yield (

@@ -54,7 +54,7 @@ class CreateModelSettings(Settings):
     """Width of a head."""
     ffn: Positive = 192
     """Width of the feed-forward layer."""
-    context: Positive = 64
+    context: Positive = 512
     """Greatest number of tokens in a row."""
     alphabet: str = "abcdefghijklmnopqrstuvwxyz0123456789+=^"
     """Characters the tokenizer knows, one token each."""
@@ -150,10 +150,11 @@ class BufferSettings(Settings):
     """Versions between the weights that sampled a token and those it updates; no trained token exceeds it."""
     ahead: Annotated[int, Meta(ge=-1, le=1)] = -1
     """Batches packed ahead of the one in training: 0, 1, or -1 for min(1, max_lag)."""
-    stale: Literal["mask", "drop"] = "mask"
-    """What happens to a trajectory with tokens beyond max_lag: they are masked, or it is dropped."""
+    stale: Literal["mask", "drop", "reissue"] = "mask"
+    """What happens to a trajectory with tokens beyond max_lag: they are masked, it is dropped, or it is dropped and
+    issued again as a new attempt."""
     min_fresh: Share = 0.25
-    """A trajectory with a smaller share of tokens within max_lag is dropped with reason `lag`."""
+    """With `mask`, a trajectory with a smaller share of tokens within max_lag is dropped with reason `lag`."""
     group_deadline_s: Seconds = 600.0
     """Seconds after its issue when a group is packed with the members it has (at least two), or dropped."""
     zero_variance: Literal["keep", "drop"] = "keep"
@@ -259,6 +260,15 @@ class EvalSettings(Settings):
     """Sampling temperature; 0 is greedy."""
 
 
+class KeeperSettings(Settings):
+    """Prompter, buffer and learner: one writes, others may stand by."""
+
+    spares: Annotated[int, Meta(ge=0, le=4)] = 0
+    """Processes per keeper that fold all the time and take over when the writer falls silent."""
+    lease_s: Seconds = 10.0
+    """Seconds of silence after which a spare takes over."""
+
+
 class RecorderSettings(Settings):
     """What is written for people."""
 
@@ -295,6 +305,8 @@ class Cast(Settings):
     """Inference servers."""
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
     """Evaluation."""
+    keepers: KeeperSettings = msgspec.field(default_factory=KeeperSettings)
+    """Single writers and their spares."""
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     """Files for people."""
 

@@ -40,7 +40,9 @@ LLAMA3 = {
 MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 5e5})),
+    "llama": lambda: LlamaForCausalLM(
+        LlamaConfig(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
+    ),
     "llama3": lambda: LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=LLAMA3)),
 }
 
@@ -190,7 +192,7 @@ def test_a_missing_or_torn_directory_is_one_clear_error(copied):
         Engine(copied)
 
     (copied / "config.json").write_text('{"architectures": [')
-    with pytest.raises(EngineError, match="config.json is not a JSON object"):
+    with pytest.raises(EngineError, match=r"config\.json is not a JSON object"):
         Engine(copied)
 
 

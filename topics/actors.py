@@ -8,6 +8,14 @@ from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, PROMPTS, TRAINING,
 from topics.wire import Message
 
 
+class RunOpened(Message):
+    """A run begins: how far it shall go."""
+
+    steps: int  # RL optimiser steps
+    warmup_steps: int
+    settings: dict[str, Any]  # the cast as it was resolved; it names files that hold secrets, never the secrets
+
+
 class ActorStarted(Message):
     """A process plays a role."""
 
@@ -87,6 +95,7 @@ class DeadLetter(Message):
 
 _ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
 
+RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("monitor",))
 ACTOR_STARTED = Topic("actor.started", ActorStarted, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
 ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden", "recorder"), key="actor_id"
@@ -114,6 +123,7 @@ def _keeper_topics() -> tuple[Topic[Any], ...]:
 KEEPER_TOPICS = _keeper_topics()
 
 TOPICS: tuple[Topic[Any], ...] = (
+    RUN_OPENED,
     ACTOR_STARTED,
     ACTOR_STOPPED,
     SCALE_REQUESTED,

@@ -12,6 +12,11 @@ from topics.wire import Message
 Stage: TypeAlias = Literal["warmup", "rl"]
 
 
+def prompt_name(stage: Stage, number: int) -> str:
+    """`p000042`; the warm-up's rows have an order of their own, `w000042`."""
+    return f"{'w' if stage == 'warmup' else 'p'}{number:06d}"
+
+
 class PromptRow(msgspec.Struct, omit_defaults=True):
     """One row of a task, as its data source gives it."""
 

@@ -24,7 +24,7 @@ from asyncrl.bus.server import BusAddress
 
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 STREAM_FULL = 10077
-WRONG_SEQUENCE = (10071, 10164)
+WRONG_SEQUENCE = (10070, 10071, 10164)
 _SUBJECT = re.compile(r'to "?([^\s"]+)')
 
 
@@ -57,7 +57,9 @@ class Bus:
         self.publish_deadline_s = publish_deadline_s
         self.reconnects = 0
         self.on_reconnect: list[Callable[[], None]] = []
+        self.on_fault: Callable[[Exception], None] | None = None  # a reader raised, or the connection ended
         self._prefix = f"_INBOX.{secrets.token_hex(8)}"
+        self._closing = False
         self._next = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._window = asyncio.Semaphore(512)  # publishes under way; more only lengthens the server's queue
@@ -74,14 +76,21 @@ class Bus:
         client = Client()
         bus = cls(client, run, publish_deadline_s)
         faults: list[str] = []
+        connecting = True
 
         async def on_error(error: Exception) -> None:
             faults.append(str(error) or type(error).__name__)
             del faults[:-3]
             bus._on_error(error)
+            if connecting and "authorization" in str(error).lower():
+                raise error  # another attempt with the same credentials ends in the same way
 
         async def on_disconnect() -> None:
             bus._on_disconnect()
+
+        async def on_closed() -> None:
+            if not (connecting or bus._closing) and bus.on_fault is not None:
+                bus.on_fault(BusGone(f"the server ended the connection: {faults[-1] if faults else 'no reason given'}"))
 
         async def on_reconnect() -> None:
             bus.reconnects += 1
@@ -97,6 +106,7 @@ class Bus:
                     error_cb=on_error,
                     disconnected_cb=on_disconnect,
                     reconnected_cb=on_reconnect,
+                    closed_cb=on_closed,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds; declared int, used as a float
                     pending_size=64 * 1024 * 1024,
@@ -108,10 +118,12 @@ class Bus:
             await _close_quietly(client)
             said = next((fault for fault in reversed(faults) if fault), str(error))
             raise BusUnreachable(_why_not(address, said, deadline_s)) from error
+        connecting = False
         return bus
 
     async def close(self) -> None:
         """Send what is buffered, then disconnect."""
+        self._closing = True
         try:
             async with asyncio.timeout(3):
                 await self.client.flush()
@@ -176,7 +188,8 @@ class Bus:
         async with self._window:
             while True:
                 try:
-                    reply = await self.request(subject, payload, headers)
+                    left = max(0.01, deadline - loop.time())
+                    reply = await self.request(subject, payload, headers, min(REQUEST_S, left))
                     if reply.data:
                         ack = _ACK.decode(reply.data)
                         if ack.error is None:
@@ -235,7 +248,12 @@ class Bus:
                 future.set_exception(Disconnected())
 
     def _on_error(self, error: Exception) -> None:
-        """Turn a refusal that the server reports out of band into the fault of the request that caused it."""
+        """Turn a refusal that the server reports out of band into the fault of the request that caused it.
+
+        What a callback raised arrives here too, and must not end silently.
+        """
+        if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError) and self.on_fault is not None:
+            self.on_fault(error)
         text = str(error)
         if "permissions violation" not in text.lower():
             return

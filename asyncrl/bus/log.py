@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import nats.errors
 from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus, Disconnected
-from asyncrl.bus.errors import BusError, BusRefused
+from asyncrl.bus.errors import BusError, BusGone, BusRefused
 from asyncrl.bus.pull import Puller, position
 from topics.topic import Stream
+
+T = TypeVar("T")
 
 _WINDOW = 1024  # messages asked for ahead
 _FORGET_S = 60.0  # the server forgets a reader that is silent for this long
@@ -55,6 +58,7 @@ class LogReader:
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
         self._puller: Puller | None = None
+        self._consumer = ""
         self._expected = 1
         self._restart: asyncio.Task[None] | None = None
         self._closed = False
@@ -82,6 +86,7 @@ class LogReader:
         answer = await self._bus.api(
             f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config, "action": "create"}
         )
+        self._consumer = f"{stream}.{name}"
         self._expected = 1
         if not answer.get("num_pending"):
             self.caught_up.set()
@@ -95,6 +100,8 @@ class LogReader:
             self._restart.cancel()
         if self._puller is not None:
             await self._puller.close()
+        if self._consumer and self._bus.client.is_connected:
+            await self._bus.send(f"$JS.API.CONSUMER.DELETE.{self._consumer}")  # else the server forgets it by itself
 
     def _receive(self, message: Msg) -> None:
         if self._restart is not None or self._closed:
@@ -137,17 +144,19 @@ async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None
 
 
 async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
-    """The newest message of a subject (wildcards allowed), or None."""
-    for record in await read_last_of_each(bus, stream, [subject]):
-        return record
-    return None
+    """The newest message of a subject, or of all that a pattern matches; None where there is none."""
+    return await _direct_get(bus, stream, {"last_by_subj": subject})
 
 
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
+    return await _patiently(bus, lambda: _last_of_each(bus, stream, subjects))
+
+
+async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     body = {"multi_last": list(subjects)}
     records: list[Record] = []
-    done = asyncio.get_running_loop().create_future()
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def receive(message: Msg) -> None:
         if done.done():
@@ -157,6 +166,8 @@ async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -
             records.append(_record(stream, message))
         elif status in ("204", "404"):
             done.set_result(None)
+        elif status == "503":
+            done.set_exception(Disconnected())
         else:
             done.set_exception(BusRefused("DIRECT.GET", int(status), (message.headers or {}).get("Description", "")))
 
@@ -174,20 +185,32 @@ async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -
 
 async def _direct_get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
     subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
-    for attempt in range(10):
-        try:
-            message = await bus.request(subject, msgspec.json.encode(body))
-            break
-        except (TimeoutError, Disconnected):
-            if attempt == 9:
-                raise
-            await asyncio.sleep(0.1)
+    message = await _patiently(bus, lambda: bus.request(subject, msgspec.json.encode(body)))
     headers = message.headers or {}
     if "Status" in headers and "Nats-Sequence" not in headers:
         if headers["Status"] == "404":
             return None
         raise BusRefused(subject, int(headers["Status"]), headers.get("Description", "no description"))
     return _record(stream, message)
+
+
+async def _patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
+    """Ask again while the server is away.
+
+    Raises:
+        BusGone: no answer within the deadline of publishes.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + bus.publish_deadline_s
+    while True:
+        try:
+            return await ask()
+        except (TimeoutError, Disconnected) as error:
+            if loop.time() > deadline:
+                raise BusGone(f"no answer to a read within {bus.publish_deadline_s:.0f} s") from error
+        except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
+            raise BusGone("a read: the connection is closed") from error
+        await asyncio.sleep(0.1)  # nothing tells when the server is back
 
 
 def _record(stream: Stream, message: Msg) -> Record:

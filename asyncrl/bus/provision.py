@@ -121,7 +121,7 @@ async def stream_states(bus: Bus) -> dict[str, dict[str, Any]]:
 
 
 async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
-    """What waits and what is under way in each work queue."""
+    """What waits, what is under way, and how many workers ask, in each work queue."""
     states = {}
     for name, queue in QUEUES.items():
         info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
@@ -129,6 +129,7 @@ async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
             "waiting": int(info["num_pending"]),
             "under_way": int(info["num_ack_pending"]),
             "redelivered": int(info["num_redelivered"]),
+            "pulls": int(info["num_waiting"]),  # open requests for work
         }
     return states
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import msgspec
@@ -58,7 +58,7 @@ class Puller:
         self._asked = 0  # messages asked for and not yet here
         self._heard_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
-        self._unsubscribe: Callable[[], object] | None = None
+        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -87,16 +87,20 @@ class Puller:
             self._watch.cancel()
         if self._renew in self._bus.on_reconnect:
             self._bus.on_reconnect.remove(self._renew)
-        if self._unsubscribe is not None and not self._bus.client.is_closed:
-            result = self._unsubscribe()
-            if asyncio.iscoroutine(result):
-                await result
+        unsubscribe, self._unsubscribe = self._unsubscribe, None
+        if unsubscribe is not None and not self._bus.client.is_closed:
+            await unsubscribe()
 
     def _ask(self) -> None:
+        if not self._bus.client.is_connected:
+            return  # the client would send it after the reconnect, which asks anyway: twice the credit
+        loop = asyncio.get_running_loop()
+        if self._asked == 0:
+            self._heard_at = loop.time()  # the server's silence counts from the question
         count, self._credit = self._credit, 0
         self._asked += count
         body = msgspec.json.encode({"batch": count, "expires": int(_EXPIRES_S * 1e9)})
-        task = asyncio.ensure_future(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
+        task = loop.create_task(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
         self._tasks.add(task)
         task.add_done_callback(self._asked_done)
 
@@ -138,7 +142,7 @@ class Puller:
         if not self._closed:
             self._credit += self._asked
             self._asked = 0
-            if self._credit > 0 and self._bus.client.is_connected:
+            if self._credit > 0:
                 self._ask()
 
     def _heard(self) -> None:

@@ -131,7 +131,8 @@ class EmbeddedServer:
         waiter.cancel()
         if not ready.is_set():
             await self.stop()
-            words = b"".join(last).decode(errors="replace").strip()
+            fatal = [line.split(b"] ", 2)[-1] for line in last if b"[FTL]" in line or b"[ERR]" in line]
+            words = b"".join(fatal or last).decode(errors="replace").strip()
             raise BusUnreachable(
                 f"nats-server on port {port} did not start"
                 f"{'' if done else f' within {deadline_s:.0f} s'}: {words or 'no output'}"

@@ -13,6 +13,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last
 from topics.actors import BLOB_STORED
+from topics.table import topic_of
 from topics.topic import BLOBS, Topic
 from topics.wire import Message, WireError, decode, encode
 
@@ -20,7 +21,9 @@ M = TypeVar("M", bound=Message)
 
 INLINE_BYTES = 768 * 1024
 HEADER_ROOM = 16 * 1024
+_CHUNKS_AT_ONCE = 8
 EXPECT_LAST = "Nats-Expected-Last-Sequence"
+EXPECT_MESSAGE = "Nats-Expected-Last-Msg-Id"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_FILTER = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID = "Nats-Msg-Id"
@@ -70,7 +73,7 @@ async def say_bytes(
 ) -> int:
     """As `say`, for a caller that has packed the body already."""
     describe = getattr(message, "headers", None)
-    all_headers: dict[str, str] = describe() if describe is not None else {}
+    all_headers: dict[str, str] = describe() if callable(describe) else {}  # a dead letter has a field of that name
     if headers:
         all_headers.update(headers)
     all_headers[MESSAGE_ID] = f"{topic.name}:{id or xxhash.xxh3_64_hexdigest(body)}"
@@ -104,10 +107,29 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
     """Decode a record, fetching its blob where it has one.
 
     Raises:
-        WireError: it is no such message.
+        WireError: it is no such message, or not the one that its subject names.
         BlobMissing: its blob is gone or damaged.
     """
-    return decode(kind, await body_of(bus, record))
+    message = decode(kind, await body_of(bus, record))
+    check_names(message, record)
+    return message
+
+
+def check_names(message: Message, record: Record) -> None:
+    """Refuse a message whose ids contradict its subject or each other.
+
+    Raises:
+        WireError: they do.
+    """
+    topic = topic_of(record.subject)
+    if topic is None or not topic.key:
+        return
+    said, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
+    if said != named:
+        raise WireError(f"its subject names {topic.key} {named!r}, its body {said!r}")
+    member = getattr(message, "member", None)
+    if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
+        raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
 
 
 async def body_of(bus: Bus, record: Record) -> bytes:
@@ -126,7 +148,7 @@ async def _store_blob(bus: Bus, body: bytes) -> str:
         key = f"{blob}-{number}"
         await bus.store(BLOB_STORED.subject(bus.run, key), chunk, {MESSAGE_ID: f"blob.stored:{key}"})
 
-    limit = asyncio.Semaphore(8)
+    limit = asyncio.Semaphore(_CHUNKS_AT_ONCE)
 
     async def bounded(number: int, chunk: bytes) -> None:
         async with limit:
@@ -144,10 +166,15 @@ async def _fetch_blob(bus: Bus, reference: str) -> bytes:
         expected, chunks = int(size), int(count)
     except ValueError:
         raise WireError(f"not a blob reference: {reference[:80]!r}") from None
-    records = await asyncio.gather(
-        *(read_last(bus, BLOBS, BLOB_STORED.subject(bus.run, f"{blob}-{n}")) for n in range(chunks))
-    )
-    body = b"".join(record.data for record in records if record is not None)
+    body = bytearray()
+    for start in range(0, chunks, _CHUNKS_AT_ONCE):
+        numbers = range(start, min(chunks, start + _CHUNKS_AT_ONCE))
+        subjects = [BLOB_STORED.subject(bus.run, f"{blob}-{number}") for number in numbers]
+        found = await asyncio.gather(*(read_last(bus, BLOBS, subject) for subject in subjects))
+        missing = [subject for subject, record in zip(subjects, found, strict=True) if record is None]
+        if missing:
+            raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")
+        body += b"".join(record.data for record in found if record is not None)
     if len(body) != expected or xxhash.xxh3_64_hexdigest(body) != digest:
         raise BlobMissing(f"blob {blob}: {len(body)} bytes found, {expected} expected, or their digest differs")
-    return body
+    return bytes(body)

@@ -14,7 +14,10 @@ from actors.actor import RunFiles
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.server import BusAddress, EmbeddedServer, die_with_parent
+from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
+from asyncrl.cli.find import WARDEN, is_locked
+from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
 
@@ -34,6 +37,7 @@ class Launch:
         self._server: EmbeddedServer | None = None
         self._warden: asyncio.subprocess.Process | None = None
         self._lock = -1
+        self.killed = False
 
     def prepare(self) -> None:
         """Take a run directory that nobody used before and write the settings down.
@@ -44,9 +48,20 @@ class Launch:
             LaunchError: a run of this name is running.
         """
         root = Path(self.cast.directory).absolute()
+        root.mkdir(parents=True, exist_ok=True)
+        turn = os.open(root, os.O_RDONLY)
+        fcntl.flock(turn, fcntl.LOCK_EX)  # two at once look one after the other
+        try:
+            self._take_directory(root)
+        finally:
+            os.close(turn)
+        self.files.cast.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
+        (self.files.root / "base").write_text(str(self.base.absolute()))
+
+    def _take_directory(self, root: Path) -> None:
         name, number = self.cast.run, 1
         while (root / name).exists():
-            if _is_locked(root / name):
+            if is_locked(root / name):
                 raise LaunchError(
                     f"run {name} is already running in {root / name}; watch it with `asyncrl status {name}`, end it "
                     f"with `asyncrl down {name}`, or give this one another id: --set run=NAME"
@@ -58,8 +73,6 @@ class Launch:
         self.files.logs.mkdir(parents=True)
         self._lock = os.open(self.files.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.files.cast.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
-        (self.files.root / "base").write_text(str(self.base.absolute()))
 
     async def start(self) -> Bus:
         """Start the server if none is given, provision the topics, make the model, start the warden.
@@ -92,6 +105,8 @@ class Launch:
                 lease_s=self.cast.rollout.lease_s,
             )
             await making
+            opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
+            await say(bus, RUN_OPENED, opened)
         finally:
             making.cancel()
         await self._start_warden()
@@ -102,16 +117,28 @@ class Launch:
         assert self._warden is not None
         return await self._warden.wait()
 
-    async def stop(self) -> None:
-        """Bring everybody home, then stop the server."""
-        if self._warden is not None and self._warden.returncode is None:
+    async def dismiss(self) -> int:
+        """Bring everybody home; returns the warden's exit code."""
+        assert self._warden is not None
+        if self._warden.returncode is None:
             self._warden.terminate()
-            try:
-                async with asyncio.timeout(_STOP_S):
-                    await self._warden.wait()
-            except TimeoutError:
-                self._warden.kill()
-                await self._warden.wait()
+        try:
+            async with asyncio.timeout(_STOP_S):
+                return await self._warden.wait()
+        except TimeoutError:
+            self.kill()
+            return await self._warden.wait()
+
+    def kill(self) -> None:
+        """End everybody at once: the kernel takes the actors with their warden."""
+        self.killed = True
+        if self._warden is not None and self._warden.returncode is None:
+            self._warden.kill()
+
+    async def stop(self) -> None:
+        """Bring everybody home who is still there, then stop the server."""
+        if self._warden is not None:
+            await self.dismiss()
         if self._server is not None:
             await self._server.stop()
         if self._lock >= 0:
@@ -135,31 +162,16 @@ class Launch:
             raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
 
     async def _start_warden(self) -> None:
-        with (self.files.logs / "warden-1.log").open("ab") as log:
+        with (self.files.logs / f"{WARDEN}.log").open("ab") as log:
             self._warden = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "actors.main",
                 "warden",
-                "warden-1",
+                WARDEN,
                 str(self.files.root),
                 stdout=log,
                 stderr=log,
                 preexec_fn=die_with_parent,
                 start_new_session=True,
             )
-
-
-def _is_locked(directory: Path) -> bool:
-    """Whether a living `asyncrl up` holds a run directory."""
-    try:
-        handle = os.open(directory / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False

@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
 
 def summary_text(summary: dict[str, Any]) -> str:
-    """A run's figures for people."""
+    """A run's figures for people, one a line."""
+    return "\n".join(f"{name:>16}  {value}" for name, value in summary_rows(summary))
+
+
+def summary_panel(summary: dict[str, Any]) -> RenderableType:
+    """The same for a terminal."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in summary_rows(summary):
+        table.add_row(name, Text(value))
+    title = Text.assemble((" asyncrl ", "dim"), (f"{summary['run']} ", "bold"))
+    return Panel(Padding(table, (1, 1)), title=title, title_align="left", border_style="bright_black")
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Names and figures, the most wanted first."""
     lags = summary["trained_tokens_by_lag"]
     total = sum(lags.values()) or 1
-    histogram = "  ".join(f"lag {lag}: {count:,} ({100 * count / total:.0f} %)" for lag, count in lags.items())
-    rows = [
+    histogram = "   ".join(f"{lag}: {100 * count / total:.0f} % ({count:,})" for lag, count in lags.items())
+    return [
         ("sampled reward", _change(summary["sampled_reward_first_step"], summary["sampled_reward_last_5_steps"])),
-        ("greedy accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
+        ("accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
         ("steps", f"{summary['steps']} of RL after {summary['warmup_steps']} of warm-up"),
         (
             "trajectories",
@@ -20,18 +42,17 @@ def summary_text(summary: dict[str, Any]) -> str:
             f"{summary['trajectories_failed']:,} failed",
         ),
         ("tokens", f"{summary['trained_tokens']:,} trained of {summary['sampled_tokens']:,} sampled"),
-        ("lag", histogram or "no trained token"),
+        ("tokens by lag", histogram or "no trained token"),
         ("wasted tokens", _percent(summary["wasted_token_share"])),
-        ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s']} s"),
+        ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s'] or 0} s"),
         ("metrics", summary["metrics"]),
         ("plot", summary.get("plot", "none")),
-        ("model", summary["exported_model"] or "not exported: the run was stopped"),
+        ("model", summary["exported_model"] or "not exported: the run did not finish"),
     ]
-    return "\n".join(f"{name:>16}  {value}" for name, value in rows)
 
 
 def _change(before: float | None, after: float | None) -> str:
-    return f"{_number(before)} before, {_number(after)} after"
+    return f"{_number(before)} before → {_number(after)} after"
 
 
 def _number(value: float | None) -> str:

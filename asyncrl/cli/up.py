@@ -6,62 +6,117 @@ import argparse
 import asyncio
 import signal
 import sys
+import time
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import msgspec
+from rich.console import Console
 
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import hints
 from asyncrl.cli.launch import Launch, LaunchError
-from asyncrl.cli.summary import summary_text
+from asyncrl.cli.show import shown
+from asyncrl.cli.summary import summary_panel, summary_text
+from asyncrl.cli.view import RunView
+from asyncrl.cli.watch import Watch
+
+T = TypeVar("T")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("up", help="start a run and watch it")
+    parser = subparsers.add_parser("up", help="start a run here and watch it")
     parser.add_argument("cast", nargs="?", default="demo", help="TOML file, or a shipped cast (default: demo)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
     )
+    parser.add_argument("--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the cast's)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Start, watch, and end the run; returns the exit code."""
+    """Start, watch, and end the run; returns 0 when it finished or was asked to stop, else 1."""
     import uvloop
 
+    overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
     try:
-        launch = Launch(load_cast(arguments.cast, overrides=arguments.set, files=True))
+        launch = Launch(load_cast(arguments.cast, overrides=overrides, files=True))
         for hint in hints(launch.cast):
             print(f"hint: {hint}")
         launch.prepare()
     except (CastError, LaunchError) as error:
         print(error, file=sys.stderr)
         return 1
+    print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
     return int(uvloop.run(_up(launch)))
 
 
 async def _up(launch: Launch) -> int:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    code = 0
+    view = RunView(launch.cast.run, launch.cast.learner.steps)
+    stop = _on_interrupt(launch, view)
     try:
-        bus = await launch.start()
-        print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
-        ended = asyncio.create_task(launch.ended())
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        code = ended.result() if ended.done() else 0
-        await bus.close()
+        bus = await _unless(stop, launch.start())
+        reason = "" if bus is None else await _watch(launch, bus, view, stop)
     except (BusError, LaunchError) as error:
-        print(error, file=sys.stderr)
-        code = 1
+        reason = str(error)
     finally:
         await launch.stop()
     summary = launch.files.root / "summary.json"
     if summary.exists():
-        print(summary_text(msgspec.json.decode(summary.read_bytes())))
-    if code:
-        print(f"the run failed; see {launch.files.logs}", file=sys.stderr)
-    return code
+        figures, console = msgspec.json.decode(summary.read_bytes()), Console()
+        console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
+    if reason:
+        print(f"run {launch.cast.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
+    return 1 if reason else 0
+
+
+async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event) -> str:
+    """Show the run until it has ended; returns why it failed, or nothing."""
+    watch = Watch(bus, view)
+    await watch.start()
+    async with shown(view, Console()):
+        code = await _unless(stop, launch.ended())
+        if code is None:
+            view.state = "stopping"
+            code = await launch.dismiss()
+        await watch.hear_the_end()
+    await watch.close()
+    await bus.close()
+    if launch.killed:
+        return "killed by a second interrupt"
+    return view.failure or (f"the warden ended with code {code} without a word" if code else "")
+
+
+def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
+    """An event that the first Ctrl-C (or SIGTERM) sets; the second kills."""
+    stop = asyncio.Event()
+
+    def interrupt() -> None:
+        if stop.is_set():
+            launch.kill()
+            return
+        stop.set()
+        if view.state == "starting":
+            print("stopping", file=sys.stderr, flush=True)  # nothing is shown yet
+        else:
+            view.tell(
+                "news", time.time_ns(), "stopping: everybody finishes or hands back their work; Ctrl-C again kills"
+            )
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    return stop
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of some work, or None when it was interrupted."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, stopping):
+            task.cancel()

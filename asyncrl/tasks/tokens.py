@@ -99,8 +99,7 @@ class TaskTokenizer:
             raise TokenizerError(f"prompt {_shown(row)} has no label; a supervised row needs one")
         if not self.eos_ids:
             raise TokenizerError(f"{self._name} names no eos_token; a supervised answer must end with one")
-        ids = self._tokenizer.encode(str(row.label), add_special_tokens=False).ids
-        return _array([*ids, self.eos_ids[0]])
+        return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0]))
 
     def encode_supervised(self, row: PromptRow, *, max_tokens: int | None = None) -> tuple[Int32Array, UInt8Array]:
         """Tokens of a row to imitate: a chat with assistant messages, or else a prompt and its label.
@@ -125,6 +124,10 @@ class TaskTokenizer:
             for first, last in spans or self._spans_by_prefix(row, row.prompt, text):
                 mask[(starts < last) & (ends > first)] = 1
         return self._checked(tokens, max_tokens, f"supervised row {_shown(row)}"), mask
+
+    def encode(self, text: str) -> Int32Array:
+        """Tokens of text that joins a conversation under way (what a tool said): [T] int32, no special tokens."""
+        return _array(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(self, ids: Int32Array | list[int]) -> str:
         """Text of tokens, special tokens left out."""

@@ -209,7 +209,8 @@ class TorchTrainer:
             if not np.isfinite([float(sums["loss"]), norm]).all():
                 offenders.append(row.trajectory_id)
         self._optimizer.zero_grad()
-        named = ", ".join(offenders[:_NAMED_OFFENDERS]) + (", ..." if len(offenders) > _NAMED_OFFENDERS else "")
+        names = list(dict.fromkeys(offenders))
+        named = ", ".join(names[:_NAMED_OFFENDERS]) + (", ..." if len(names) > _NAMED_OFFENDERS else "")
         blame = f"{len(offenders)} of {len(rows)} rows, of trajectories {named}" if offenders else "no row alone"
         raise NonFiniteLoss(f"step {spec.step}: {found}, caused by {blame}; the weights were not touched")
 

@@ -45,7 +45,9 @@ def main() -> int:
     try:
         listener = socket.create_server((options.host, options.port), backlog=1024)
     except OSError as fault:
-        print(f"engine: cannot listen on {options.host}:{options.port}: {fault.strerror}", file=sys.stderr)
+        print(
+            f"engine: cannot listen on {options.host}:{options.port}: {os.strerror(fault.errno or 0)}", file=sys.stderr
+        )
         return 1
     # Only now the slow imports: a taken port is told at once, and no orphan starts.
     import torch

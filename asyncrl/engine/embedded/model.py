@@ -15,7 +15,7 @@ from asyncrl.engine.errors import EngineError
 ATTENTION_STEP = 16
 """Attention reads the used prefix of the store, rounded up to this many tokens."""
 
-SPAN_ROWS = 64
+SPAN_ROWS = 32
 """Rows that attend together, as far as the longest of them reaches; it pays to keep rows of like length together."""
 
 
@@ -94,7 +94,7 @@ class Model:
             [B, vocab] float32 logits of the next token.
         """
         x = self._forward(tokens, positions, block)
-        return F.linear(self._normed(x), self.weights.head).float()
+        return self.weights.head(self._normed(x)).float()
 
     def prefill(self, block: Block) -> None:
         """Only the keys and values of a block of prompts."""
@@ -106,7 +106,7 @@ class Model:
         rows = len(tokens)
         shared = self._prepare(positions, block)
         if block is not None:
-            tokens = torch.cat([tokens, block.tokens.view(-1)])
+            tokens = torch.cat([tokens, block.tokens.reshape(-1)])
         x = F.embedding(tokens, self.weights.embedding)
         last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
@@ -154,7 +154,7 @@ class Model:
     def _project(self, x: torch.Tensor, layer: Layer, index: int, shared: _Pass) -> torch.Tensor:
         """Rotated queries and keys, and values: [N, heads + 2 kv_heads, head_dim]; keys and values are stored."""
         config = self.config
-        qkv = F.linear(self._normed(x), layer.qkv, layer.qkv_bias).view(len(x), -1, config.head_dim)
+        qkv = layer.qkv(self._normed(x)).view(len(x), -1, config.head_dim)
         qk = raw = qkv[:, : config.heads + config.kv_heads]
         if layer.qk_gain is not None:
             qk = F.rms_norm(qk.float(), (config.head_dim,), None, config.norm_eps).mul_(layer.qk_gain)
@@ -184,6 +184,6 @@ class Model:
         return mixed.transpose(1, 2).reshape(len(qkv), -1)
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
-        x = torch.addmm(x, attended, layer.out)
-        gate, up = F.linear(self._normed(x), layer.gate_up).chunk(2, -1)
-        return torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+        x = layer.out(attended).add_(x)
+        gate, up = layer.gate_up(self._normed(x)).chunk(2, -1)
+        return layer.down(F.silu(gate).mul_(up)).add_(x)

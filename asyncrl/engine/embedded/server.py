@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -125,6 +126,7 @@ class EngineServer:
             {
                 "engine": "asyncrl-embedded",
                 "version": "asyncrl-embedded",
+                "pid": os.getpid(),
                 "model_path": str(engine.model_path),
                 "served_model_name": str(engine.model_path),
                 "tokenizer_path": str(engine.model_path),

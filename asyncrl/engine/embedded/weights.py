@@ -10,18 +10,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.embedded.matrix import Matrix
 from asyncrl.engine.errors import EngineError
 
 
 class Layer(NamedTuple):
     """One decoder layer. Norm gains are folded into the matrices that follow them."""
 
-    qkv: torch.Tensor  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
-    qkv_bias: torch.Tensor | None  # [(heads + 2 kv_heads) * head_dim]
+    qkv: Matrix  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
     qk_gain: torch.Tensor | None  # [heads + kv_heads, head_dim]
-    out: torch.Tensor  # [heads * head_dim, hidden], transposed
-    gate_up: torch.Tensor  # [2 * intermediate, hidden]
-    down: torch.Tensor  # [intermediate, hidden], transposed
+    out: Matrix  # [hidden, heads * head_dim]
+    gate_up: Matrix  # [2 * intermediate, hidden]
+    down: Matrix  # [hidden, intermediate]
 
 
 class Weights(NamedTuple):
@@ -29,7 +29,7 @@ class Weights(NamedTuple):
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[Layer]
-    head: torch.Tensor  # [vocab, hidden]
+    head: Matrix  # [vocab, hidden]
 
 
 def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
@@ -53,7 +53,7 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> We
         raise EngineError(f"weights {directory}: {extra} is beyond the {config.layers} layers of the served model")
     if head_dim % 2:
         raise EngineError(f"weights {directory}: head_dim {head_dim} is odd; rotary embeddings need pairs")
-    return Weights(embedding.to(dtype), layers, head.to(dtype))
+    return Weights(embedding.to(dtype), layers, Matrix(head, dtype))
 
 
 class _Taker:
@@ -113,12 +113,15 @@ def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dty
     out = take(attention + "o_proj.weight", hidden, config.heads * head_dim)
     down = take(prefix + "mlp.down_proj.weight", hidden, config.intermediate)
     return Layer(
-        qkv=(torch.cat(blocks) * take(prefix + "input_layernorm.weight", hidden)).to(dtype),
-        qkv_bias=torch.cat(biases).to(dtype) if biases else None,
+        qkv=Matrix(
+            torch.cat(blocks) * take(prefix + "input_layernorm.weight", hidden),
+            dtype,
+            torch.cat(biases) if biases else None,
+        ),
         qk_gain=qk_gain,
-        out=out.t().contiguous().to(dtype),
-        gate_up=(torch.cat([gate, up]) * take(prefix + "post_attention_layernorm.weight", hidden)).to(dtype),
-        down=down.t().contiguous().to(dtype),
+        out=Matrix(out, dtype),
+        gate_up=Matrix(torch.cat([gate, up]) * take(prefix + "post_attention_layernorm.weight", hidden), dtype),
+        down=Matrix(down, dtype),
     )
 
 

@@ -1,0 +1,134 @@
+"""The topic table as an AsyncAPI 3.0.0 document."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+
+from asyncrl.topics_docs import ARRAYS, about, fields_of, headers_of, parts_of
+from topics.actors import BLOB_STORED
+from topics.table import TOPICS
+from topics.topic import Topic
+
+_BINARY = {"type": "string", "format": "binary"}
+
+
+def asyncapi() -> dict[str, Any]:
+    """Channels with their subjects, messages with their schemas, and what each role sends and receives.
+
+    MessagePack fields are described by the JSON Schema of the same data; a `bin` value is a string of format `binary`,
+    and `x-dtype` says what its elements are.
+    """
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "asyncrl",
+            "version": version("asyncrl"),
+            "description": "Asynchronous reinforcement learning for language models: actors that talk only through "
+            "these topics. Messages above 768 KiB have an empty body and name their chunks in the header `blob`.",
+        },
+        "defaultContentType": "application/msgpack",
+        "servers": {
+            "nats": {
+                "host": "{host}",
+                "protocol": "nats",
+                "description": "NATS with JetStream; `asyncrl up` starts one and writes its address to nats.json",
+                "variables": {"host": {"default": "127.0.0.1:4222", "description": "host and port"}},
+            }
+        },
+        "channels": {topic.name: _channel(topic) for topic in TOPICS},
+        "operations": {
+            f"{role}.{action}.{topic.name}": _operation(topic, role, action)
+            for topic in TOPICS
+            for action, roles in (("send", topic.said_by), ("receive", topic.heard_by))
+            for role in roles
+        },
+        "components": {
+            "messages": {topic.message.__name__: _message(topic) for topic in TOPICS},
+            "schemas": _schemas(),
+        },
+    }
+
+
+def _channel(topic: Topic[Any]) -> dict[str, Any]:
+    name = topic.message.__name__
+    channel: dict[str, Any] = {
+        "address": f"asyncrl.{{run}}.{topic.name}" + (f".{{{topic.key}}}" if topic.key else ""),
+        "description": about(topic.message),
+        "messages": {name: {"$ref": f"#/components/messages/{name}"}},
+        "parameters": {"run": {"description": "id of the run: [a-z0-9-]{1,32}"}},
+    }
+    if topic.key:
+        channel["parameters"][topic.key] = {"description": f"{topic.key} of the message, or of what it is about"}
+    if topic.stream is not None:
+        channel["x-stream"] = {
+            "name": f"ASYNCRL_{{run}}_{topic.stream.name}",
+            "keep": topic.stream.keep.value,
+            "about": topic.stream.about,
+        }
+    return channel
+
+
+def _operation(topic: Topic[Any], role: str, action: str) -> dict[str, Any]:
+    name = topic.message.__name__
+    return {
+        "action": action,
+        "channel": {"$ref": f"#/channels/{topic.name}"},
+        "summary": f"{role} {'says' if action == 'send' else 'hears'} {topic.name}",
+        "tags": [{"name": role}],
+        "messages": [{"$ref": f"#/channels/{topic.name}/messages/{name}"}],
+    }
+
+
+def _message(topic: Topic[Any]) -> dict[str, Any]:
+    kind = topic.message
+    headers = ("Nats-Msg-Id", "blob", *headers_of(kind))
+    message: dict[str, Any] = {
+        "name": kind.__name__,
+        "title": kind.__name__,
+        "summary": about(kind),
+        "contentType": "application/json" if topic.json else "application/msgpack",
+        "headers": {"type": "object", "properties": {name: {"type": "string"} for name in headers}},
+        "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
+    }
+    if topic is BLOB_STORED:
+        message["contentType"] = "application/octet-stream"
+        message["payload"] = {**_BINARY, "description": "one chunk; its number follows the id in the subject"}
+    return message
+
+
+def _schemas() -> dict[str, Any]:
+    """JSON Schema of every message and part, with what the source says about each field."""
+    kinds = list(dict.fromkeys(kind for topic in TOPICS for kind in (topic.message, *parts_of(topic.message))))
+    _, schemas = msgspec.json.schema_components(
+        kinds, schema_hook=_array_schema, ref_template="#/components/schemas/{name}"
+    )
+    for kind in kinds:
+        properties = schemas[kind.__name__]["properties"]
+        for field in fields_of(kind):
+            if field.about:
+                properties[field.name] = _described(properties[field.name], field.about)
+    binary: dict[str, Any] = _without_base64(schemas)
+    return binary
+
+
+def _array_schema(kind: type) -> dict[str, Any]:
+    return {**_BINARY, "x-dtype": ARRAYS[kind.__name__]}
+
+
+def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:
+    # Beside a $ref other keys are ignored, so the reference goes into an allOf.
+    return {"allOf": [schema], "description": text} if "$ref" in schema else {**schema, "description": text}
+
+
+def _without_base64(value: Any) -> Any:
+    """JSON needs base64 for bytes; MessagePack has `bin`."""
+    if isinstance(value, list):
+        return [_without_base64(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.get("contentEncoding") == "base64":
+        return {**_BINARY, **{key: item for key, item in value.items() if key not in ("contentEncoding", "type")}}
+    return {key: _without_base64(item) for key, item in value.items()}

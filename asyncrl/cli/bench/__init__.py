@@ -1,0 +1,137 @@
+"""`asyncrl bench NAME`: what this machine makes of asyncrl, beside the goals. Nothing of a run is touched."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.cli.bench.goals import Goal, goals_of
+
+NAMES = {
+    "engine": "tokens per second of the embedded engine",
+    "bus": "typed messages over bare NATS, durable publishes, codec",
+    "schedule": "steps per second of real runs as a share of the ideal schedule",
+    "pipeline": "trajectories per second from prompt to packed batch, and their CPU time",
+    "idle": "CPU time of a run that waits",
+}
+Figures = dict[str, float]
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("bench", help="measure asyncrl on this machine")
+    parser.set_defaults(run=_print_help, parser=parser)
+    names = parser.add_subparsers(title="measurements", metavar="NAME")
+    parsers = {name: names.add_parser(name, help=about, description=about) for name, about in NAMES.items()}
+    for name, one in parsers.items():
+        one.add_argument(
+            "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
+        )
+        one.set_defaults(run=run, bench=name)
+    parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0)):
+        parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
+    parsers["pipeline"].add_argument(
+        "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
+    )
+    _add_schedule_options(parsers["schedule"])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns 1 when the measurement could not be made."""
+    from asyncrl.bus.errors import BusError
+    from asyncrl.cli.bench.stage import BenchError
+
+    try:
+        figures = _measure(arguments)
+    except (BenchError, BusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    except asyncio.CancelledError:  # asked to stop; every process is gone already
+        return 1
+    if arguments.json:
+        print(msgspec.json.encode(figures).decode())
+    else:
+        print(table(figures, goals_of(arguments.bench, short=getattr(arguments, "short", False))))
+    return 0
+
+
+def _print_help(arguments: argparse.Namespace) -> int:
+    arguments.parser.print_help()
+    return 0
+
+
+def table(figures: Mapping[str, float], goals: Mapping[str, Goal]) -> str:
+    """Figures beside their goals, a line each."""
+    width = max(map(len, figures))
+    lines = []
+    for name, value in figures.items():
+        goal = goals.get(name)
+        said = f"   goal {goal.text():>9}   {'met' if goal.met(value) else 'MISSED'}" if goal else ""
+        lines.append(f"{name:<{width}}  {_number(value):>12}{said}")
+    return "\n".join(lines)
+
+
+def _measure(arguments: argparse.Namespace) -> Figures:
+    import uvloop  # as the actors run
+
+    name = arguments.bench
+    function: Callable[..., Any] = getattr(importlib.import_module(f"asyncrl.cli.bench.{name}"), f"bench_{name}")
+    if name == "engine":
+        return dict(function())
+    options: dict[str, Any] = {}
+    if name == "bus":
+        options = {"rounds": arguments.rounds}
+    elif name == "pipeline":
+        options = {"short": arguments.short, "seconds": arguments.seconds}
+    elif name == "idle":
+        options = {"seconds": arguments.seconds}
+    elif name == "schedule":
+        options = {key: getattr(arguments, key) for key in ("means_s", "lags", "seeds", "steps", "parallel")}
+        options["told"] = lambda line: print(line, file=sys.stderr, flush=True)
+    return dict(uvloop.run(_stoppable(function(**options))))
+
+
+async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
+    """Measure until the end or a SIGTERM; either way whatever was started is stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await measuring
+
+
+def _add_schedule_options(parser: argparse.ArgumentParser) -> None:
+    def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+        return lambda text: [kind(part) for part in text.split(",")]
+
+    parser.add_argument(
+        "--means",
+        dest="means_s",
+        type=several(float),
+        default=[0.01, 0.1, 1.0, 10.0],
+        metavar="SECONDS,...",
+        help="mean durations of a generation (default: 0.01,0.1,1,10)",
+    )
+    parser.add_argument(
+        "--lags", type=several(int), default=[1, 2, 4], metavar="L,...", help="values of max_lag (default: 1,2,4)"
+    )
+    parser.add_argument(
+        "--seeds", type=several(int), default=[1, 2, 3, 4, 5], metavar="SEED,...", help="default: 1,2,3,4,5"
+    )
+    parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default: 40)")
+    parser.add_argument(
+        "--parallel", type=int, default=0, help="runs at once; 0 (default) for 15 at 10 s, 5 at 1 s, else 1"
+    )
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 0.01 else f"{value:.3f}"

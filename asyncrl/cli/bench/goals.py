@@ -1,0 +1,44 @@
+"""What the figures ought to be."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Goal(NamedTuple):
+    """A bound of one figure."""
+
+    bound: float
+    at_most: bool = False
+
+    def met(self, value: float) -> bool:
+        """Whether a figure reaches it."""
+        return value <= self.bound if self.at_most else value >= self.bound
+
+    def text(self) -> str:
+        """`>= 0.8`."""
+        return f"{'<=' if self.at_most else '>='} {self.bound:g}"
+
+
+_BUS = {
+    "typed_prompt_share_of_bare": Goal(0.80),
+    "typed_trajectory_share_of_bare": Goal(0.80),
+    "stored_1_kib_per_s": Goal(15_000),
+    "stored_trajectories_per_s": Goal(1_500),
+    "encode_trajectory_us": Goal(10, at_most=True),
+    "decode_trajectory_us": Goal(10, at_most=True),
+}
+_SCHEDULE = {
+    "mean_10_ms_share_of_ideal": Goal(0.60),
+    "mean_100_ms_share_of_ideal": Goal(0.90),
+    "mean_1000_ms_share_of_ideal": Goal(0.97),
+    "mean_10000_ms_share_of_ideal": Goal(0.97),
+}
+_IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
+
+
+def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
+    """The goals of a measurement, by the name of the figure."""
+    if name == "pipeline":
+        return {"trajectories_per_s": Goal(600 if short else 500)}
+    return {"bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE}.get(name, {})

@@ -1,0 +1,100 @@
+"""What a run costs that waits: everybody under a warden, and engines that never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from asyncrl.bus.log import LogReader
+from asyncrl.cast import LoadedCast
+from asyncrl.cli.bench.stage import BenchError, cpu_s
+from asyncrl.cli.launch import Launch
+from asyncrl.settings import BufferSettings, Cast, EngineSettings, LearnerSettings, RecorderSettings, RolloutSettings
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import PROMPTS
+
+_GROUPS, _LAG = 32, 1
+_DEADLINE_S = 120.0
+_SETTLED_S = 5.0  # for processes to end their starting
+
+
+def idle_cast(directory: Path) -> Cast:
+    """A run whose slots are all taken by generations that take weeks."""
+    return Cast(
+        run="bench-idle",
+        directory=str(directory),
+        rollout=RolloutSettings(slots=256, group_size=8),
+        buffer=BufferSettings(batch_groups=_GROUPS, max_lag=_LAG),
+        learner=LearnerSettings(trainer="scripted", steps=100),
+        engine=EngineSettings(kind="scripted", scripted_mean_s=1e6, scripted_sigma=0.0),
+        recorder=RecorderSettings(plot=False),
+    )
+
+
+async def bench_idle(*, seconds: float = 20.0) -> dict[str, float]:
+    """CPU time of all processes of a waiting run, the NATS server and the warden among them.
+
+    Args:
+        seconds: over which it is taken.
+
+    Returns:
+        Per cent of one core, in all and per process.
+
+    Raises:
+        BenchError: the run did not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
+        before = {child.pid for child in psutil.Process().children()}
+        launch = Launch(LoadedCast(idle_cast(Path(directory)), Path(directory), Path()))
+        launch.prepare()
+        try:
+            await _issued(launch)
+            await asyncio.sleep(_SETTLED_S)
+            processes = _processes(before)
+            began = time.monotonic()
+            first = {name: cpu_s(process) for name, process in processes.items()}
+            await asyncio.sleep(seconds)
+            span = time.monotonic() - began
+            shares = {name: 100 * (cpu_s(process) - first[name]) / span for name, process in processes.items()}
+        finally:
+            await launch.stop()
+    figures = {"idle_cpu_percent_of_a_core": sum(shares.values())}
+    return figures | {f"{name}_cpu_percent_of_a_core": share for name, share in sorted(shares.items())}
+
+
+async def _issued(launch: Launch) -> None:
+    """Start the run and return once all its prompts are issued."""
+    bus = await launch.start()
+    wanted, seen, all_issued = _GROUPS * (_LAG + 1) * launch.cast.rollout.group_size, 0, asyncio.Event()
+
+    def count(_record: object) -> None:
+        nonlocal seen
+        seen += 1
+        if seen >= wanted:
+            all_issued.set()
+
+    reader = LogReader(bus, PROMPTS, count, subjects=[PROMPT_ISSUED.pattern(bus.run)], headers_only=True)
+    await reader.start()
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            await all_issued.wait()
+    except TimeoutError:
+        raise BenchError(f"run {bus.run}: {seen} of {wanted} prompts issued within {_DEADLINE_S:.0f} s") from None
+    await reader.close()
+    await bus.close()
+
+
+def _processes(others: set[int]) -> dict[str, psutil.Process]:
+    """The run's processes by the name of the actor."""
+    found: dict[str, psutil.Process] = {}
+    for top in psutil.Process().children():
+        if top.pid in others:
+            continue
+        for process in [top, *top.children()]:
+            words = process.cmdline()
+            found[words[words.index("actors.main") + 2] if "actors.main" in words else process.name()] = process
+    return found

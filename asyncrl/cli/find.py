@@ -1,0 +1,170 @@
+"""Finding a run from another terminal: its address lies in its directory, or is given on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from nats.aio.msg import Msg
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.log import read_last_of_each
+from asyncrl.bus.provision import is_provisioned
+from asyncrl.bus.server import BusAddress
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
+from topics.table import topic_of
+from topics.topic import ACTORS
+
+WARDEN = "warden-1"
+_AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
+
+
+class RunNotFound(Exception):
+    """No such run, or it cannot be reached; the message says what to do."""
+
+
+class FoundRun(NamedTuple):
+    """A run and how to reach it."""
+
+    run: str
+    address: BusAddress
+    root: Path | None  # its directory, where it is on this machine
+
+
+def add_run_arguments(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+    """Declare how a command names a run."""
+    about = "id or directory of the run (default: the newest live one)"
+    if positional:
+        parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help=about)
+    else:
+        parser.add_argument("--run", dest="run_id", default="", metavar="RUN", help=about)
+    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
+    parser.add_argument("--user", default="", help="user name at that URL")
+    parser.add_argument("--password-file", default="", help="file that holds the password")
+
+
+def find_run(arguments: argparse.Namespace) -> FoundRun:
+    """The run that the command line means.
+
+    Raises:
+        RunNotFound: there is none, or it is over.
+    """
+    if arguments.url:
+        if not arguments.run_id:
+            raise RunNotFound("--url names a server, not a run: give the run's id as well")
+        try:
+            password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
+        except OSError as error:
+            raise RunNotFound(f"the password file cannot be read: {error}") from error
+        return FoundRun(arguments.run_id, BusAddress(arguments.url, arguments.user, password), None)
+    root = find_directory(arguments, live=True)
+    if not is_locked(root):
+        raise RunNotFound(f"run {root.name} is over; its results are in {root}")
+    try:
+        return FoundRun(root.name, BusAddress.read(root / "nats.json"), root)
+    except FileNotFoundError:
+        raise RunNotFound(f"run {root.name} is still starting: {root} has no nats.json yet; try again") from None
+
+
+def find_directory(arguments: argparse.Namespace, *, live: bool) -> Path:
+    """Directory of the run that is meant: the named one, else the newest live one, else (not `live`) the newest.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    folder = Path(arguments.directory)
+    if arguments.run_id:
+        for root in (folder / arguments.run_id, Path(arguments.run_id)):
+            if (root / "cast.json").exists():
+                return root.resolve()
+        known = ", ".join(sorted(path.parent.name for path in folder.glob("*/cast.json"))) or "none"
+        raise RunNotFound(f"no run called {arguments.run_id} under {folder.absolute()}; runs there: {known}")
+    roots = sorted((path.parent for path in folder.glob("*/cast.json")), key=_started, reverse=True)
+    for root in roots:
+        if is_locked(root):
+            return root.resolve()
+    if live or not roots:
+        raise RunNotFound(
+            f"no {'live ' if live else ''}run under {folder.absolute()}; start one with `asyncrl up`, change to the "
+            "folder it was started in, or give --url and RUN"
+        )
+    return roots[0].resolve()
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a living `asyncrl up` holds a run directory."""
+    try:
+        handle = os.open(directory / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two who ask at once do not take each other for the holder.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+@asynccontextmanager
+async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -> AsyncIterator[Bus]:
+    """A connection to a run's topics.
+
+    Raises:
+        RunNotFound: the server does not answer, holds no such run, or the run is over (unless that is fine).
+    """
+    try:
+        bus = await Bus.connect(found.address, found.run, name=name, deadline_s=3.0)
+    except BusUnreachable as error:
+        raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
+    try:
+        if not await is_provisioned(bus):
+            raise RunNotFound(f"the server at {found.address.url} holds no run called {found.run}")
+        if not over_is_fine and await is_over(bus):
+            raise RunNotFound(f"run {found.run} is over")
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def is_over(bus: Bus) -> bool:
+    """Whether the run's warden has left."""
+    subjects = [topic.subject(bus.run, WARDEN) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
+    newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
+    return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
+
+
+async def run_ended(bus: Bus) -> None:
+    """Wait for the warden's last word, or for a server that went away and does not come back."""
+    left = asyncio.Event()
+
+    async def on_stopped(_: Msg) -> None:
+        left.set()
+
+    await bus.subscribe(ACTOR_STOPPED.subject(bus.run, WARDEN), on_stopped)
+    waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def _server_gone(bus: Bus) -> None:
+    away = 0.0
+    while away < _AWAY_S:
+        await asyncio.sleep(0.2)  # the client tells of the loss of a connection, never that it stays lost
+        away = 0.0 if bus.client.is_connected else away + 0.2
+
+
+def _started(root: Path) -> float:
+    return (root / "cast.json").stat().st_mtime

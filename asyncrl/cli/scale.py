@@ -1,0 +1,97 @@
+"""`asyncrl scale`: more or fewer processes of a role, while the run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+from actors.warden import SCALABLE
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.talk import say
+from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run
+from asyncrl.cli.view import RunView
+from asyncrl.cli.watch import Watch
+from topics.actors import SCALE_REQUESTED, ScaleRequested
+
+_MOST = 1024  # processes of one role
+
+
+class _NotScaled(Exception):
+    """The fleet did not come to what was asked for."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("scale", help="change how many processes play a role")
+    parser.add_argument(
+        "counts", nargs="+", metavar="ROLE=COUNT", help=f"such as rollout=4; roles: {', '.join(SCALABLE)}"
+    )
+    add_run_arguments(parser, positional=False)
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask, wait until as many live, say so."""
+    try:
+        wanted = read_counts(arguments.counts)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    try:
+        asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
+    except (RunNotFound, BusError, _NotScaled) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))
+    return 0
+
+
+def read_counts(words: list[str]) -> dict[str, int]:
+    """`["rollout=4"]` as `{"rollout": 4}`.
+
+    Raises:
+        ValueError: a word that is no ROLE=COUNT of a role that can be scaled.
+    """
+    wanted = {}
+    for word in words:
+        role, _, count = word.partition("=")
+        if role not in SCALABLE:
+            raise ValueError(f"{word!r}: {role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
+        if not count.isdecimal() or int(count) > _MOST:
+            raise ValueError(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
+        wanted[role] = int(count)
+    return wanted
+
+
+async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None:
+    view = RunView(found.run)
+    async with connected(found, "scale") as bus:
+        watch = Watch(bus, view)
+        await watch.start()
+        await say(bus, SCALE_REQUESTED, ScaleRequested(wanted))
+        try:
+            async with asyncio.timeout(wait_s):
+                await watch.until(lambda: view.state != "running" or _reached(view, wanted))
+        except TimeoutError:
+            raise _NotScaled(_shortfall(view, wanted, wait_s)) from None
+        else:
+            if not _reached(view, wanted):
+                raise _NotScaled(f"run {found.run} is {view.state}; it takes no more requests")
+        finally:
+            await watch.close()
+
+
+def _live(view: RunView, role: str) -> int:
+    return sum(actor.live for actor in view.actors.values() if actor.role == role)
+
+
+def _reached(view: RunView, wanted: dict[str, int]) -> bool:
+    return all(view.wanted.get(role) == count == _live(view, role) for role, count in wanted.items())
+
+
+def _shortfall(view: RunView, wanted: dict[str, int], wait_s: float) -> str:
+    found = ", ".join(f"{role} {_live(view, role)} of {count}" for role, count in wanted.items())
+    words = next((actor.last_words for actor in view.actors.values() if actor.role in wanted and actor.last_words), "")
+    return f"after {wait_s:.0f} s there are: {found}{'; last words: ' + words if words else ''}"

@@ -1,0 +1,100 @@
+"""`asyncrl status`: what a run looks like now, from its topics."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from asyncrl.bus.errors import BusError
+from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run
+from asyncrl.cli.screen import render
+from asyncrl.cli.view import RunView
+from asyncrl.cli.watch import Watch
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("status", help="show how a run is doing")
+    add_run_arguments(parser, positional=True)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the logs, print the picture."""
+    try:
+        view = asyncio.run(read_view(find_run(arguments)))
+    except (RunNotFound, BusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    over = view.state in ("finished", "stopped", "failed")
+    now_ns = view.last_ns if over else time.time_ns()
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(figures(view, now_ns))).decode())
+    else:
+        Console().print(render(view, now_ns))
+    return 0
+
+
+async def read_view(found: FoundRun) -> RunView:
+    """Everything a run's topics tell up to now.
+
+    Raises:
+        RunNotFound: it cannot be reached.
+    """
+    view = RunView(found.run)
+    async with connected(found, "status", over_is_fine=True) as bus:
+        watch = Watch(bus, view)
+        await watch.start()
+        await watch.close()
+    return view
+
+
+def figures(view: RunView, now_ns: int) -> dict[str, Any]:
+    """The view as plain values; units are in the names."""
+    newest, mean_lag = view.step, view.mean_lag
+    return {
+        "run": view.run,
+        "state": view.state,
+        "failure": view.failure,
+        "elapsed_s": round((now_ns - view.first_ns) / 1e9, 1) if view.first_ns else 0.0,
+        "stage": newest.stage if newest is not None else None,
+        "step": newest.step if newest is not None else None,
+        "version": view.version,
+        "line": view.line,
+        "checkpoint_step": view.checkpoint,
+        "reward": view.rewards[-1] if view.rewards else None,
+        "mean_lag_versions": round(mean_lag, 4) if mean_lag is not None else None,
+        "recent_tokens_by_lag": {str(lag): tokens for lag, tokens in view.lags.items()},
+        "per_s": {name: round(rate, 3) for name, rate in view.rates().items()},
+        "evals": [{"version": scored.version, "accuracy": scored.accuracy} for scored in view.evals],
+        "queues": view.queues,
+        "open_groups": view.gauge("prompter", "open_groups"),
+        "ready_groups": view.gauge("buffer", "ready_groups"),
+        "engines": [engine._asdict() for engine in sorted(view.engines.values())],
+        "wanted": view.wanted,
+        "actors": [
+            {
+                "actor_id": actor.actor_id,
+                "role": actor.role,
+                "host": actor.host,
+                "pid": actor.pid,
+                "live": actor.live,
+                "restarts": actor.restarts,
+                "last_words": actor.last_words,
+                "silent_s": round(max(0, now_ns - actor.heard_ns) / 1e9, 1) if actor.heard_ns else None,
+                "vitals": actor.vitals,
+            }
+            for actor in view.actors.values()
+        ],
+        "trajectories_failed": view.failed.count,
+        "last_failure": view.failed.last,
+        "messages_unreadable": view.dead.count,
+        "last_unreadable": view.dead.last,
+    }

@@ -1,0 +1,152 @@
+"""`asyncrl tap`: listen to a run's topics as they are said; what could not be shown is counted."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run, run_ended
+from asyncrl.cli.tapped import Condition, Tapped, as_json, as_line, read_condition
+from asyncrl.cli.tapping import LiveTap, Pattern
+from topics.topic import STREAMS
+
+_TOLD_S = 1.0  # between two words about what was missed
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("tap", help="listen to what is said on a run's topics")
+    parser.add_argument("pattern", help="NOUN.PARTICIPLE[.KEY], each may hold `*`: 'trajectory.*', '*.trained', '*'")
+    add_run_arguments(parser, positional=False)
+    parser.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a field (a.b) or header must be so; repeatable",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line, arrays in full")
+    parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
+    parser.add_argument("--from-start", action="store_true", help="read the logs from their beginning, missing nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Listen until interrupted, until N messages were shown, or until the run ends."""
+    try:
+        pattern = Pattern(arguments.pattern)
+        conditions = [read_condition(word) for word in arguments.where]
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    printer = _Printer(conditions, arguments.json, arguments.count)
+    try:
+        asyncio.run(_tap(find_run(arguments), pattern, printer, from_start=arguments.from_start))
+    except (RunNotFound, BusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Printer:
+    """Prints what meets the conditions, until it was enough."""
+
+    def __init__(self, conditions: list[Condition], json: bool, most: int) -> None:
+        self._conditions = conditions
+        self._json = json
+        self._most = most
+        self._colour = sys.stdout.isatty()
+        self.shown = 0
+        self.fault: BrokenPipeError | None = None
+
+    @property
+    def enough(self) -> bool:
+        """Whether nothing more is wanted."""
+        return self.fault is not None or (self._most > 0 and self.shown >= self._most)
+
+    def show(self, tapped: Iterable[Tapped]) -> None:
+        """Print those that are wanted."""
+        for one in tapped:
+            if self.enough:
+                return
+            if all(condition.holds(one) for condition in self._conditions):
+                try:
+                    print(as_json(one) if self._json else as_line(one, colour=self._colour), flush=True)
+                except BrokenPipeError as error:
+                    self.fault = error
+                    return
+                self.shown += 1
+
+
+async def _tap(found: FoundRun, pattern: Pattern, printer: _Printer, *, from_start: bool) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with connected(found, "tap", over_is_fine=from_start) as bus:
+        waits = {asyncio.create_task(stop.wait()), asyncio.create_task(run_ended(bus))}
+        try:
+            if from_start:
+                await _read_logs(bus, pattern, printer, stop, waits)
+            else:
+                await _listen(bus, pattern, printer, stop, waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+    if printer.fault is not None:
+        raise printer.fault
+
+
+async def _listen(
+    bus: Bus, pattern: Pattern, printer: _Printer, stop: asyncio.Event, waits: set[asyncio.Task[Any]]
+) -> None:
+    tap = LiveTap(bus, pattern)
+    await tap.start()
+    told, told_at = 0, float("-inf")
+    while not (printer.enough or stop.is_set()):
+        if tap.waiting:
+            # In a thread: while the reader of our output is slow, what is said goes on being heard and counted.
+            await asyncio.to_thread(printer.show, tap.take())
+        elif any(wait.done() for wait in waits):
+            print(f"run {bus.run} has ended", file=sys.stderr)
+            break
+        else:
+            news = asyncio.create_task(tap.news())
+            await asyncio.wait({news, *waits}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        if tap.missed > told and time.monotonic() - told_at >= _TOLD_S:
+            print(f"missed {tap.missed:,} messages so far: they come faster than they are read", file=sys.stderr)
+            told, told_at = tap.missed, time.monotonic()
+    await tap.close()
+    broken = f", and what was said while the connection was down ({bus.reconnects} times)" if bus.reconnects else ""
+    print(f"{printer.shown:,} shown, {tap.missed:,} missed{broken}", file=sys.stderr)
+
+
+async def _read_logs(
+    bus: Bus, pattern: Pattern, printer: _Printer, stop: asyncio.Event, waits: set[asyncio.Task[Any]]
+) -> None:
+    """Read one log after the other to where it is now, then all of them as they grow."""
+
+    def on_record(record: Record) -> None:
+        if pattern.matches(record.subject):
+            printer.show([Tapped.of_record(record)])
+            if printer.enough:
+                stop.set()
+
+    readers = [LogReader(bus, stream, on_record) for stream in STREAMS if pattern.concerns(stream)]
+    for reader in readers:
+        await reader.start()
+        caught_up = asyncio.create_task(reader.caught_up.wait())
+        await asyncio.wait({caught_up, *waits}, return_when=asyncio.FIRST_COMPLETED)
+        caught_up.cancel()
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for reader in readers:
+        await reader.close()
+    print(f"{printer.shown:,} shown, 0 missed", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Listening to live traffic with a bounded memory, counting what did not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
+
+from nats.aio.msg import Msg
+
+from asyncrl.bus.connection import Bus
+from asyncrl.cli.tapped import Tapped
+from topics.table import TOPICS
+from topics.topic import Stream
+
+_HANDFUL = 256  # messages taken at once
+_WAITING = 8192  # messages that wait to be shown; what comes on top is missed
+_WAITING_BYTES = 64 * 1024 * 1024
+
+
+class Pattern:
+    """Which subjects are listened to: `noun.participle[.key]`, each part with `*` and `?` as in file names.
+
+    Raises:
+        ValueError: no topic has such a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = ["*", "*"] if text in ("*", ">") else text.split(".", 2)
+        if len(parts) == 1:
+            parts.append("*")
+        self._name = ".".join(parts[:2])
+        self._key = parts[2] if len(parts) == 3 else None
+        self._topics = [topic for topic in TOPICS if fnmatchcase(topic.name, self._name)]
+        if not self._topics:
+            names = ", ".join(topic.name for topic in TOPICS)
+            raise ValueError(f"no topic is called {text!r}; topics: {names}")
+
+    def subjects(self, run: str) -> list[str]:
+        """What to subscribe to: every subject that may match, in the table or not."""
+        noun, participle = ("*" if set(part) & set("*?[") else part for part in self._name.split("."))
+        base = f"asyncrl.{run}.{noun}.{participle}"
+        return [f"{base}.>"] if self._key is not None else [base, f"{base}.>"]
+
+    def matches(self, subject: str) -> bool:
+        """Whether a subject is meant."""
+        parts = subject.split(".", 4)
+        if not fnmatchcase(".".join(parts[2:4]), self._name):
+            return False
+        return self._key is None or fnmatchcase(parts[4] if len(parts) == 5 else "", self._key)
+
+    def concerns(self, stream: Stream) -> bool:
+        """Whether a stream holds what is meant."""
+        return any(topic.stream is stream for topic in self._topics)
+
+
+class LiveTap:
+    """Core NATS subscriptions into a bounded queue; `missed` counts what found it full."""
+
+    def __init__(self, bus: Bus, pattern: Pattern, *, most: int = _WAITING, most_bytes: int = _WAITING_BYTES) -> None:
+        self._bus = bus
+        self._pattern = pattern
+        self._most = most
+        self._most_bytes = most_bytes
+        self._queue: deque[Tapped] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._ends: list[Callable[[], Awaitable[None]]] = []
+        self.missed = 0
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        for subject in self._pattern.subjects(self._bus.run):
+            self._ends.append(await self._bus.subscribe(subject, self._receive))
+        await self._bus.client.flush()
+
+    async def close(self) -> None:
+        """Listen no more."""
+        for end in self._ends:
+            if self._bus.client.is_connected:
+                await end()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait to be shown."""
+        return len(self._queue)
+
+    def take(self) -> list[Tapped]:
+        """The next handful, oldest first."""
+        taken = [self._queue.popleft() for _ in range(min(_HANDFUL, len(self._queue)))]
+        self._bytes -= sum(len(tapped.data) for tapped in taken)
+        return taken
+
+    async def news(self) -> None:
+        """Wait until something was said."""
+        self._news.clear()
+        if not self._queue:
+            await self._news.wait()
+
+    async def _receive(self, message: Msg) -> None:
+        if not self._pattern.matches(message.subject):
+            return
+        if len(self._queue) >= self._most or self._bytes + len(message.data) > self._most_bytes:
+            self.missed += 1
+            return
+        self._queue.append(Tapped(message.subject, message.headers or {}, message.data, time.time_ns()))
+        self._bytes += len(message.data)
+        self._news.set()

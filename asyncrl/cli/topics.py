@@ -1,0 +1,51 @@
+"""`asyncrl topics`: the table of everything that is said, by whom, to whom, and how long it is kept."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from asyncrl.topics_docs import KEPT, about, roles, topics_markdown
+from topics.table import TOPICS
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("topics", help="print what is said, by whom, and how long it is kept")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
+    form.add_argument("--markdown", action="store_true", help="as the text of docs/topics.md, with every field")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table in the wanted form."""
+    if arguments.asyncapi:
+        from asyncrl.cli.asyncapi import asyncapi
+
+        print(msgspec.json.format(msgspec.json.encode(asyncapi())).decode())
+    else:
+        print((topics_markdown() if arguments.markdown else topics_text()).rstrip("\n"))
+    return 0
+
+
+def topics_text() -> str:
+    """The table for a terminal: one topic a line, columns aligned."""
+    rows = [("TOPIC", "MESSAGE", "STREAM", "KEPT", "SAID BY", "HEARD BY", "ABOUT")]
+    for topic in TOPICS:
+        rows.append(
+            (
+                topic.name,
+                topic.message.__name__,
+                topic.stream.name if topic.stream else "-",
+                KEPT[topic.stream.keep] if topic.stream else "not kept",
+                roles(topic.said_by),
+                roles(topic.heard_by),
+                about(topic.message),
+            )
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )

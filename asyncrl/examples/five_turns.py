@@ -1,0 +1,33 @@
+"""A rollout function of one's own: five turns, each an answer of the policy and a word from a tool.
+
+    [task]
+    rollout = "five_turns.py:rollout"
+
+The policy writes a word backwards and is told after each try how many letters stand where they should. The reward
+judges the last try. Nothing here knows of weight updates, killed workers or resumption: what the context has answered
+once it answers again, and the function continues on another machine as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+from asyncrl.tasks.rollout import RolloutContext
+from topics.prompts import PromptRow
+
+TURNS = 5
+
+
+def letters_right(answer: str, label: str) -> int:
+    """The tool. Sync or async, it may do anything; its answer is recorded before the policy sees it."""
+    return sum(said == wanted for said, wanted in zip(answer.strip(), label, strict=False))
+
+
+async def rollout(row: PromptRow, context: RolloutContext) -> None:
+    """One trajectory: tokens are only ever appended, so all turns train as one segment."""
+    tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
+    for turn in range(TURNS):
+        answer = await context.generate(tokens)
+        tokens += answer.tokens.tolist()
+        context.completion = answer.text
+        if turn < TURNS - 1:
+            right = await context.tool("letters_right", letters_right, answer.text, row.label)
+            tokens += context.tokenizer.encode(f"{right}=").tolist()

@@ -1,0 +1,109 @@
+"""Messages for tests of folds, as their logs would hold them."""
+
+from asyncrl.bus.log import Record
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.trajectories import (
+    TRAJECTORY_DROPPED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    Reference,
+    TrajectoryDropped,
+    TrajectoryFailed,
+    TrajectoryGraded,
+    VersionCount,
+)
+
+NO_PAYLOAD = Reference(1, "00", 1)
+
+
+class Feed:
+    """Feeds a fold with messages and applies the decisions it makes, as its own log would."""
+
+    def __init__(self, fold, own=()):
+        self.fold = fold
+        self.sequence = 0
+
+    def say(self, topic, message, *, at_s=0.0, headers=None):
+        self.sequence += 1
+        describe = getattr(message, "headers", dict)
+        record = Record(topic.stream, self.sequence, "", headers or describe(), b"", int(at_s * 1e9))
+        self.fold.apply(topic, None if topic is PROMPT_ISSUED else message, record)
+        return self
+
+    def read_back(self, decisions, *, at_s=0.0):
+        for decision in decisions:
+            self.say(decision.topic, decision.message, at_s=at_s)
+        return decisions
+
+    def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0):
+        prompt_id, member = name.rsplit("-", 1)
+        message = PromptIssued(
+            prompt_id=prompt_id,
+            member=int(member),
+            group_size=size,
+            rows=[PromptRow("x")],
+            stage=stage,
+            attempt=attempt,
+        )
+        return self.say(PROMPT_ISSUED, message, at_s=at_s)
+
+    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
+        prompt_id, member = name.rsplit("-", 1)
+        counts = [VersionCount(version, tokens) for version, tokens in versions]
+        message = TrajectoryGraded(
+            trajectory_id=name,
+            attempt=attempt,
+            prompt_id=prompt_id,
+            member=int(member),
+            group_size=size,
+            stage=stage,
+            payload=NO_PAYLOAD,
+            versions=counts,
+            reward=reward,
+        )
+        return self.say(TRAJECTORY_GRADED, message)
+
+    def group(self, prompt_id, rewards=(0.0, 1.0), *, versions=((0, 3),), stage="rl"):
+        for member, reward in enumerate(rewards):
+            self.graded(f"{prompt_id}-{member}", reward, versions=versions, size=len(rewards), stage=stage)
+        return self
+
+    def failed(self, name, reason="rollout", *, size=2):
+        prompt_id, member = name.rsplit("-", 1)
+        message = TrajectoryFailed(
+            trajectory_id=name,
+            prompt_id=prompt_id,
+            member=int(member),
+            group_size=size,
+            stage="rl",
+            reason=reason,
+            detail="it did",
+        )
+        return self.say(TRAJECTORY_FAILED, message)
+
+    def packed(self, step, *prompt_ids, stage="rl"):
+        groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)]) for name in prompt_ids]
+        return self.say(BATCH_PACKED, BatchPacked(step, stage, groups, step - 2))
+
+    def trained(self, step, *, stage="rl"):
+        message = BatchTrained(
+            step=step,
+            line=0,
+            stage=stage,
+            metrics={},
+            lags={},
+            masked=0,
+            rewards=[0.0, 0.0],
+            trajectories=1,
+            batch_sequence=1,
+        )
+        return self.say(BATCH_TRAINED, message)
+
+    def too_old(self, name, attempt=0):
+        message = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason="lag")
+        return self.say(TRAJECTORY_DROPPED, message)
+
+    def dropped(self, prompt_id):
+        return self.say(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))

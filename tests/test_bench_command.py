@@ -1,0 +1,92 @@
+"""`asyncrl bench`: its options, its two forms of output, and a real run beside its ideal schedule."""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.provision import stream_states
+from asyncrl.cli import bench
+from asyncrl.cli.bench import bus as bus_bench
+from asyncrl.cli.bench.bus import Sizes, bench_bus
+from asyncrl.cli.bench.goals import goals_of
+from asyncrl.cli.bench.schedule import bench_schedule, parallel_for
+from asyncrl.cli.bench.stage import BenchError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    bench.add_parser(parser.add_subparsers())
+    return parser.parse_args(["bench", *words])
+
+
+def test_the_schedule_takes_lists_of_means_lags_and_seeds():
+    arguments = parse("schedule", "--means", "0.02,1", "--lags", "4", "--seeds", "7,8", "--steps", "5")
+
+    assert (arguments.means_s, arguments.lags, arguments.seeds, arguments.steps) == ([0.02, 1.0], [4], [7, 8], 5)
+
+
+@pytest.mark.parametrize(("mean_s", "together"), [(10.0, 15), (1.0, 5), (0.1, 1), (0.01, 1)])
+def test_long_means_run_side_by_side(mean_s: float, together: int):
+    assert parallel_for(mean_s) == together
+
+
+def test_a_table_says_which_goals_are_met():
+    text = bench.table({"encode_trajectory_us": 12.0, "stored_1_kib_per_s": 20_000.0, "other": 1.0}, goals_of("bus"))
+
+    first, second, third = text.splitlines()
+    assert first.split() == ["encode_trajectory_us", "12.000", "goal", "<=", "10", "MISSED"]
+    assert second.split() == ["stored_1_kib_per_s", "20,000", "goal", ">=", "15000", "met"]
+    assert third.split() == ["other", "1.000"]
+
+
+def test_json_is_one_object_of_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    async def small(*, rounds: int) -> dict[str, float]:
+        return await bench_bus(rounds=rounds, sizes=Sizes(50, 10, 50, 10, 10))
+
+    monkeypatch.setattr(bus_bench, "bench_bus", small)
+
+    assert bench.run(parse("bus", "--json", "--rounds", "1")) == 0
+
+    figures = msgspec.json.decode(capsys.readouterr().out, type=dict[str, float])
+    assert figures.keys() >= goals_of("bus").keys()
+    assert all(value > 0 for value in figures.values())
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    async def broken(*, rounds: int) -> dict[str, float]:
+        raise BenchError("run bench-bus: buffer-1 ended with code 1: no word")
+
+    monkeypatch.setattr(bus_bench, "bench_bus", broken)
+
+    assert bench.run(parse("bus")) == 1
+    assert capsys.readouterr().err == "run bench-bus: buffer-1 ended with code 1: no word\n"
+
+
+async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.MonkeyPatch):
+    stored: dict[str, int] = {}
+    close = Bus.close
+
+    async def count_and_close(self: Bus) -> None:
+        stored.update({name: state["messages"] for name, state in (await stream_states(self)).items()})
+        await close(self)
+
+    monkeypatch.setattr(Bus, "close", count_and_close)
+
+    await bench_bus(rounds=2, sizes=Sizes(50, 10, 300, 20, 10))
+
+    assert (stored["PROMPTS"], stored["TRAJECTORIES"]) == (600, 40)
+
+
+@pytest.mark.slow
+async def test_a_real_run_is_compared_with_its_ideal_schedule():
+    figures = await bench_schedule(means_s=[0.02], lags=[2], seeds=[1], steps=4)
+
+    assert 0 < figures["mean_20_ms_share_of_bound"] <= 1
+    assert figures["mean_20_ms_share_of_bound"] <= figures["mean_20_ms_share_of_ideal"]
+    assert figures["mean_20_ms_generated_to_graded_ms"] > 0

@@ -1,0 +1,246 @@
+"""Ends, groups, lag and batches are decided by the buffer alone, as a pure function of what it read."""
+
+import pytest
+from folds import Feed
+
+from actors.buffer_fold import BufferFold, Plan
+from topics.batches import BatchPacked
+from topics.groups import GroupDropped
+from topics.trajectories import TrajectoryDropped
+
+
+def feed(**changes):
+    plan = Plan(
+        batch_groups={"warmup": 2, "rl": 2},
+        warmup_steps=0,
+        steps=10,
+        max_lag=1,
+        ahead=1,
+        min_fresh=0.25,
+        drop_stale=False,
+        reissue=False,
+        drop_zero_variance=False,
+        deadline_s=100.0,
+        objective={},
+    )
+    return Feed(BufferFold(plan._replace(**changes)))
+
+
+def said(decisions):
+    return [decision.message for decision in decisions]
+
+
+def only_batch(decisions):
+    (message,) = said(decisions)
+    assert isinstance(message, BatchPacked)
+    return message
+
+
+def test_a_batch_takes_the_groups_in_the_order_of_their_completion():
+    fed = feed()
+    fed.graded("p000000-0").group("p000002").group("p000001").graded("p000000-1")
+
+    batch = only_batch(fed.fold.decide(0))
+
+    assert [group.prompt_id for group in batch.groups] == ["p000002", "p000001"]
+    assert (batch.step, batch.min_version) == (1, -1)
+    assert [member.trajectory_id for member in batch.groups[0].members] == ["p000002-0", "p000002-1"]
+
+
+def test_at_most_ahead_batches_wait_behind_the_one_in_training():
+    fed = feed()
+    for number in range(8):
+        fed.group(f"p{number:06d}", versions=[(2, 3)])
+    steps = []
+    while decisions := fed.read_back(fed.fold.decide(0)):
+        steps.append(only_batch(decisions).step)
+    assert steps == [1, 2]
+
+    fed.trained(1)
+
+    assert only_batch(fed.fold.decide(0)).step == 3
+
+
+def test_with_ahead_zero_packing_waits_for_training():
+    fed = feed(ahead=0)
+    for number in range(4):
+        fed.group(f"p{number:06d}")
+    fed.read_back(fed.fold.decide(0))
+
+    assert fed.fold.decide(0) == []
+    fed.trained(1)
+    assert only_batch(fed.fold.decide(0)).step == 2
+
+
+def test_a_decision_takes_effect_when_it_is_read_back():
+    fed = feed()
+    fed.group("p000000").group("p000001")
+
+    assert fed.fold.decide(0) == fed.fold.decide(0)
+    fed.read_back(fed.fold.decide(0))
+    assert fed.fold.decide(0) == []
+
+
+def test_a_trajectory_behind_max_lag_is_dropped_with_its_lag():
+    fed = feed(steps=20)
+    for step in range(1, 7):
+        fed.packed(step, f"q{step}-").trained(step)
+    fed.graded("p000000-0", versions=[(2, 3)], size=3).graded("p000000-1", versions=[(6, 3)], size=3)
+    fed.graded("p000000-2", versions=[(5, 3)], size=3)
+    fed.group("p000001", versions=[(6, 3)])
+
+    drops = said(fed.read_back(fed.fold.decide(0)))
+    batch = only_batch(fed.fold.decide(0))
+
+    assert drops == [TrajectoryDropped(trajectory_id="p000000-0", attempt=0, reason="lag", tokens=3, lag=4)]
+    assert [member.trajectory_id for member in batch.groups[0].members] == ["p000000-1", "p000000-2"]
+    assert batch.min_version == 5
+
+
+@pytest.mark.parametrize(("drop_stale", "dropped"), [(False, False), (True, True)])
+def test_a_partly_stale_trajectory_is_kept_for_masking_or_dropped(drop_stale, dropped):
+    fed = feed(steps=20, drop_stale=drop_stale, min_fresh=0.25)
+    for step in range(1, 7):
+        fed.packed(step, f"q{step}-").trained(step)
+    for number in range(2):
+        fed.group(f"p{number:06d}", versions=[(4, 3), (6, 1)])
+
+    decisions = said(fed.fold.decide(0))
+
+    assert isinstance(decisions[0], GroupDropped if dropped else BatchPacked)
+
+
+def test_a_group_with_fewer_than_two_fresh_members_is_dropped_whole():
+    fed = feed(steps=20)
+    for step in range(1, 7):
+        fed.packed(step, f"q{step}-").trained(step)
+    fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)]).group("p000001")
+
+    assert said(fed.fold.decide(0)) == [
+        GroupDropped("p000000", "lag", members=2, tokens=6),
+        GroupDropped("p000001", "lag", members=2, tokens=6),
+    ]
+
+
+def test_a_stale_member_can_be_issued_again_and_its_group_waits_for_it():
+    fed = feed(steps=20, drop_stale=True, reissue=True, batch_groups={"warmup": 1, "rl": 1})
+    for step in range(1, 7):
+        fed.packed(step, f"q{step}-").trained(step)
+    fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)])
+
+    drops = said(fed.read_back(fed.fold.decide(0)))
+    assert [(drop.trajectory_id, drop.reason) for drop in drops] == [("p000000-0", "lag")]
+    assert fed.fold.decide(0) == []
+    fed.graded("p000000-0", versions=[(2, 3)])
+    assert fed.fold.decide(0) == []  # the first attempt's grade, delivered again
+    fed.graded("p000000-0", 0.5, versions=[(6, 3)], attempt=1)
+
+    batch = only_batch(fed.fold.decide(0))
+    assert [(member.attempt, member.reward) for member in batch.groups[0].members] == [(1, 0.5), (0, 1.0)]
+
+
+def test_a_failed_member_ends_and_the_rest_is_packed():
+    fed = feed()
+    for member in (0, 1):
+        fed.graded(f"p000000-{member}", size=3)
+    fed.failed("p000000-2", size=3).group("p000001")
+
+    drops = said(fed.read_back(fed.fold.decide(0)))
+    batch = only_batch(fed.fold.decide(0))
+
+    assert drops == [TrajectoryDropped(trajectory_id="p000000-2", attempt=0, reason="rollout", detail="it did")]
+    assert [len(group.members) for group in batch.groups] == [2, 2]
+
+
+def test_a_group_with_one_grade_left_is_dropped():
+    fed = feed()
+    fed.graded("p000000-0").failed("p000000-1")
+
+    assert said(fed.read_back(fed.fold.decide(0))) == [GroupDropped("p000000", "failed", members=2, tokens=3)]
+    assert fed.fold.decide(0) == []
+
+
+def test_a_group_of_one_needs_one_grade():
+    fed = feed()
+    fed.graded("p000000-0", size=1).graded("p000001-0", size=1)
+
+    assert len(only_batch(fed.fold.decide(0)).groups) == 2
+
+
+def test_groups_without_variance_can_be_dropped():
+    fed = feed(drop_zero_variance=True)
+    fed.group("p000000", (1.0, 1.0)).group("p000001", (0.0, 1.0)).group("p000002", (1.0, 0.0))
+
+    assert said(fed.read_back(fed.fold.decide(0))) == [GroupDropped("p000000", "zero_variance", members=2, tokens=6)]
+    assert len(only_batch(fed.fold.decide(0)).groups) == 2
+
+
+def test_at_its_deadline_a_group_is_packed_with_its_graded_members():
+    fed = feed(batch_groups={"warmup": 1, "rl": 1})
+    for member in range(3):
+        fed.issued(f"p000000-{member}", size=3, at_s=10 + member)
+    fed.graded("p000000-0", size=3).graded("p000000-2", size=3)
+
+    assert fed.fold.next_deadline() == 110.0
+    assert fed.fold.decide(109.9) == []
+    drops = said(fed.read_back(fed.fold.decide(110.0)))
+    batch = only_batch(fed.fold.decide(110.0))
+
+    assert drops == [TrajectoryDropped(trajectory_id="p000000-1", attempt=0, reason="deadline")]
+    assert [member.trajectory_id for member in batch.groups[0].members] == ["p000000-0", "p000000-2"]
+
+
+def test_at_its_deadline_a_group_with_one_grade_is_dropped_with_one_credit():
+    fed = feed()
+    fed.issued("p000000-0", at_s=10).issued("p000000-1", at_s=10).graded("p000000-0")
+
+    assert said(fed.read_back(fed.fold.decide(111.0))) == [GroupDropped("p000000", "deadline", members=2, tokens=3)]
+    assert fed.fold.next_deadline() is None
+
+
+def test_what_comes_after_the_end_is_counted_as_late_and_changes_nothing():
+    fed = feed()
+    fed.group("p000000").group("p000001").read_back(fed.fold.decide(0))
+    fed.graded("p000000-0").failed("p000001-1")
+
+    assert fed.fold.late == 2
+    assert fed.fold.decide(0) == []
+
+
+def test_a_second_grade_of_a_member_is_late():
+    fed = feed()
+    fed.graded("p000000-0", 1.0).graded("p000000-0", 0.0).graded("p000000-1").group("p000001")
+
+    assert only_batch(fed.fold.decide(0)).groups[0].members[0].reward == 1.0
+    assert fed.fold.late == 1
+
+
+def test_warm_up_batches_follow_the_data_whoever_was_fast():
+    fed = feed(warmup_steps=1)
+    for number in (3, 1, 2):
+        fed.group(f"w{number:06d}", (0.0,), stage="warmup", versions=[(-1, 9)])
+    assert fed.fold.decide(0) == []
+    fed.group("w000000", (0.0,), stage="warmup", versions=[(-1, 9)])
+
+    batch = only_batch(fed.fold.decide(0))
+
+    assert [group.prompt_id for group in batch.groups] == ["w000000", "w000001"]
+    assert batch.step == 0
+
+
+def test_nothing_is_packed_beyond_the_last_step():
+    fed = feed(steps=1)
+    for number in range(4):
+        fed.group(f"p{number:06d}")
+    fed.read_back(fed.fold.decide(0))
+    fed.trained(1)
+
+    assert fed.fold.decide(0) == []
+
+
+def test_the_state_does_not_depend_on_the_order_between_logs():
+    early, late = feed(), feed()
+    early.issued("p000000-0").issued("p000000-1").group("p000000").group("p000001")
+    late.group("p000000").group("p000001").issued("p000000-0").issued("p000000-1")
+
+    assert said(early.fold.decide(0)) == said(late.fold.decide(0))

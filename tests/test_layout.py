@@ -1,0 +1,103 @@
+"""The shape of the code: imports go one way, files and functions stay small."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in ("topics", "actors", "asyncrl")
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+FILE_LINES, FUNCTION_LINES = 400, 60
+EVERY_FILE = pytest.mark.parametrize("module", FILES)
+
+
+@cache
+def parse(module: str) -> ast.Module:
+    return ast.parse(FILES[module].read_text())
+
+
+def layer(module: str) -> int:
+    """topics → asyncrl → actors → asyncrl.cli."""
+    if module == "asyncrl.cli" or module.startswith("asyncrl.cli."):
+        return 3
+    return ("topics", "asyncrl", "actors").index(module.split(".")[0])
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Names of modules an import statement may load: `from a import b` loads a, and a.b where that is a module."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"relative import of {node.module}: say where it is"
+        yield str(node.module)
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def ours(nodes: Iterator[ast.AST]) -> set[str]:
+    return {name for node in nodes for name in imports(node) if name in FILES}
+
+
+@EVERY_FILE
+def test_a_module_imports_only_from_its_left(module: str):
+    wrong = [name for name in ours(ast.walk(parse(module))) if layer(name) > layer(module)]
+
+    assert not wrong, f"{module} imports {', '.join(wrong)}"
+
+
+def test_no_files_import_each_other_in_a_circle():
+    def at_import(node: ast.AST) -> Iterator[ast.AST]:
+        """What runs when a module is loaded: everything outside functions and `if TYPE_CHECKING`."""
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            return
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            for child in node.orelse:
+                yield from at_import(child)
+            return
+        yield node
+        for child in ast.iter_child_nodes(node):
+            yield from at_import(child)
+
+    left = {module: ours(at_import(parse(module))) - {module} for module in FILES}
+    while free := [module for module, names in left.items() if not names & left.keys()]:
+        for module in free:
+            del left[module]
+
+    circle = {module: sorted(names & left.keys()) for module, names in left.items()}
+    assert not circle
+
+
+@EVERY_FILE
+def test_files_and_functions_stay_small(module: str):
+    lines = len(FILES[module].read_text().splitlines())
+    assert lines < FILE_LINES, f"{module} has {lines} lines"
+    for node in ast.walk(parse(module)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        assert node.end_lineno is not None
+        length = node.end_lineno - node.lineno + 1
+        assert length <= FUNCTION_LINES, f"{module}.{node.name} has {length} lines"
+
+
+@EVERY_FILE
+def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread(module: str):
+    tree = parse(module)
+    named = {name.split(".")[0] for node in ast.walk(tree) for name in imports(node)}
+
+    assert not named & {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    assert "time.sleep" not in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+
+def test_every_actor_of_the_table_has_a_file():
+    from actors.main import ROLES
+    from topics.table import TOPICS
+
+    said = {role for topic in TOPICS for role in topic.said_by} - {"operator"}
+
+    assert said == set(ROLES)
+    assert {f"actors.{role}" for role in ROLES} <= FILES.keys()

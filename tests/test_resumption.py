@@ -1,0 +1,217 @@
+"""Work that was begun elsewhere ends as if nothing had happened: real workers, a real engine, real kill -9."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import until
+from safetensors.torch import load_file, save_file
+
+from asyncrl.bus.log import LogReader
+from asyncrl.bus.talk import say
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.launch import EngineProcess
+from asyncrl.settings import EngineSettings
+from asyncrl.training.create import ModelShape, create_model
+from topics.engines import ENGINE_READY, EngineReady
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import topic_of
+from topics.topic import GRADES, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.wire import decode
+
+KEY = "0:0:made"
+HERE = Path(__file__).parent
+
+
+def make_endless_model(directory):
+    """A model whose likeliest token is never the one that ends: its special tokens have logit 0."""
+    create_model(directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1, shape=ModelShape(context=1024))
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][:3] = 0
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@dataclass
+class Scene:
+    """A run with an engine and whatever was said of its trajectories."""
+
+    stage: object
+    bus: object
+    client: EngineClient
+    results: dict
+    progress: dict
+    failures: dict
+    tmp: Path
+
+    async def issue(self, name, **metadata):
+        metadata |= {"calls": str(self.tmp / f"{name}.calls"), "go": str(self.tmp / "go")}
+        prompt_id, member = name.rsplit("-", 1)
+        row = PromptRow("^abcdef=", "fedcba", metadata)
+        message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
+        await say(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+
+    async def result(self, name):
+        await until(lambda: name in self.results, f"result of {name}; failures {self.failures}")
+        return self.results[name]
+
+    def calls(self, name):
+        return (self.tmp / f"{name}.calls").read_text().split()
+
+
+@pytest.fixture
+async def scene(stage, bus, tmp_path):
+    opened = []
+
+    async def make(function, **rollout):
+        settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "lease_s": 1.0, "slots": 8}
+        made = stage(task={"rollout": f"{HERE / 'rollouts.py'}:{function}"}, rollout={**settings, **rollout})
+        make_endless_model(made.files.model)
+        server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log")
+        address = await server.start(made.files.model, KEY)
+        client = EngineClient(address)
+        await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
+        scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
+
+        def on_record(record):
+            topic = topic_of(record.subject)
+            message = decode(topic.message, record.data)
+            into = {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_PROGRESSED: scene.progress}.get(topic)
+            into = scene.failures if topic is TRAJECTORY_FAILED else into
+            into[message.trajectory_id] = message
+
+        readers = [LogReader(bus, stream, on_record) for stream in (TRAJECTORIES, GRADES)]
+        for reader in readers:
+            await reader.start()
+        opened.append((server, client, readers))
+        return scene
+
+    yield make
+    for server, client, readers in opened:
+        for reader in readers:
+            await reader.close()
+        await client.close()
+        await server.stop()
+
+
+def assert_same(found, expected):
+    assert len(found.segments) == len(expected.segments)
+    for mine, theirs in zip(found.segments, expected.segments, strict=True):
+        assert mine.tokens.tolist() == theirs.tokens.tolist()
+        assert mine.mask.tolist() == theirs.mask.tolist()
+        assert mine.versions.tolist() == theirs.versions.tolist()
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-4)
+    assert found.completion == expected.completion
+
+
+async def kill_in_the_middle(scene, worker, name, is_middle):
+    """Freeze the engine once the recorded progress is in the middle, then kill the worker."""
+    await until(lambda: name in scene.progress and is_middle(scene.progress[name]), f"{name} is in the middle")
+    await scene.client.pause("in_place")
+    assert name not in scene.results
+    worker.kill()
+    await worker.wait()
+    await scene.client.abort_all()
+    await scene.client.continue_generation()
+
+
+async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
+    scene = await scene("five_turns")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+    assert expected.segments[0].mask.sum() == 5 * 120
+
+    await scene.issue("p000002-0")
+    await kill_in_the_middle(
+        scene, first, "p000002-0", lambda progress: "4" in progress.journal and not progress.journal["4"].done
+    )
+    offset = scene.progress["p000002-0"].offset
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+    assert found.delivery == 2
+    assert offset >= 2 * 120
+    assert scene.calls("p000002-0") == ["1", "2", "3", "4", "5"]  # what tools had answered was not asked again
+
+
+async def test_a_worker_killed_during_a_tool_call(scene):
+    scene = await scene("five_turns")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+
+    await scene.issue("p000002-0", hold=3)
+    calls = scene.tmp / "p000002-0.calls"
+    await until(lambda: calls.exists() and "3" in calls.read_text().split(), "the tool of turn 3 is called")
+    first.kill()
+    await first.wait()
+    (scene.tmp / "go").touch()
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+    assert scene.calls("p000002-0") == ["1", "2", "3", "3", "4", "5"]  # only the call without an answer was repeated
+
+
+async def test_a_worker_killed_inside_a_parallel_pair_of_generates(scene):
+    scene = await scene("parallel_pair")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+    assert len(expected.segments) == 2
+
+    def both_open(progress):
+        answers = [answer for answer in progress.journal.values() if answer.call == "generate"]
+        return len(answers) == 2 and all(len(answer.tokens) and not answer.done for answer in answers)
+
+    await scene.issue("p000002-0")
+    await kill_in_the_middle(scene, first, "p000002-0", both_open)
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+
+
+async def test_a_worker_asked_to_leave_hands_its_work_on_at_once(scene):
+    scene = await scene("five_turns", lease_s=60.0, stall_s=120.0)
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0", hold=2)
+    calls = scene.tmp / "p000001-0.calls"
+    await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the tool of turn 2 is called")
+    first.terminate()
+    assert await asyncio.wait_for(first.wait(), 10) == 0
+    (scene.tmp / "go").touch()
+    await scene.stage.start("rollout", 2)
+
+    assert (await scene.result("p000001-0")).delivery == 2
+
+
+async def test_a_function_that_asks_something_else_when_replayed_fails_as_diverged(scene):
+    scene = await scene("impatient")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0", hold=2)
+    calls = scene.tmp / "p000001-0.calls"
+    await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the second tool is called")
+    first.kill()
+    await first.wait()
+    await scene.stage.start("rollout", 2)
+    await until(lambda: "p000001-0" in scene.failures, "the claim of failure")
+
+    assert scene.failures["p000001-0"].reason == "diverged"
+    assert "replay='journal'" in scene.failures["p000001-0"].detail
+
+
+async def test_a_rollout_function_that_raises_is_data_not_a_crash(scene):
+    scene = await scene("broken")
+    worker = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    await until(lambda: "p000001-0" in scene.failures, "the claim of failure")
+
+    assert scene.failures["p000001-0"].reason == "rollout"
+    assert "no such letter" in scene.failures["p000001-0"].detail
+    assert worker.returncode is None
