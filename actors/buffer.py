@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from actors.actor import Context
+from actors.actor import ActorFault, Context
 from actors.buffer_fold import BufferFold, Plan
 from actors.keeper import Input, Keeper
 from topics.batches import BATCH_TRAINED
@@ -32,6 +32,8 @@ async def main(context: Context) -> None:
         context.vitals.update(
             ready_groups=fold.ready, open_groups=fold.open, late=fold.late, packed=fold.packed, trained=fold.trained
         )
+        if reason := fold.hopeless():
+            raise ActorFault(reason)
         if decisions:
             await keeper.append(decisions)
         else:

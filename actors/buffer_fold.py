@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -100,13 +101,17 @@ class BufferFold:
         self.packed = -plan.warmup_steps
         self.trained = -plan.warmup_steps
         self.late = 0  # claims and grades that came after the end
+        self._graded_ns = 0  # server's clock at the newest grade
+        self._last_failure = ""
+        # When the latest groups failed: as many as may be open at once, for a service that is back soon ends no run.
+        self._failed_ns: deque[int] = deque(maxlen=(plan.max_lag + 1) * plan.batch_groups["rl"])
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Issues are read by their headers alone."""
         if topic is PROMPT_ISSUED:
             self._on_issued(record)
         elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
-            self._on_claim(message)
+            self._on_claim(message, record.time_ns)
         elif topic is BATCH_TRAINED:
             self.trained = max(self.trained, message.step)
         elif topic is BATCH_PACKED:
@@ -115,6 +120,8 @@ class BufferFold:
                 self._close(group.prompt_id)
         elif topic is GROUP_DROPPED:
             self._close(message.prompt_id)
+            if message.reason == "failed":
+                self._failed_ns.append(record.time_ns)
         elif topic is TRAJECTORY_DROPPED:
             self._on_dropped(message)
 
@@ -132,6 +139,13 @@ class BufferFold:
             if group is None or not (group.complete or group.expired):
                 return issued_ns / 1e9 + self._plan.deadline_s
         return None
+
+    def hopeless(self) -> str:
+        """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
+        failed = self._failed_ns
+        if len(failed) < (failed.maxlen or 0) or failed[0] <= self._graded_ns:
+            return ""
+        return f"{len(failed)} groups in a row failed and nothing was graded meanwhile; the last: {self._last_failure}"
 
     @property
     def ready(self) -> int:
@@ -153,8 +167,12 @@ class BufferFold:
             stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
             self._groups[prompt_id] = Group(prompt_id, int(headers["group-size"]), stage)
 
-    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed) -> None:
+    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
         prompt_id = message.prompt_id
+        if isinstance(message, TrajectoryGraded):
+            self._graded_ns = max(self._graded_ns, time_ns)
+        else:
+            self._last_failure = f"{message.trajectory_id}: {message.reason}: {message.detail}"
         if prompt_id in self._closed:
             self.late += 1
             return

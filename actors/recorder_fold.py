@@ -26,6 +26,7 @@ class RecorderFold:
         self.evals: dict[int, dict[str, Any]] = {}
         self.lags: dict[int, int] = {}  # trained tokens per lag
         self.dropped: dict[str, int] = {}  # ends without training, by reason
+        self.failed: dict[str, int] = {}  # what workers claimed, by reason
         self.exported = ""
         self.finished = False
         self._first_ns = 0
@@ -52,6 +53,7 @@ class RecorderFold:
                 self._sampled_tokens += sum(count.tokens for count in message.versions)
         elif topic is TRAJECTORY_FAILED:
             self._counts["trajectories_failed"] += 1
+            self.failed[message.reason] = self.failed.get(message.reason, 0) + 1
         elif topic in (TRAJECTORY_DROPPED, GROUP_DROPPED):
             members = 1 if topic is TRAJECTORY_DROPPED else message.members
             self.dropped[message.reason] = self.dropped.get(message.reason, 0) + members
@@ -85,6 +87,7 @@ class RecorderFold:
             "greedy_accuracy_after": self.evals[last]["accuracy"] if last is not None and last != first else None,
             "evaluated_versions_after": self.evals[last]["versions"] if last is not None else None,
             **self._counts,
+            "failed_trajectories_by_reason": self.failed,
             "dropped_trajectories_by_reason": self.dropped,
             "sampled_tokens": self._sampled_tokens,
             "trained_tokens": trained,

@@ -1,13 +1,20 @@
 # Makes .venv with what running needs (and, with "dev", what testing needs). Quick when nothing changed.
-# Sourced by scripts/demo and scripts/test; $1 is "" or "dev".
+# Sourced by scripts/demo and scripts/test; $1 is "" or "dev". PYTHON names another interpreter.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-python=${PYTHON:-$(command -v python3.12 || command -v python3.11 || command -v python3)}
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+if [ ! -x .venv/bin/python ]; then
+  for python in ${PYTHON:-python3.11 python3.12 python3}; do
+    if "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then break; fi
+    python=""
+  done
+  [ -n "$python" ] || { echo "asyncrl needs Python 3.11 or 3.12; none was found (set PYTHON to name one)" >&2; exit 1; }
+  "$python" -m venv .venv
+fi
+installed=$(cat .venv/asyncrl-installed 2>/dev/null || true)
 extras=${1:+[$1]}
-case "$(cat .venv/asyncrl-installed 2>/dev/null)" in "[dev] "*) extras="[dev]" ;; esac # never take the test tools away
+case "$installed" in "[dev] "*) extras="[dev]" ;; esac # never take the test tools away
 wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
-if [ "$(cat .venv/asyncrl-installed 2>/dev/null)" != "$wanted" ]; then
-  # torch first and pinned: left to itself pip would bring gigabytes of CUDA to a machine without a GPU.
+if [ "$installed" != "$wanted" ]; then
+  # torch first and pinned: left to itself pip may bring gigabytes of CUDA to a machine without a GPU.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
   echo "$wanted" > .venv/asyncrl-installed

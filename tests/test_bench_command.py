@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from asyncrl.cli import bench
 from asyncrl.cli.bench import bus as bus_bench
 from asyncrl.cli.bench.bus import Sizes, bench_bus
 from asyncrl.cli.bench.goals import goals_of
-from asyncrl.cli.bench.schedule import bench_schedule, parallel_for
+from asyncrl.cli.bench.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
 from asyncrl.cli.bench.stage import BenchError
 
 
@@ -81,6 +82,15 @@ async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.Monke
     await bench_bus(rounds=2, sizes=Sizes(50, 10, 300, 20, 10))
 
     assert (stored["PROMPTS"], stored["TRAJECTORIES"]) == (600, 40)
+
+
+def test_a_share_of_another_runs_ideal_is_refused():
+    cast = cell_cast(Cell(0.1, 2, seed=1), Path("model"), steps=4)
+    script, other = Script(cast), Script(msgspec.structs.replace(cast, seed=2))
+
+    script.check([script.prompt(number) for number in range(3)])
+    with pytest.raises(BenchError, match=r"prompt 0 is p000000 with seed .* the program changed meanwhile"):
+        script.check([other.prompt(0)])
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import asyncio
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,8 +109,11 @@ class Script:
     def __init__(self, cast: Cast) -> None:
         self._cast = cast
         self._source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=Path())
-        self._tokenizer = TaskTokenizer.load(Path(cast.model.path))
         self._durations: dict[int, float] = {}
+
+    @cached_property
+    def _tokenizer(self) -> TaskTokenizer:
+        return TaskTokenizer.load(Path(self._cast.model.path))
 
     def prompt(self, number: int) -> PromptIssued:
         """What the prompter issues."""
