@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record
 from asyncrl.bus.server import BusAddress
-from asyncrl.bus.talk import say
+from asyncrl.bus.talk import TwoContents, say
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -130,7 +131,8 @@ class Context:
         """Keep a message that cannot be read, with the reason."""
         topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name
         letter = DeadLetter(topic, stream, record.sequence, reason, record.headers, record.data[:65536])
-        await say(self.bus, DEAD_LETTER, letter, key=self.actor_id, id=f"{stream}:{record.sequence}")
+        with contextlib.suppress(TwoContents):  # another listener has buried it, in words of its own
+            await say(self.bus, DEAD_LETTER, letter, key=self.actor_id, id=f"{stream}:{record.sequence}")
         self.count("dead_letters")
         self.log.warning("message unreadable", topic=topic, stream=stream, sequence=record.sequence, reason=reason)
 

@@ -180,10 +180,15 @@ class BufferFold:
         if group is None:
             group = self._groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
         member = message.member
-        stale = message.attempt < group.attempts.get(member, 0)
-        if stale or member in group.graded or member in group.failed or member in group.dropped:
+        known = group.graded.get(member) or group.failed.get(member)
+        repeated = known is not None and known.attempt >= message.attempt
+        if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
             self.late += 1
             return
+        if not 0 <= member < group.size:
+            raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
+        group.graded.pop(member, None)
+        group.failed.pop(member, None)
         if isinstance(message, TrajectoryGraded):
             group.graded[member] = message
         else:
@@ -195,9 +200,11 @@ class BufferFold:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         group = self._groups.get(prompt_id)
         if group is not None and message.reason == "lag" and self._plan.reissue:
-            group.graded.pop(int(member), None)
+            graded = group.graded.get(int(member))
+            if graded is not None and graded.attempt <= message.attempt:
+                del group.graded[int(member)]
+                self._ready[group.stage].pop(prompt_id, None)
             group.attempts[int(member)] = message.attempt + 1
-            self._ready[group.stage].pop(prompt_id, None)
         elif group is not None:
             group.dropped.add(int(member))
             if group.complete or group.expired:

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from actors.actor import ActorFault, Context
+from actors.actor import Context
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParams
 from asyncrl.engine.scripted import ScriptedClient
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineReady
 from topics.table import topic_of
-from topics.topic import ENGINES
+from topics.topic import ENGINES, Topic
 from topics.wire import Int32Array, WireError, decode
 
 
@@ -99,10 +99,15 @@ class EnginePool:
         if topic is None:
             return
         try:
-            message: Any = decode(topic.message, record.data)
+            self._fold(topic, decode(topic.message, record.data))
         except WireError as error:
             self._context.watch(asyncio.ensure_future(self._context.bury(record, str(error))))
             return
+        task = asyncio.ensure_future(self._notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _fold(self, topic: Topic[Any], message: Any) -> None:
         engine = self._engines.get(message.engine_id)
         if topic is ENGINE_READY:
             if engine is None or engine.address != message.address:
@@ -113,9 +118,6 @@ class EnginePool:
                 engine.client.now_at(message.key)
         elif engine is not None and (topic is ENGINE_UPDATING or topic is ENGINE_GONE):
             engine.ready = None
-        task = asyncio.ensure_future(self._notify())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _open(self, address: str) -> Sampler:
         settings = self._context.cast.engine
@@ -124,7 +126,7 @@ class EnginePool:
                 mean_s=settings.scripted_mean_s, sigma=settings.scripted_sigma, tokens=settings.scripted_tokens
             )
         if not address.startswith(("http://", "https://")):
-            raise ActorFault(f"engine address {address!r} is none; expected http://host:port")
+            raise WireError(f"{address!r} is no address of an engine; expected http://host:port")
         return EngineClient(address, api_key=self._api_key)
 
     async def _notify(self) -> None:

@@ -7,14 +7,13 @@ import contextlib
 from typing import NamedTuple
 
 import numpy as np
-import xxhash
 
 from actors.actor import Context
 from actors.engines import Engine, EnginePool, version_of
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
-from asyncrl.bus.talk import Fenced, pack, read, say, say_fenced
+from asyncrl.bus.talk import Fenced, read, say, say_fenced
 from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.functions import last_lines
 from asyncrl.tasks.journal import Diverged, Journal, extend
@@ -136,14 +135,12 @@ class Execution:
                 journal=self._journal.recorded(),
                 lines=sorted(self._lines),
             )
-            body = pack(message, TRAJECTORY_PROGRESSED)
             self._newest = await say_fenced(
                 self._context.bus,
                 TRAJECTORY_PROGRESSED,
-                body,
                 message,
                 key=self._name,
-                id=f"{self._id}:{xxhash.xxh3_64_hexdigest(body)}",
+                id=self._id,
                 expected=self._newest,
             )
             self._kept_tokens = message.offset
@@ -295,14 +292,12 @@ class Execution:
             versions=count_versions(segments),
             truncated=truncated,
         )
-        body = pack(message, TRAJECTORY_GENERATED)
         await say_fenced(
             self._context.bus,
             TRAJECTORY_GENERATED,
-            body,
             message,
             key=self._name,
-            id=f"{self._id}:{xxhash.xxh3_64_hexdigest(body)}",
+            id=self._id,
             expected=self._newest,
         )
         self._context.count("generated")

@@ -18,6 +18,7 @@ from topics.trajectories import (
     TrajectoryGenerated,
     TrajectoryGraded,
 )
+from topics.wire import WireError
 
 
 async def main(context: Context) -> None:
@@ -51,6 +52,8 @@ class RewardWorker:
         if generated.stage == "warmup":
             await self._say_grade(generated, delivery, 0.0, {})
             return True
+        if not generated.rows:
+            raise WireError(f"{generated.trajectory_id} has no row to be graded against")
         row = generated.rows[0]
         request = GradeRequest(
             completion=generated.completion,

@@ -23,7 +23,7 @@ _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", 
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 _HEALTHY_S = 20.0  # an actor that lived this long starts its count of deaths anew
-_GIVE_UP = 5
+_GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
 _MOST = 1024  # processes of one role
 
 

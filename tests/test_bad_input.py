@@ -277,7 +277,7 @@ async def test_garbage_on_every_topic_becomes_dead_letters_and_the_run_goes_on(p
 
     for garbage in (b"garbage \xc1", msgspec.msgpack.encode({"v": "one", "trajectory_id": [], "step": {}})):
         for topic in TOPICS:
-            sequence = await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})
+            sequence = (await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})).seq
             if topic in HEARD:
                 assert topic.stream is not None
                 said[topic.stream.name, sequence] = garbage
@@ -361,7 +361,8 @@ async def test_a_whole_run_of_processes_survives_garbage_on_what_the_warden_hear
     for topic in (SCALE_REQUESTED, FLEET_SCALED):
         assert topic.stream is not None
         for garbage in (b"garbage", msgspec.msgpack.encode({"wanted": "many"})):
-            said.add((topic.stream.name, await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})))
+            ack = await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})
+            said.add((topic.stream.name, ack.seq))
 
     assert await asyncio.wait_for(warden.wait(), 60) == 0
     assert said <= set(await letters_of(bus))

@@ -2,10 +2,12 @@
 
 import asyncio
 import re
+from typing import Any
 
 import msgpack
 import pytest
 from conftest import Connect, until
+from test_topics import example
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
@@ -18,16 +20,16 @@ from asyncrl.bus.talk import (
     INLINE_BYTES,
     BlobMissing,
     Fenced,
+    TwoContents,
     body_of,
     pack,
     read,
     say,
-    say_bytes,
     say_fenced,
 )
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, BLOB_STORED, FLEET_SCALED, ActorStarted, ActorStopped
+from topics.actors import ACTOR_STOPPED, BLOB_STORED, FLEET_SCALED, ActorStopped
 from topics.topic import ACTORS, BLOBS, FLEET, TRAJECTORIES
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED, TrajectoryProgressed
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED, TrajectoryGenerated, TrajectoryProgressed
 from topics.wire import WireError
 
 
@@ -78,6 +80,13 @@ async def test_a_repeated_publish_is_stored_once_and_gets_the_same_sequence(bus:
     assert await say_stopped(bus, 1) == first
     assert between == first + 1
     assert (await stream_states(bus))["ACTORS"]["messages"] == 2
+
+
+async def test_two_contents_under_one_id_are_refused_aloud(bus: Bus):
+    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "one"), key="rollout-1", id="same")
+
+    with pytest.raises(TwoContents, match=r"actor\.stopped:same"):
+        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "two"), key="rollout-1", id="same")
 
 
 async def test_two_contents_without_an_id_of_their_own_are_both_stored(bus: Bus):
@@ -172,7 +181,7 @@ async def test_an_append_at_another_sequence_than_expected_is_refused(bus: Bus):
     for expected in ("0", "2"):
         with pytest.raises(WrongSequence, match="wrong last sequence: 1"):
             await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: expected})
-    assert await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: "1"}) == 2
+    assert (await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: "1"})).seq == 2
 
 
 async def test_a_refusal_by_the_server_names_what_was_asked(bus: Bus):
@@ -185,10 +194,8 @@ def progress(name: str, delivery: int) -> TrajectoryProgressed:
 
 
 async def say_progress(bus: Bus, delivery: int, expected: int, *, name: str = "p000001-0") -> int:
-    message = progress(name, delivery)
-    body = pack(message, TRAJECTORY_PROGRESSED)
-    key = f"{name}:{delivery}"
-    return await say_fenced(bus, TRAJECTORY_PROGRESSED, body, message, key=name, id=key, expected=expected)
+    message, id = progress(name, delivery), f"{name}:{delivery}"
+    return await say_fenced(bus, TRAJECTORY_PROGRESSED, message, key=name, id=id, expected=expected)
 
 
 async def test_of_two_workers_that_race_for_a_trajectory_exactly_one_goes_on(bus: Bus, connect: Connect):
@@ -209,15 +216,14 @@ async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_othe
     assert await say_progress(bus, 1, 0, name="p000002-0") == first + 1
 
     second = await say_progress(bus, 2, first)
+    result: Any = example(TrajectoryGenerated)
 
     with pytest.raises(Fenced, match="p000001-0: another worker went on with it"):
-        await say_fenced(bus, TRAJECTORY_GENERATED, b"result", progress("", 1), key="p000001-0", id="x", expected=first)
-    sequence = await say_fenced(
-        bus, TRAJECTORY_GENERATED, b"result", progress("", 1), key="p000001-0", id="x", expected=second
-    )
+        await say_fenced(bus, TRAJECTORY_GENERATED, result, key="p000001-0", id="x", expected=first)
+    sequence = await say_fenced(bus, TRAJECTORY_GENERATED, result, key="p000001-0", id="x", expected=second)
     newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
     assert newest is not None
-    assert (newest.sequence, newest.data) == (sequence, b"result")
+    assert (newest.sequence, newest.data) == (sequence, pack(result, TRAJECTORY_GENERATED))
 
 
 async def test_an_own_message_whose_acknowledgement_was_lost_counts_as_won(bus: Bus):
@@ -242,13 +248,16 @@ async def test_a_message_of_3_mb_travels_in_chunks_and_is_read_whole(bus: Bus):
 
 @pytest.mark.parametrize("size", [INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1])
 async def test_messages_around_the_inline_limit_are_read_whole(bus: Bus, size: int):
-    body = b"y" * size
-    sequence = await say_bytes(bus, ACTOR_STARTED, body, ActorStarted("a", "a", "a", 1), key="a")
+    message = ActorStopped("a", "a", "y")
+    message.reason *= size - len(pack(message, ACTOR_STOPPED)) - 3  # a long text's length takes four bytes more
+    body = pack(message, ACTOR_STOPPED)
+    assert abs(len(body) - size) <= 1
+    sequence = await say(bus, ACTOR_STOPPED, message, key="a")
 
     record = await read_message(bus, ACTORS, sequence)
 
     assert record is not None
-    assert (BLOB in record.headers) == (size > INLINE_BYTES)
+    assert (BLOB in record.headers) == (len(body) > INLINE_BYTES)
     assert await body_of(bus, record) == body
 
 

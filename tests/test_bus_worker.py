@@ -141,14 +141,14 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
 
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")
     letters = {letter.sequence: letter for letter in await dead_letters(bus)}
-    assert sorted(letters) == [first, second, third, fourth]
-    assert letters[first].topic == "prompt.issued"
-    assert letters[first].stream == "PROMPTS"
-    assert letters[first].body == b"garbage"
-    assert letters[first].headers == {"trajectory": "p1-0", "attempt": "0"}
-    assert letters[first].reason.startswith("not a PromptIssued")
-    assert "not a PromptIssued: Expected `str`, got `int`" in letters[second].reason
-    assert letters[third].reason == "blob gone: chunk 0 of 1 is gone"
+    assert sorted(letters) == [first.seq, second.seq, third.seq, fourth]
+    assert letters[first.seq].topic == "prompt.issued"
+    assert letters[first.seq].stream == "PROMPTS"
+    assert letters[first.seq].body == b"garbage"
+    assert letters[first.seq].headers == {"trajectory": "p1-0", "attempt": "0"}
+    assert letters[first.seq].reason.startswith("not a PromptIssued")
+    assert "not a PromptIssued: Expected `str`, got `int`" in letters[second.seq].reason
+    assert letters[third.seq].reason == "blob gone: chunk 0 of 1 is gone"
     assert letters[fourth].reason == "its subject names trajectory_id 'p000009-0', its body 'p000008-0'"
     assert done == ["p000000-0"]
     assert context.vitals["dead_letters"] == 4

@@ -1,9 +1,30 @@
 """Whole runs as a user sees them: they learn, they are told truly, they grow, and they survive kill -9."""
 
+import asyncio
+import json
+import shutil
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
-from runs import Run, address_of, up
+from conftest import until
+from runs import Run, address_of, at_server, command, kill, up
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.cast import PACKAGE
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.groups import GROUP_DROPPED
+from topics.table import topic_of
+from topics.topic import BATCHES, TRAINING, Stream, Topic
+from topics.trajectories import TRAJECTORY_DROPPED
+from topics.weights import WEIGHTS_PUBLISHED
+from topics.wire import decode
 
 pytestmark = pytest.mark.slow
 
@@ -24,14 +45,230 @@ def assert_consistent(run: Run, *, steps: int, warmup_steps: int) -> None:
     assert summary["trajectories_trained"] == sum(row["trajectories"] for row in rows if row["stage"] == "rl")
     assert summary["trained_tokens"] == sum(summary["trained_tokens_by_lag"].values()) <= summary["sampled_tokens"]
     assert summary["trajectories_trained"] + dropped <= summary["trajectories_issued"]
-    assert 0 <= summary["rl_wall_s"] <= summary["wall_s"]
+    assert sum(summary["failed_trajectories_by_reason"].values()) == summary["trajectories_failed"]
+    assert 0 <= (summary["rl_wall_s"] or 0) <= summary["wall_s"]
+
+
+def assert_password_unsaid(run: Run, password: str) -> None:
+    """The password is in the private files that hold it, and in no other file of the run."""
+    private = {run.root / "nats.json", run.root / "nats.conf"}
+    for file in run.root.rglob("*"):
+        if file.is_file() and file not in private and "nats" not in file.relative_to(run.root).parts[:1]:
+            assert password.encode() not in file.read_bytes(), file
+    assert all(file.stat().st_mode & 0o077 == 0 for file in private)
 
 
 async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
-    settings = ["task.options.letters=6", "warmup.steps=60", "learner.steps=80", "rollout.max_new_tokens=9"]
-    async with up(tmp_path, *settings, "eval.prompts=128", cast="demo") as run:
-        assert await run.ended() == 0, run.story
-        print(run.out, run.summary)
+    task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
+    length = ["seed=2", "warmup.steps=53", "learner.steps=80"]  # starts near a sampled reward of 0.1
+    async with up(tmp_path, *task, *length, cast="demo") as run:
+        await until(lambda: len(run.steps()) >= 2, "the second step", 60)
         password = address_of(run).password
-    assert_consistent(run, steps=80, warmup_steps=60)
+        commands = run.processes()
+        assert len(commands) >= 10  # up, NATS server, warden, engine and its server, and six other actors
+        assert not [line for line in commands.values() if password in line]
+        assert await run.ended() == 0, run.story
+
+    summary = run.summary
+    assert_consistent(run, steps=80, warmup_steps=53)
     assert_within_lag(run, max_lag=1)
+    assert summary["sampled_reward_first_step"] < 0.5
+    assert summary["sampled_reward_best_5_steps"] >= 0.8
+    assert 0 <= summary["greedy_accuracy_before"] < summary["greedy_accuracy_after"] <= 1
+    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 128), (80, 128)]
+    assert summary["evaluated_versions_after"].keys() == {"80"}
+    assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
+    assert run.error == ""
+    assert_password_unsaid(run, password)
+    assert password not in run.out
+    answer = exported_answer(Path(summary["exported_model"]), "^abcdef=")
+    assert sorted(answer) == sorted("fedcba")  # a model of accuracy 0.98 may still get this one's order wrong
+
+
+def exported_answer(directory: Path, prompt: str) -> str:
+    """What an exported model answers, greedily, for anybody who loads it with transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    new = model.generate(ids, max_new_tokens=9, do_sample=False)[0][ids.shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True)).replace(" ", "")
+
+
+async def test_a_synchronous_cast_with_rows_and_a_reward_of_ones_own(tmp_path: Path):
+    settings = ["buffer.max_lag=0", "learner.steps=4", "warmup.batch_rows=64", "buffer.batch_groups=8"]
+    async with up(tmp_path, *settings, cast="custom") as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=4, warmup_steps=20)
+    assert_within_lag(run, max_lag=0)
+    assert run.summary["trajectories_issued"] == run.summary["trajectories_trained"] == 4 * 8 * 8
+    assert run.summary["masked_stale_tokens"] == 0
+    assert run.summary["greedy_accuracy_before"] is None
+    assert run.summary["sampled_reward_best_5_steps"] is None  # there are only four
+
+
+HELD = '''
+"""The five turns of the example, once the file `held` is gone."""
+import asyncio
+from pathlib import Path
+
+from five_turns import rollout as five_turns
+
+HELD = Path(__file__).with_name("held")
+
+
+async def rollout(row, context):
+    while HELD.exists():
+        await asyncio.sleep(0.02)
+    await five_turns(row, context)
+'''
+
+
+async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_trained(tmp_path: Path):
+    shutil.copy(PACKAGE / "examples" / "five_turns.py", tmp_path)
+    (tmp_path / "held_turns.py").write_text(HELD)
+    (tmp_path / "held").touch()
+    settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
+    async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=3") as run:
+        await until(lambda: run.actor("rollout-1") is not None, "the first rollout worker", 60)
+        code, said = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine=2")
+        assert (code, said) == (0, "scaled: rollout 2, reward 2, engine 2\n")
+        assert all(run.actor(f"{role}-2") for role in ("rollout", "reward", "engine"))
+
+        (tmp_path / "held").unlink()
+        await until(lambda: len(run.steps()) >= 2, "the second step", 60)
+        code, said = await command(tmp_path, "scale", "rollout=1", "engine=1")
+        if len(run.steps()) < 8:
+            assert (code, said) == (0, "scaled: rollout 1, engine 1\n")
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=8, warmup_steps=4)
+    assert_within_lag(run, max_lag=3)
+    assert len(run.summary["trained_tokens_by_lag"]) > 1  # weights changed while trajectories grew
+    turns = run.summary["sampled_tokens"] / run.summary["trajectories_trained"]
+    assert turns > 5  # at least a token in each of five turns
+    assert run.summary["trajectories_failed"] == 0
+
+
+async def test_warm_up_alone_is_supervised_training(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=0", "eval.prompts=8") as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=0, warmup_steps=4)
+    losses = [row["loss"] for row in run.rows()]
+    assert losses[-1] < losses[0]
+    assert run.summary["warmup_tokens"] == 4 * 32 * 5  # four letters and the end
+    assert run.summary["trajectories_issued"] == 0
+    assert [row["version"] for row in run.rows("eval")] == [0]
+    assert (Path(run.summary["exported_model"]) / "config.json").is_file()
+    assert "plot" not in run.summary
+
+
+async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Path):
+    alphabet = json.dumps(string.ascii_letters + " ()-:>")
+    settings = ["task.source=reasoning-gym:spell_backward", "task.options={}", "reward.function=reasoning-gym"]
+    model = [f"model.create.alphabet={alphabet}", "model.create.context=128", "rollout.max_new_tokens=12"]
+    cast = 'run = "short"\n[warmup]\nsteps = 4\nbatch_rows = 32\nrows_per_trajectory = 16\n[learner]\nlr = 1e-3\n'
+    async with up(tmp_path, *settings, *model, "learner.steps=2", "buffer.batch_groups=8", cast=cast) as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=2, warmup_steps=4)
+    assert run.summary["trajectories_failed"] == 0
+
+
+# --- kill -9
+
+
+class Said:
+    """What was said on a log, in order."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self._records = records
+
+    def on(self, topic: Topic[Any]) -> list[Any]:
+        """The messages of one topic."""
+        return [decode(topic.message, record.data) for record in self._records if topic_of(record.subject) is topic]
+
+
+async def said_on(bus: Bus, stream: Stream) -> Said:
+    records: list[Record] = []
+    reader = LogReader(bus, stream, records.append)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 20)
+    await reader.close()
+    return Said(records)
+
+
+@asynccontextmanager
+async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> AsyncIterator[tuple[Run, Bus]]:
+    """A run on a server of the test's, and a connection to its topics that is there when the run has ended."""
+    async with up(folder, *at_server(server, folder), *settings) as run:
+        bus = await Bus.connect(server.address, "short", name="test")
+        try:
+            yield run, bus
+        finally:
+            await bus.close()
+
+
+def assert_audited(batches: Said, training: Said, steps: int) -> None:
+    """Every batch once, no trajectory twice, one line of versions that only rises."""
+    packed = batches.on(BATCH_PACKED)
+    assert [batch.step for batch in packed] == list(range(-3, steps + 1))
+    members = [member.trajectory_id for batch in packed for group in batch.groups for member in group.members]
+    dropped = [message.trajectory_id for message in batches.on(TRAJECTORY_DROPPED)]
+    assert len(members) == len(set(members))
+    assert len(dropped) == len(set(dropped))
+    assert not set(members) & set(dropped)
+    groups = {member.rsplit("-", 1)[0] for member in members}
+    assert not groups & {message.prompt_id for message in batches.on(GROUP_DROPPED)}
+
+    trained = training.on(BATCH_TRAINED)
+    assert [batch.step for batch in trained] == list(range(-3, steps + 1))
+    assert [batch.batch_sequence for batch in trained] == sorted({batch.batch_sequence for batch in trained})
+    published = [(weights.line, weights.version) for weights in training.on(WEIGHTS_PUBLISHED)]
+    assert published == sorted(set(published))
+    assert {version for _, version in published} == set(range(steps + 1))
+    assert published[-1][1] == steps
+
+
+async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server: EmbeddedServer, tmp_path: Path):
+    settings = ["learner.steps=24", "learner.checkpoint_every=4"]
+    async with outliving(server, tmp_path, *settings) as (run, bus):
+        await until(lambda: len(run.steps()) >= 6, "the sixth step", 60)
+        killed = run.actor("learner-1")
+        kill(killed)
+        at = run.steps()[-1]
+        assert await run.ended() == 0, run.story
+
+        assert at < 24
+        assert '"event": "checkpoint loaded"' in run.log("learner-1")
+        assert_audited(await said_on(bus, BATCHES), await said_on(bus, TRAINING), 24)
+    assert_consistent(run, steps=24, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    assert "learner-1 started again" in run.out
+
+
+async def test_every_other_actor_killed_one_after_another_costs_no_batch(server: EmbeddedServer, tmp_path: Path):
+    settings = ["learner.steps=60", "rollout.lease_s=1.0"]
+    victims = ("rollout-1", "reward-1", "buffer-1", "prompter-1", "engine-1", "recorder-1")
+    async with outliving(server, tmp_path, *settings) as (run, bus):
+        for victim in victims:
+            before = len(run.steps())
+            await until(lambda before=before: len(run.steps()) > before, f"a step before {victim} is killed", 60)
+            kill(run.actor(victim))
+        assert await run.ended() == 0, run.story
+
+        batches = await said_on(bus, BATCHES)
+        assert_audited(batches, await said_on(bus, TRAINING), 60)
+    assert_consistent(run, steps=60, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    assert [victim for victim in victims if f"{victim} started again" not in run.out] == []
+    summary = msgspec.json.decode((run.root / "summary.json").read_bytes())
+    assert summary["trajectories_trained"] == sum(len(group.members) for group in trained_groups(batches))
+
+
+def trained_groups(batches: Said) -> list[Any]:
+    return [group for batch in batches.on(BATCH_PACKED) if batch.stage == "rl" for group in batch.groups]

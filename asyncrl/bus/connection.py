@@ -38,14 +38,16 @@ class _AckError(msgspec.Struct):
     description: str = ""
 
 
-class _Ack(msgspec.Struct):
+class Ack(msgspec.Struct):
+    """The server's word that a message is stored."""
+
     stream: str = ""
     seq: int = 0
     duplicate: bool = False
     error: _AckError | None = None
 
 
-_ACK = msgspec.json.Decoder(_Ack)
+_ACK = msgspec.json.Decoder(Ack)
 
 
 class Bus:
@@ -171,8 +173,8 @@ class Bus:
             timer.cancel()
             self._waiting.pop(token, None)
 
-    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
-        """Publish into a stream and return the sequence it got, once the server has it.
+    async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> Ack:
+        """Publish into a stream and return once the server has it, with the sequence it got.
 
         Faults of the connection and a full stream are waited out up to the publish deadline. The caller's
         `Nats-Msg-Id` header makes a repeat harmless.
@@ -193,7 +195,7 @@ class Bus:
                     if reply.data:
                         ack = _ACK.decode(reply.data)
                         if ack.error is None:
-                            return ack.seq
+                            return ack
                         self._raise_unless_full(subject, ack.error)
                         reason = ack.error.description
                     else:

@@ -11,7 +11,7 @@ import xxhash
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
-from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.log import Record, read_last, read_message
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
 from topics.topic import BLOBS, Topic
@@ -33,6 +33,10 @@ BLOB = "blob"  # header of a record whose body lies in the blob stream: id:size:
 
 class Fenced(BusError):
     """Somebody else went on with this trajectory."""
+
+
+class TwoContents(BusError):
+    """Two different contents were said under one message id."""
 
 
 class BlobMissing(BusError):
@@ -58,49 +62,63 @@ async def say(
         headers: further headers (expectations, time to live).
     """
     body = pack(message, topic)
-    return await say_bytes(bus, topic, body, message, key=key, id=id, headers=headers)
+    return await _store(bus, topic, key, body, _headers(topic, message, id or _digest(body), headers))
 
 
-async def say_bytes(
-    bus: Bus,
-    topic: Topic[M],
-    body: bytes,
-    message: M,
-    *,
-    key: str = "",
-    id: str = "",
-    headers: dict[str, str] | None = None,
-) -> int:
-    """As `say`, for a caller that has packed the body already."""
-    describe = getattr(message, "headers", None)
-    all_headers: dict[str, str] = describe() if callable(describe) else {}  # a dead letter has a field of that name
-    if headers:
-        all_headers.update(headers)
-    all_headers[MESSAGE_ID] = f"{topic.name}:{id or xxhash.xxh3_64_hexdigest(body)}"
-    if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
-        all_headers[BLOB] = await _store_blob(bus, body)
-        body = b""
-    return await bus.store(topic.subject(bus.run, key), body, all_headers)
-
-
-async def say_fenced(bus: Bus, topic: Topic[M], body: bytes, message: M, *, key: str, id: str, expected: int) -> int:
+async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str, expected: int) -> int:
     """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
+
+    Args:
+        id: what the message id holds before the digest of its content.
 
     Raises:
         Fenced: it is not; another worker went on with this trajectory.
     """
+    body = pack(message, topic)
     noun = topic.name.split(".", maxsplit=1)[0]
     fence = f"asyncrl.{bus.run}.{noun}.*.{key}"
     expectation = {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
+    headers = _headers(topic, message, f"{id}:{_digest(body)}", expectation)
     try:
-        return await say_bytes(bus, topic, body, message, key=key, id=id, headers=expectation)
+        return await _store(bus, topic, key, body, headers)
     except WrongSequence:
         # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
         assert topic.stream is not None
         newest = await read_last(bus, topic.stream, fence)
-        if newest is not None and newest.headers.get(MESSAGE_ID) == f"{topic.name}:{id}":
+        if newest is not None and newest.headers.get(MESSAGE_ID) == headers[MESSAGE_ID]:
             return newest.sequence
         raise Fenced(f"{key}: another worker went on with it") from None
+
+
+def _digest(body: bytes) -> str:
+    return str(xxhash.xxh3_64_hexdigest(body))
+
+
+def _headers(topic: Topic[M], message: M, id: str, further: dict[str, str] | None) -> dict[str, str]:
+    describe = getattr(message, "headers", None)
+    headers: dict[str, str] = describe() if callable(describe) else {}  # a dead letter has a field of that name
+    headers.update(further or {})
+    headers[MESSAGE_ID] = f"{topic.name}:{id}"
+    return headers
+
+
+async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
+    """Store a body, in the blob stream where it is large.
+
+    Raises:
+        TwoContents: another content is stored under this message id.
+    """
+    stored = body
+    if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
+        headers[BLOB] = await _store_blob(bus, body)
+        stored = b""
+    ack = await bus.store(topic.subject(bus.run, key), stored, headers)
+    if ack.duplicate and topic.stream is not None:
+        # A repeat counts as stored only if what is there is what was to be said.
+        there = await read_message(bus, topic.stream, ack.seq)
+        if there is not None and await body_of(bus, there) != body:
+            raise TwoContents(f"{headers[MESSAGE_ID]}: message {ack.seq} has this id and another content")
+    return ack.seq
 
 
 async def read(bus: Bus, kind: type[M], record: Record) -> M:

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import provision
 from asyncrl.bus.server import BusAddress, EmbeddedServer
-from asyncrl.bus.talk import MESSAGE_ID, pack, say_bytes
+from asyncrl.bus.talk import MESSAGE_ID, say
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.trajectories import TRAJECTORY_GENERATED, Segment, TrajectoryGenerated, VersionCount
 from topics.wire import Message, decode, encode
@@ -174,8 +174,7 @@ async def _say_rate(bus: Bus, count: int) -> float:
     message, mark = trajectory(), time.time_ns()
 
     async def store(number: int) -> None:
-        body = pack(message, TRAJECTORY_GENERATED)
-        await say_bytes(bus, TRAJECTORY_GENERATED, body, message, key=f"p{number:06d}-0", id=f"{mark}:{number}")
+        await say(bus, TRAJECTORY_GENERATED, message, key=f"p{number:06d}-0", id=f"{mark}:{number}")
 
     return await _rate(store, count)
 

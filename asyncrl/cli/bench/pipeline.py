@@ -24,8 +24,8 @@ from topics.wire import decode
 
 LONG_TOKENS, SHORT_TOKENS = 4096, 16
 _GROUPS, _GROUP_SIZE, _LAG = 16, 8, 4
-_STEPS, _PUBLISH_EVERY = 1_000_000, 4
-_VERSIONS = 100  # that an embedded engine finds: enough for 50,000 trajectories
+_STEPS, _PUBLISH_EVERY = 1_000_000, 2
+_VERSIONS = 200  # that an embedded engine finds: enough for 50,000 trajectories
 _DEADLINE_S = 120.0
 
 

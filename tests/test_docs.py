@@ -1,0 +1,246 @@
+"""The README and the pages are true: commands parse, links lead somewhere, names exist, and code blocks run."""
+
+import asyncio
+import os
+import re
+import shlex
+import shutil
+import sys
+import xml.etree.ElementTree as ElementTree
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import until
+
+from actors.main import ROLES
+from asyncrl.bus.log import LogReader
+from asyncrl.bus.talk import say
+from asyncrl.cast import load_cast
+from asyncrl.cast_docs import documented_tables, known_settings
+from asyncrl.cli.main import COMMANDS, _parser
+from asyncrl.tasks.rewards import GradeRequest, open_grader
+from topics.engines import ENGINE_READY, EngineReady
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import BY_NAME
+from topics.topic import STREAMS, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
+from topics.wire import decode
+
+ROOT = Path(__file__).parent.parent
+GENERATED = {"settings.md", "topics.md"}  # tested where they are made
+PAGES = {
+    page.name: page
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    if page.name not in GENERATED
+}
+EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
+FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+DOTTED = re.compile(r"[a-z_]+(\.[a-z_]+)+")
+FILE = re.compile(r"(actors|asyncrl|docs|scripts|tests|topics)(/[\w.-]+)+/?")
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, what stands behind it, its text."""
+
+    language: str
+    file: str
+    text: str
+
+
+@cache
+def text_of(page: str) -> str:
+    return PAGES[page].read_text(encoding="utf-8")
+
+
+def blocks(page: str) -> list[Block]:
+    found = []
+    for language, info, text in FENCE.findall(text_of(page)):
+        name = re.search(r"file=(\S+)", info)
+        found.append(Block(language, name[1] if name else "", text))
+    return found
+
+
+def code_spans(page: str) -> list[str]:
+    """What stands in backticks outside fenced blocks."""
+    return re.findall(r"`([^`\n]+)`", FENCE.sub("", text_of(page)))
+
+
+def commands(page: str) -> list[list[str]]:
+    """Every `asyncrl ...` command line, as words."""
+    lines = [line for block in blocks(page) if block.language in ("bash", "sh") for line in block.text.splitlines()]
+    lines += code_spans(page)
+    starts = ("asyncrl ", ".venv/bin/asyncrl ")
+    return [shlex.split(line, comments=True)[1:] for line in map(str.strip, lines) if line.startswith(starts)]
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@EVERY_PAGE
+def test_every_command_line_parses(page: str):
+    for words in commands(page):
+        arguments = _parser(words).parse_args(words)  # exits with a message where it does not
+        assert words[0] in (*COMMANDS, "--help", "--version"), words
+        for setting in getattr(arguments, "set", []):
+            key = setting.partition("=")[0]
+            assert key in known_settings() or key.startswith("task.options."), words
+
+
+@EVERY_PAGE
+def test_every_relative_link_leads_somewhere(page: str):
+    for link in LINK.findall(FENCE.sub("", text_of(page))):
+        if link.startswith(("http://", "https://")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = PAGES[page].parent / path if path else PAGES[page]
+        assert target.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page} links to {link}"
+
+
+@EVERY_PAGE
+def test_every_file_named_is_there(page: str):
+    new = {block.file for block in blocks(page) if block.language == "python"}
+    for span in code_spans(page):
+        if FILE.fullmatch(span) and span not in new:
+            assert (ROOT / span).exists(), f"{page} names {span}"
+
+
+@EVERY_PAGE
+def test_every_topic_setting_and_stream_named_exists(page: str):
+    own = re.findall(r'Topic\(\s*"([a-z.]+)"', text_of(page))
+    tables = [table.key for table in documented_tables() if table.key]
+    nouns = {name.split(".")[0] for name in (*BY_NAME, *tables)}
+    known = {*BY_NAME, *known_settings(), *tables, *own}
+    streams = {stream.name for stream in STREAMS}
+    for span in code_spans(page):
+        name = span.partition(" = ")[0]
+        if DOTTED.fullmatch(name) and name.split(".")[0] in nouns and not name.endswith((".py", ".md", ".log")):
+            assert name in known, f"{page} names {name}"
+        if re.fullmatch(r"[A-Z]{4,}", span) and span not in ("TOML", "JSON"):
+            assert span in streams, f"{page} names {span}"
+
+
+@EVERY_PAGE
+def test_every_test_named_exists(page: str):
+    tests = {name for file in (ROOT / "tests").glob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+    assert {span for span in code_spans(page) if re.fullmatch(r"test_\w+", span)} <= tests
+
+
+@EVERY_PAGE
+def test_every_cast_shown_is_one(page: str, tmp_path: Path):
+    for block in blocks(page):
+        if block.language == "toml":
+            cast = tmp_path / "cast.toml"
+            cast.write_text(block.text)
+            load_cast(str(cast))
+
+
+@EVERY_PAGE
+def test_blocks_that_run_by_themselves_run(page: str):
+    for block in blocks(page):
+        if block.language == "python" and not block.file:
+            exec(compile(block.text, page, "exec"), {})
+
+
+def test_the_picture_shows_actors_and_topics_as_the_table_has_them():
+    picture = ElementTree.parse(ROOT / "docs" / "actors.svg").getroot()
+    shown = {element.attrib["data-actor"] for element in picture.iter() if "data-actor" in element.attrib}
+    arrows = [element.attrib for element in picture.iter() if "data-topics" in element.attrib]
+
+    assert shown == {*ROLES, "operator"}
+    assert arrows
+    for arrow in arrows:
+        for topic in map(BY_NAME.__getitem__, arrow["data-topics"].split()):
+            assert set(arrow["data-from"].split()) <= set(topic.said_by), topic.name
+            assert set(arrow["data-to"].split()) <= set(topic.heard_by), topic.name
+    written = {text for element in picture.iter() for text in (element.text or "").split() if DOTTED.fullmatch(text)}
+    files = {"metrics.jsonl", "summary.json", "reward.png"}
+    assert written - files == {name for arrow in arrows for name in arrow["data-topics"].split()}
+
+
+def edited(text: str, diff: str) -> str:
+    """A text after one hunk without line numbers, whose old lines stand in it exactly once."""
+    lines = diff.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if line[0] in " -")
+    new = "".join(line[1:] for line in lines if line[0] in " +")
+    assert f"\n{text}".count(f"\n{old}") == 1, f"the page changes {old!r}, which is not there once"
+    return f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
+
+
+async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path: Path):
+    for folder in ("topics", "actors", "asyncrl"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "tests").mkdir()
+    for name in ("pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for block in blocks("write-an-actor.md"):
+        path = tmp_path / block.file
+        assert block.language in ("python", "diff")
+        assert path.exists() == (block.language == "diff"), block.file
+        path.write_text(block.text if block.language == "python" else edited(path.read_text(), block.text))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_tally.py"),
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await asyncio.wait_for(process.communicate(), 90)
+
+    assert process.returncode == 0, said.decode()
+
+
+def written(page: str, folder: Path) -> None:
+    """Put the files of a page into a folder."""
+    for block in blocks(page):
+        if block.file:
+            (folder / block.file).write_text(block.text)
+
+
+def test_the_casts_of_the_pages_find_their_files(tmp_path: Path):
+    for page in ("write-a-task.md", "write-a-reward.md"):
+        written(page, tmp_path)
+    casts = sorted(path.name for path in tmp_path.glob("*.toml"))
+
+    assert len(casts) >= 2
+    for cast in casts:
+        load_cast(str(tmp_path / cast), files=True)
+
+
+async def test_the_rollout_function_of_the_page_makes_trajectories(bus, stage, tmp_path: Path):
+    written("write-a-task.md", tmp_path)
+    stage = stage(task={"rollout": f"{tmp_path / 'two_tries.py'}:rollout"}, engine={"kind": "scripted"})
+    stage.make_model()
+    results: list[TrajectoryGenerated] = []
+    subject = TRAJECTORY_GENERATED.pattern(bus.run)
+    reader = LogReader(
+        bus, TRAJECTORIES, lambda record: results.append(decode(TrajectoryGenerated, record.data)), subjects=[subject]
+    )
+    await reader.start()
+    await stage.start("rollout")
+    await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16), key="engine-1")
+    issued = PromptIssued(prompt_id="p000001", member=0, group_size=1, rows=[PromptRow("^abc=", "cba")])
+    await say(bus, PROMPT_ISSUED, issued, key="p000001-0")
+    await until(lambda: bool(results), "the trajectory")
+    await reader.close()
+
+    assert len(results[0].segments) == 1
+    assert results[0].segments[0].mask.sum() == 2 * 16  # two answers of the scripted engine
+
+
+async def test_the_rewards_of_the_page_grade(tmp_path: Path):
+    written("write-a-reward.md", tmp_path)
+    for function in ("length_reward.py:reward", "judge_reward.py:reward"):
+        grader = await open_grader(function, base=tmp_path)
+        try:
+            good = await grader.grade(GradeRequest("cba", "^abc=", "cba"))
+            bad = await grader.grade(GradeRequest("xyz and more and more", "^abc=", "cba"))
+        finally:
+            await grader.close()
+        assert good.reward > bad.reward
