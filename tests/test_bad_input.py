@@ -56,7 +56,7 @@ async def test_a_port_behind_which_something_else_listens_is_named():
 async def test_a_wrong_password_is_refused_at_once_and_named(server: EmbeddedServer, user: str, password: str):
     address = BusAddress(server.address.url, user, password)
 
-    with pytest.raises(BusUnreachable, match=r"refused user .* check nats.user and the password") as error:
+    with pytest.raises(BusUnreachable, match=r"refused user .* check nats.user and nats.password_file") as error:
         async with asyncio.timeout(5):
             await Bus.connect(address, "a-run", deadline_s=60)
     assert repr(user or "(none)") in str(error.value)

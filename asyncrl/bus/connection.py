@@ -75,53 +75,66 @@ class Bus:
         Raises:
             BusUnreachable: nothing answered within `deadline_s`, or the server refused the credentials.
         """
-        client = Client()
-        bus = cls(client, run, publish_deadline_s)
         faults: list[str] = []
+        try:
+            async with asyncio.timeout(deadline_s):
+                while True:
+                    bus = cls(Client(), run, publish_deadline_s)
+                    try:
+                        await bus._open(address, name or f"asyncrl {run}", faults)
+                    except (OSError, nats.errors.Error, ssl.SSLError) as error:
+                        await _close_quietly(bus.client)
+                        faults.append(str(error) or type(error).__name__)
+                        if _is_final(faults, error):
+                            raise BusUnreachable(_why_not(address, faults, deadline_s)) from error
+                        await asyncio.sleep(0.1)  # a server that starts, or that hung up on us: it tells nobody when
+                    else:
+                        return bus
+        except TimeoutError as error:
+            await _close_quietly(bus.client)
+            raise BusUnreachable(_why_not(address, faults, deadline_s)) from error
+
+    async def _open(self, address: BusAddress, name: str, faults: list[str]) -> None:
+        """Connect the client and listen for answers; what goes wrong meanwhile is added to `faults`."""
         connecting = True
 
         async def on_error(error: Exception) -> None:
             faults.append(str(error) or type(error).__name__)
-            del faults[:-3]
-            bus._on_error(error)
+            del faults[:-8]
+            self._on_error(error)
             if connecting and "authorization" in str(error).lower():
                 raise error  # another attempt with the same credentials ends in the same way
 
         async def on_disconnect() -> None:
-            bus._on_disconnect()
+            self._on_disconnect()
 
         async def on_closed() -> None:
-            if not (connecting or bus._closing) and bus.on_fault is not None:
-                bus.on_fault(BusGone(f"the server ended the connection: {faults[-1] if faults else 'no reason given'}"))
+            if not (connecting or self._closing) and self.on_fault is not None:
+                self.on_fault(
+                    BusGone(f"the server ended the connection: {faults[-1] if faults else 'no reason given'}")
+                )
 
         async def on_reconnect() -> None:
-            bus.reconnects += 1
-            for callback in bus.on_reconnect:
+            self.reconnects += 1
+            for callback in self.on_reconnect:
                 callback()
 
         options: dict[str, Any] = {"user": address.user, "password": address.password} if address.user else {}
-        try:
-            async with asyncio.timeout(deadline_s):
-                await client.connect(
-                    address.url,
-                    name=name or f"asyncrl {run}",
-                    error_cb=on_error,
-                    disconnected_cb=on_disconnect,
-                    reconnected_cb=on_reconnect,
-                    closed_cb=on_closed,
-                    max_reconnect_attempts=-1,
-                    reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds; declared int, used as a float
-                    pending_size=64 * 1024 * 1024,
-                    skip_subject_validation=True,
-                    **options,
-                )
-                await client.subscribe(f"{bus._prefix}.*", cb=bus._on_reply, pending_msgs_limit=0)
-        except (TimeoutError, OSError, nats.errors.Error, ssl.SSLError) as error:
-            await _close_quietly(client)
-            said = next((fault for fault in reversed(faults) if fault), str(error))
-            raise BusUnreachable(_why_not(address, said, deadline_s)) from error
+        await self.client.connect(
+            address.url,
+            name=name,
+            error_cb=on_error,
+            disconnected_cb=on_disconnect,
+            reconnected_cb=on_reconnect,
+            closed_cb=on_closed,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds; declared int, used as a float
+            pending_size=64 * 1024 * 1024,
+            skip_subject_validation=True,
+            **options,
+        )
+        await self.client.subscribe(f"{self._prefix}.*", cb=self._on_reply, pending_msgs_limit=0)
         connecting = False
-        return bus
 
     async def close(self) -> None:
         """Send what is buffered, then disconnect."""
@@ -271,11 +284,17 @@ def _time_out(future: asyncio.Future[Msg], subject: str) -> None:
         future.set_exception(TimeoutError(f"no answer on {subject}"))
 
 
-def _why_not(address: BusAddress, said: str, deadline_s: float) -> str:
-    if "authorization" in said.lower():
-        return (
-            f"NATS at {address.url} refused user {address.user or '(none)'!r}: {said}; check nats.user and the password"
-        )
+def _is_final(faults: list[str], error: Exception) -> bool:
+    """Whether another attempt must end in the same way: wrong credentials, wrong certificate."""
+    return isinstance(error, ssl.SSLError) or any("authorization" in fault.lower() for fault in faults)
+
+
+def _why_not(address: BusAddress, faults: list[str], deadline_s: float) -> str:
+    denied = next((fault for fault in reversed(faults) if "authorization" in fault.lower()), None)
+    if denied is not None:
+        user = repr(address.user) if address.user else "without a name"
+        return f"NATS at {address.url} refused user {user}: {denied}; check nats.user and nats.password_file"
+    said = next((fault for fault in reversed(faults) if fault), "no answer")
     return f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({said}); is the server running there?"
 
 
