@@ -108,6 +108,7 @@ class Context:
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
@@ -121,7 +122,10 @@ class Context:
     def watch(self, task: asyncio.Task[Any]) -> None:
         """End this actor when a task of its own dies of a fault."""
 
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+
         def done(finished: asyncio.Task[Any]) -> None:
+            self._tasks.discard(finished)
             if not finished.cancelled() and (error := finished.exception()) is not None:
                 self.fail(error)
 

@@ -79,16 +79,19 @@ class EnginePool:
 
     async def choose(self, min_version: int) -> Engine:
         """The least loaded engine that is ready with at least this version; waits until there is one."""
-        async with self._changed:
-            while True:
-                ready = [
-                    engine
-                    for engine in self._engines.values()
-                    if engine.ready is not None and engine.ready.version >= min_version
-                ]
-                if ready:
-                    return min(ready, key=lambda engine: engine.load)
-                await self._changed.wait()
+        while (engine := self._least_loaded(min_version)) is None:
+            async with self._changed:
+                if self._least_loaded(min_version) is None:  # nothing came while waiting for the lock
+                    await self._changed.wait()
+        return engine
+
+    def _least_loaded(self, min_version: int) -> Engine | None:
+        ready = [
+            engine
+            for engine in self._engines.values()
+            if engine.ready is not None and engine.ready.version >= min_version
+        ]
+        return min(ready, key=lambda engine: engine.load) if ready else None
 
     def suspect(self, engine: Engine) -> None:
         """An engine did not answer: no more requests to it until it says that it is ready again."""

@@ -100,6 +100,7 @@ class Keeper:
 
     async def start(self) -> None:
         """Fold everything that was ever said, then claim the own log; a spare claims it when its writer is silent."""
+        self.context.watch(asyncio.create_task(self._hear_stop()))
         for reader in self._readers:
             await reader.start()
         for reader in self._readers:
@@ -172,14 +173,18 @@ class Keeper:
 
     async def changes(self, until: float | None = None) -> None:
         """Wait until something new is folded, the actor shall stop, or the clock passes `until` (seconds)."""
-        waits = [asyncio.ensure_future(self._news.wait()), asyncio.ensure_future(self.context.stop.wait())]
-        timeout = None if until is None else max(0.0, until - time.time())
         try:
-            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            async with asyncio.timeout(None if until is None else max(0.0, until - time.time())):
+                await self._news.wait()
+        except TimeoutError:
+            pass  # the moment has come
+        if self.context.stop.is_set():
+            return  # and it stays news
         self._news.clear()
+
+    async def _hear_stop(self) -> None:
+        await self.context.stop.wait()
+        self._news.set()
 
     def _take(self, record: Record) -> None:
         line = self._lines[record.stream.name]

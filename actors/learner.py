@@ -5,30 +5,26 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import Any
-
-import xxhash
+from typing import TypeVar
 
 from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from actors.learner_fold import LearnerFold
-from asyncrl.algorithms.batches import BatchRules, GradedTrajectory, TrainRow, build_rows
+from actors.payloads import Payloads
+from asyncrl.algorithms.batches import BatchRules, BatchStats, TrainRow, build_rows
 from asyncrl.algorithms.losses import Correction
 from asyncrl.algorithms.schedules import learning_rate_factor
-from asyncrl.bus.log import read_message
-from asyncrl.bus.talk import body_of
 from asyncrl.settings import Cast
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, weights_digest, write_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec, Trainer
 from asyncrl.training.scripted import ScriptedTrainer
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import FileStore
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.evals import EVAL_REQUESTED, EvalRequested
-from topics.topic import BATCHES, TRAINING, TRAJECTORIES
-from topics.trajectories import TrajectoryGenerated
+from topics.topic import BATCHES, TRAINING
 from topics.weights import (
     CHECKPOINT_SAVED,
     TRAINING_FINISHED,
@@ -36,9 +32,8 @@ from topics.weights import (
     CheckpointSaved,
     TrainingFinished,
 )
-from topics.wire import decode
 
-_FETCHES = 64  # payloads asked for at once
+T = TypeVar("T")
 
 
 async def main(context: Context) -> None:
@@ -97,10 +92,12 @@ class Learner:
         self.fold = LearnerFold(1 - cast.warmup.steps)
         self.keeper = Keeper(context, TRAINING, [Input(BATCHES, [BATCH_PACKED])], self.fold)
         self.store = FileStore(context.files.weights)
+        self.payloads = Payloads(context)
         self.step = -cast.warmup.steps  # newest step in the weights
         self.line = 0
         self.batch_sequence = 0
-        self._fetch: tuple[int, asyncio.Task[list[list[GradedTrajectory]]]] | None = None
+        self._saying: asyncio.Task[None] | None = None
+        self._pruning: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Resume where the log says, then train to the end."""
@@ -114,18 +111,14 @@ class Learner:
         try:
             await self._resume()
             while self.step < self.cast.learner.steps and not self.context.stop.is_set():
-                self._prefetch(self.step + 1)
-                if self.fold.batch(self.step + 1) is None:
-                    waited = time.monotonic()
-                    await self.keeper.changes()
-                    self.context.count("waited_s", time.monotonic() - waited)
-                else:
-                    await self._train_next(publish=True)
+                await self._train_next(publish=True)
             if self.step >= self.cast.learner.steps and not self.fold.finished:
                 await self._finish()
         except (NonFiniteLoss, RowError, CheckpointError) as error:
             last = self.fold.checkpoints[-1].path if self.fold.checkpoints else "none yet"
             raise ActorFault(f"batch {self.step + 1}: {error}; the last checkpoint is intact: {last}") from error
+        finally:
+            await self._said()
         await self.keeper.close()
 
     async def _resume(self) -> None:
@@ -142,7 +135,7 @@ class Learner:
             self.step, self.batch_sequence = found.step, found.batch_sequence
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
-        while self.step < said:
+        while self.step < said and not self.context.stop.is_set():
             await self._train_next(publish=False)
         newest = self.fold.published.get(self.step)
         if newest is not None and newest.digest != weights_digest(self.trainer.weights()):
@@ -150,48 +143,49 @@ class Learner:
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
             newest = None
         if newest is None and self._publishes(self.step):
-            await self.keeper.insist([await self._publish()])
+            await self._say([await self._publish()])
         await self._ask_for_evaluation()
 
     async def _train_next(self, *, publish: bool) -> None:
-        """One step: fetch, train, say."""
-        step = self.step + 1
-        packed, sequence = await self._batch(step)
-        self._prefetch(step)
-        assert self._fetch is not None
-        groups = await self._fetch[1]
-        self._fetch = None
-        self._prefetch(step + 1)
+        """One step: fetch, train, say. What it says reaches the log while the next step is under way."""
+        found = await self._batch(self.step + 1)
+        if found is None:
+            return
+        packed, sequence = found
+        groups = await self.payloads.take(packed)
         began = time.monotonic()
         rows, stats = build_rows(groups, self._rules(packed))
-        metrics = await asyncio.to_thread(self._update, rows, step)
+        metrics = await self._while_fetching(packed.step + 1, asyncio.to_thread(self._update, rows, packed.step))
         metrics["train_s"] = round(time.monotonic() - began, 4)
-        self.step, self.batch_sequence = step, sequence
+        self.step, self.batch_sequence = packed.step, sequence
         if not publish:
             return
-        lags = stats.lag_histogram if step > 0 else {-1: stats.tokens_trained}
-        trained = BatchTrained(
-            step=step,
-            line=self.line,
-            stage=packed.stage,
-            metrics=metrics,
-            lags=lags,
-            masked=stats.tokens_stale,
-            rewards=[stats.reward_mean, stats.reward_std],
-            trajectories=stats.trajectories,
-            batch_sequence=sequence,
-        )
-        decisions = [Decision(BATCH_TRAINED, trained, id=f"{self.line}:{step}")]
-        if self._publishes(step):
+        decisions = [self._trained(packed, stats, metrics)]
+        if self._publishes(self.step):
             decisions.append(await self._publish())
-        await self.keeper.insist(decisions)
-        self.context.vitals.update(step=step, reward=stats.reward_mean)
+        await self._say(decisions)
+        self.context.vitals.update(step=self.step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
-        if step == 0 or step % self.cast.learner.checkpoint_every == 0:
+        if self.step == 0 or self.step % self.cast.learner.checkpoint_every == 0:
             await self._save()
 
     def _update(self, rows: Sequence[TrainRow], step: int) -> dict[str, float]:
         return self.trainer.step(rows, step_spec(self.cast, step))
+
+    def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float]) -> Decision:
+        supervised = {-1: stats.tokens_trained}
+        message = BatchTrained(
+            step=packed.step,
+            line=self.line,
+            stage=packed.stage,
+            metrics=metrics,
+            lags=supervised if packed.stage == "warmup" else stats.lag_histogram,
+            masked=stats.tokens_stale,
+            rewards=[stats.reward_mean, stats.reward_std],
+            trajectories=stats.trajectories,
+            batch_sequence=self.batch_sequence,
+        )
+        return Decision(BATCH_TRAINED, message, id=f"{self.line}:{packed.step}")
 
     def _rules(self, packed: BatchPacked) -> BatchRules:
         learner = self.cast.learner
@@ -212,7 +206,8 @@ class Learner:
         message = await asyncio.to_thread(self.store.publish, self.trainer, line=self.line, version=self.step)
         kept = sorted(self.fold.published.values(), key=lambda version: (version.line, version.version))
         keep = [version.location for version in kept[-(self.cast.learner.keep_versions - 1) :]]
-        await asyncio.to_thread(self.store.prune, [*keep, message.location])
+        if self._pruning is None or self._pruning.done():
+            self._pruning = asyncio.create_task(asyncio.to_thread(self.store.prune, [*keep, message.location]))
         return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
 
     async def _ask_for_evaluation(self) -> None:
@@ -221,10 +216,11 @@ class Learner:
         name = f"v{self.step:06d}"
         if settings.prompts and due and self.step >= 0 and name not in self.fold.evals:
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
-            await self.keeper.insist([Decision(EVAL_REQUESTED, message, id=name)])
+            await self._say([Decision(EVAL_REQUESTED, message, id=name)])
 
     async def _save(self) -> None:
         """Write a checkpoint; it counts once it is said."""
+        await self._said()
         if any(saved.step == self.step and saved.line == self.line for saved in self.fold.checkpoints):
             return
         digest = weights_digest(self.trainer.weights())
@@ -232,7 +228,8 @@ class Learner:
         path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
         await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
         message = CheckpointSaved(self.line, self.step, digest, str(path), self.batch_sequence)
-        await self.keeper.insist([Decision(CHECKPOINT_SAVED, message, id=path.name)])
+        await self._say([Decision(CHECKPOINT_SAVED, message, id=path.name)])
+        await self._said()
         for old in self.fold.checkpoints[: -self.cast.learner.keep_checkpoints]:
             await asyncio.to_thread(shutil.rmtree, old.path, ignore_errors=True)
         self.fold.forget(self.fold.checkpoints[max(0, len(self.fold.checkpoints) - 2)].step)
@@ -244,48 +241,35 @@ class Learner:
         if not exported.exists():
             await asyncio.to_thread(self.trainer.export, exported)
         message = TrainingFinished(self.step, "steps", str(exported))
-        await self.keeper.insist([Decision(TRAINING_FINISHED, message, id="finished")])
+        await self._say([Decision(TRAINING_FINISHED, message, id="finished")])
 
-    async def _batch(self, step: int) -> tuple[BatchPacked, int]:
-        while (found := self.fold.batch(step)) is None:
+    async def _say(self, decisions: list[Decision]) -> None:
+        """Begin to say something, after all that was said before it."""
+        await self._said()
+        self._saying = asyncio.create_task(self.keeper.insist(decisions))
+
+    async def _said(self) -> None:
+        """Wait until everything said is on the log and read back."""
+        saying, self._saying = self._saying, None
+        if saying is not None:
+            await saying
+
+    async def _batch(self, step: int) -> tuple[BatchPacked, int] | None:
+        """A batch and its sequence, once it is packed; None when the actor shall stop first."""
+        began = time.monotonic()
+        while (found := self.fold.batch(step)) is None and not self.context.stop.is_set():
             await self.keeper.changes()
-            if self.context.stop.is_set():
-                raise asyncio.CancelledError
+        self.context.count("waited_s", time.monotonic() - began)
         return found
 
-    def _prefetch(self, step: int) -> None:
-        """Begin to fetch the payloads of a packed batch."""
+    async def _while_fetching(self, step: int, work: Coroutine[None, None, T]) -> T:
+        """The result of some work; should the batch of `step` be packed meanwhile, its tokens are fetched."""
+        working = asyncio.create_task(work)
+        while self.fold.batch(step) is None and not (working.done() or self.context.stop.is_set()):
+            news = asyncio.create_task(self.keeper.changes())
+            await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
         found = self.fold.batch(step)
-        if found is not None and (self._fetch is None or self._fetch[0] != step):
-            if self._fetch is not None:
-                self._fetch[1].cancel()
-            self._fetch = (step, asyncio.create_task(self._payloads(found[0])))
-
-    async def _payloads(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
-        """The trajectories of a batch, in the order it names them."""
-        limit = asyncio.Semaphore(_FETCHES)
-        temperature = self.cast.rollout.temperature if packed.stage == "rl" else 1.0
-
-        async def fetch(member: BatchMember) -> GradedTrajectory:
-            async with limit:
-                payload = await self._payload(packed.step, member)
-            return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, temperature)
-
-        members: list[Any] = [fetch(member) for group in packed.groups for member in group.members]
-        fetched = iter(await asyncio.gather(*members))
-        return [[next(fetched) for _ in group.members] for group in packed.groups]
-
-    async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:
-        record = await read_message(self.context.bus, TRAJECTORIES, member.payload.sequence)
-        if record is None:
-            raise ActorFault(
-                f"batch {step}: the tokens of {member.trajectory_id} (message {member.payload.sequence}) are gone"
-            )
-        body = await body_of(self.context.bus, record)
-        digest = xxhash.xxh3_64_hexdigest(body)
-        if digest != member.payload.digest:
-            raise ActorFault(
-                f"batch {step}: the tokens of {member.trajectory_id} have digest {digest}, "
-                f"{member.payload.digest} was graded"
-            )
-        return decode(TrajectoryGenerated, body)
+        if found is not None:
+            self.payloads.begin(found[0])
+        return await working

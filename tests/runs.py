@@ -6,10 +6,12 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from asyncrl.bus.server import BusAddress, EmbeddedServer
 
@@ -48,15 +50,29 @@ class Run:
         self.out = ""
         self.error = ""
         self._mark = mark
+        self._ending = asyncio.create_task(process.communicate())
 
     async def ended(self, limit_s: float = LIMIT_S) -> int:
         """Wait until it ends by itself; returns its exit code."""
-        async with asyncio.timeout(limit_s):
-            out, error = await self.process.communicate()
+        await asyncio.wait({self._ending}, timeout=limit_s)
+        assert self._ending.done(), f"{self.root.name} did not end within {limit_s:.0f} s"
+        out, error = self._ending.result()
         self.out, self.error = out.decode(), error.decode()
         self.code = self.process.returncode
         assert self.code is not None
         return self.code
+
+    async def reaches(self, condition: Callable[[], Any], what: str, limit_s: float = 60.0) -> None:
+        """Wait for something in the middle of the run; fail aloud when it does not come, or the run ends before."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while not condition():
+                    if self._ending.done():
+                        await self.ended()
+                        pytest.fail(f"the run ended before {what}: {self.story}")
+                    await asyncio.wait({self._ending}, timeout=0.03)  # nothing announces it
+        except TimeoutError:
+            pytest.fail(f"not within {limit_s:.0f} s: {what}")
 
     def interrupt(self) -> None:
         """What Ctrl-C does."""
@@ -99,13 +115,22 @@ class Run:
         mine = self.processes().items()
         return next((pid for pid, line in mine if "actors.main" in line and f" {actor_id} " in line), None)
 
+    async def left_alone(self, limit_s: float = _GONE_S) -> None:
+        """Wait until no process of the run lives."""
+        try:
+            async with asyncio.timeout(limit_s):
+                while self.processes():
+                    await asyncio.sleep(0.03)  # the kernel tells only their parents
+        except TimeoutError:
+            pytest.fail(f"still there after {limit_s:.0f} s: {self.processes()}")
+
     async def gone(self) -> None:
         """Kill what still lives; an assertion error when `up` had ended and something lived on."""
         ended = self.process.returncode is not None
         left = self.processes()
         if not ended:
             self.process.kill()
-            await self.process.wait()
+        await self._ending
         async with asyncio.timeout(_GONE_S):
             while living := self.processes():
                 for pid in living:

@@ -6,6 +6,7 @@ import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
@@ -21,12 +22,18 @@ Replay: TypeAlias = Literal["journal", "rerun"]
 RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
 
 
-class Generated(NamedTuple):
+class Generated:
     """What one `generate` sampled."""
 
-    tokens: Int32Array  # [T]
-    text: str
-    finish: str  # "stop" or "length"
+    def __init__(self, answer: Answer, tokenizer: TaskTokenizer) -> None:
+        self.tokens: Int32Array = answer.tokens  # [T]
+        self.finish = answer.finish  # "stop" or "length"
+        self._tokenizer = tokenizer
+
+    @cached_property
+    def text(self) -> str:
+        """The tokens as text, without special tokens."""
+        return self._tokenizer.decode(self.tokens)
 
 
 class Limits(NamedTuple):
@@ -63,6 +70,7 @@ class RolloutContext:
         self._seed = seed
         self._limits = limits
         self._calls: list[tuple[Int32Array, Answer]] = []
+        self._generated: dict[int, Generated] = {}  # by place in _calls
 
     async def generate(
         self,
@@ -77,10 +85,12 @@ class RolloutContext:
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
         )
         answer = self._journal.ask("generate", digest_of(ids, limits))
+        place = len(self._calls)
         self._calls.append((ids, answer))
         if not answer.done:
             await self._host.sample(ids, answer, limits)
-        return Generated(answer.tokens, self.tokenizer.decode(answer.tokens), answer.finish)
+        self._generated[place] = Generated(answer, self.tokenizer)
+        return self._generated[place]
 
     async def tool(self, name: str, function: Callable[..., Any], *arguments: Any, replay: Replay = "journal") -> Any:
         """Call `function(*arguments)`, sync or async; arguments and answer are plain data (MessagePack).
@@ -133,7 +143,7 @@ class RolloutContext:
         """The text of everything the policy sampled, or what the function put in its place."""
         if self.completion is not None:
             return self.completion
-        return "".join(self.tokenizer.decode(answer.tokens) for _, answer in self._calls)
+        return "".join(self._generated[place].text for place in sorted(self._generated))
 
     @property
     def truncated(self) -> bool:

@@ -59,7 +59,7 @@ class Stage:
             finally:
                 await stage._close()
 
-    async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 120.0) -> None:
+    async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 600.0) -> None:
         """Start everybody of the cast except some roles, and return once all of them are ready for prompts."""
         for role, count in first_fleet(self.cast).items():
             if role not in but:

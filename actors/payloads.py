@@ -1,0 +1,72 @@
+"""Fetching the tokens of a batch: its members name them by sequence and digest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import xxhash
+
+from actors.actor import ActorFault, Context
+from asyncrl.algorithms.batches import GradedTrajectory
+from asyncrl.bus.log import read_message
+from asyncrl.bus.talk import body_of
+from topics.batches import BatchMember, BatchPacked
+from topics.topic import TRAJECTORIES
+from topics.trajectories import TrajectoryGenerated
+from topics.wire import decode
+
+_AT_ONCE = 64  # payloads asked for at once
+
+
+class Payloads:
+    """The trajectories of batches, fetched as soon as a batch is known."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
+
+    def begin(self, packed: BatchPacked) -> None:
+        """Start to fetch a batch, unless that has begun."""
+        if packed.step not in self._fetches:
+            self._fetches[packed.step] = asyncio.create_task(self._fetch(packed))
+
+    async def take(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+        """The trajectories of a batch by group, in the order it names them.
+
+        Raises:
+            ActorFault: tokens are gone, or are not those that were graded.
+        """
+        self.begin(packed)
+        return await self._fetches.pop(packed.step)
+
+    async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+        limit = asyncio.Semaphore(_AT_ONCE)
+        temperature = self._context.cast.rollout.temperature if packed.stage == "rl" else 1.0
+
+        async def fetch(member: BatchMember) -> GradedTrajectory:
+            async with limit:
+                payload = await self._payload(packed.step, member)
+            return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, temperature)
+
+        members: list[Coroutine[Any, Any, GradedTrajectory]] = [
+            fetch(member) for group in packed.groups for member in group.members
+        ]
+        fetched = iter(await asyncio.gather(*members))
+        return [[next(fetched) for _ in group.members] for group in packed.groups]
+
+    async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:
+        record = await read_message(self._context.bus, TRAJECTORIES, member.payload.sequence)
+        if record is None:
+            raise ActorFault(
+                f"batch {step}: the tokens of {member.trajectory_id} (message {member.payload.sequence}) are gone"
+            )
+        body = await body_of(self._context.bus, record)
+        digest = xxhash.xxh3_64_hexdigest(body)
+        if digest != member.payload.digest:
+            raise ActorFault(
+                f"batch {step}: the tokens of {member.trajectory_id} have digest {digest}, "
+                f"{member.payload.digest} was graded"
+            )
+        return decode(TrajectoryGenerated, body)

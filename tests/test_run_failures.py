@@ -1,0 +1,261 @@
+"""What goes wrong in runs as a user sees it: one clear message, exit code 1, the rest of the run unharmed."""
+
+import json
+import resource
+import struct
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from runs import SHORT, Run, at_server, kill, up
+
+from asyncrl.bus.server import EmbeddedServer, free_port
+from asyncrl.cli.up import run as run_up
+from asyncrl.training.checkpoint import read_checkpoint
+
+SLOW = pytest.mark.slow
+
+# --- before the start
+
+
+def made_model(directory: Path) -> Path:
+    from asyncrl.training.create import create_model  # loads torch, which the other tests of this file do without
+
+    create_model(directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1)
+    return directory
+
+
+def a_model(folder: Path, *, architecture: str = "Qwen3ForCausalLM", cut: int = 0) -> None:
+    """A directory that looks like a model, its weights cut short by some bytes."""
+    directory = folder / "a-model"
+    directory.mkdir()
+    config = {"architectures": [architecture], "vocab_size": 42, "max_position_embeddings": 64}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text("{}")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+    content = struct.pack("<Q", len(header)) + header + bytes(32 - cut)
+    (directory / "model.safetensors").write_bytes(content)
+
+
+def rows(folder: Path, *lines: object) -> None:
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    (folder / "rows.jsonl").write_text(text)
+
+
+MODEL = ["model.path=a-model", "rollout.max_new_tokens=7"]
+ROWS = ["task.source=rows.jsonl", "task.options={}"]
+CHAT = [{"role": "user", "content": "abc"}]
+
+
+def nothing(folder: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("prepare", "settings", "message"),
+    [
+        (nothing, ["model.path=a-model"], "a-model is no directory; expected a Hugging Face model directory"),
+        (lambda at: a_model(at, cut=5), MODEL, "its header promises 98; fetch it again"),
+        (lambda at: a_model(at, architecture="GPT2LMHeadModel"), MODEL, "GPT2LMHeadModel is not supported; one of"),
+        (nothing, ROWS, "rows.jsonl"),
+        (lambda at: rows(at), ROWS, "rows.jsonl"),
+        (lambda at: rows(at, {"prompt": "^ab=", "label": "ba"}, '{"prompt": "^cd='), ROWS, "rows.jsonl:2: "),
+        (lambda at: rows(at, {"prompt": "^ab="}), ROWS, "label"),
+        (lambda at: rows(at, {"prompt": "^" + 60 * "a" + "=", "label": "a"}), ROWS, "which takes 69 tokens"),
+        (lambda at: rows(at, {"prompt": CHAT, "label": "a"}), ROWS, "a made model has no chat template"),
+    ],
+)
+def test_what_is_wrong_with_the_files_of_a_cast_stops_it_before_it_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    prepare: Callable[[Path], None],
+    settings: list[str],
+    message: str,
+):
+    prepare(tmp_path)
+    (tmp_path / "short.toml").write_text(SHORT)
+    monkeypatch.chdir(tmp_path)
+
+    assert run_up(Namespace(cast="short.toml", set=settings, run_id="")) == 1
+
+    said = capsys.readouterr()
+    assert message in said.err
+    assert len(said.err.splitlines()) == 1
+    assert said.out == ""
+    assert not (tmp_path / "runs").exists()
+
+
+async def test_a_server_that_is_not_there_ends_the_start_with_one_line(tmp_path: Path):
+    url = f"nats://127.0.0.1:{free_port()}"
+    async with up(tmp_path, f"nats.url={url}") as run:
+        assert await run.ended(30) == 1, run.story
+
+    assert one_reason(run).startswith(f"run short failed: NATS at {url} did not answer within 10 s")
+
+
+async def test_a_wrong_password_ends_the_start_with_one_line(tmp_path: Path, server: EmbeddedServer):
+    settings = at_server(server, tmp_path)
+    (tmp_path / "password").write_text("of-another-server")
+    async with up(tmp_path, *settings) as run:
+        assert await run.ended(30) == 1, run.story
+
+    assert "refused user 'asyncrl'" in one_reason(run)
+    assert "of-another-server" not in run.error
+
+
+def one_reason(run: Run) -> str:
+    """The only line on stderr besides the one that says where the logs are."""
+    reason, logs = run.error.splitlines()
+    assert logs == f"logs: {run.root / 'logs'}"
+    return reason
+
+
+# --- in the middle
+
+
+@SLOW
+async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_well(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=5000") as run:
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
+        async with up(tmp_path) as second:
+            assert await second.ended(20) == 1, second.story
+        assert "run short is already running in" in second.error
+        assert "--set run=NAME" in second.error
+        assert len(second.error.splitlines()) == 1
+        at = len(run.steps())
+        await run.reaches(lambda: len(run.steps()) > at + 1, "two steps more")
+
+        run.interrupt()
+        assert await run.ended(60) == 0, run.story
+
+    assert run.error == ""
+    summary = run.summary
+    assert not summary["finished"]
+    assert summary["steps"] == len(run.steps())
+    assert summary["exported_model"] == ""
+    assert "stopped" in run.out
+
+
+@SLOW
+async def test_everybody_goes_with_a_run_that_is_killed(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=5000") as run:
+        await run.reaches(lambda: len(run.steps()) >= 1, "the first step")
+        assert len(run.processes()) > 8
+        kill(run.process.pid)
+        await run.ended()
+        await run.left_alone()
+
+
+USERS = '''
+"""A reward and a rollout that go wrong for some: the first letter of the label says how."""
+import asyncio
+import os
+import time
+
+from asyncrl.tasks.rollout import single_turn
+
+def reward(completion, label, trajectory_id):
+    first = trajectory_id.endswith("-0")
+    if first and label[0] == "a":
+        raise ValueError("no grade for an a")
+    if first and label[0] == "b":
+        return float("nan")
+    if first and label[0] == "c":
+        time.sleep(60)
+    if first and label[0] == "d":
+        os._exit(7)
+    return float(len(completion) % 2)
+
+async def rollout(row, context):
+    await single_turn(row, context)
+    if row.label[0] == "e":
+        raise LookupError("no such tool")
+
+def never(completion):
+    raise ValueError("never a grade")
+
+def huge(completion, trajectory_id):
+    return 1e308 if trajectory_id.endswith("-0") else -1e308
+
+def odd(completion, trajectory_id):
+    return float(trajectory_id.endswith("-0"))
+'''
+
+
+@SLOW
+async def test_what_fails_for_some_prompts_costs_only_their_trajectories(tmp_path: Path):
+    (tmp_path / "users.py").write_text(USERS)
+    made_model(tmp_path / "a-model")
+    rows(
+        tmp_path,
+        *({"prompt": f"^{letter}x{other}=", "label": f"{letter}"} for letter in "abcde" for other in "a"),
+        *({"prompt": f"^{letter}={letter}=", "label": letter} for letter in "fghijklmn"),
+        {"prompt": "^" + 70 * "o" + "=", "label": "o"},  # longer than the model's context of 64
+    )
+    functions = ["task.rollout=users.py:rollout", "reward.function=users.py:reward", "reward.time_limit_s=0.5"]
+    settings = [*ROWS, "model.path=a-model", "warmup.steps=0", "learner.steps=5"]
+    async with up(tmp_path, *settings, *functions) as run:
+        assert await run.ended() == 0, run.story
+
+    summary = run.summary
+    failed, dropped = summary["failed_trajectories_by_reason"], summary["dropped_trajectories_by_reason"]
+    assert failed.keys() == {"reward", "rollout", "refused"}
+    assert dropped.keys() - {"lag"} == {"reward", "failed"}  # a group of which nobody is left is dropped as failed
+    assert 0 < dropped["reward"] <= failed["reward"]
+    assert run.steps() == [1, 2, 3, 4, 5]
+    assert "trajectories failed; last: p0" in run.out
+    log = run.log("reward-1")
+    for detail in ("no grade for an a", "nan", "0.5 s", "exit code 7"):
+        assert detail in log
+    assert "no such tool" in run.log("rollout-1")
+
+
+@SLOW
+async def test_a_reward_that_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
+    (tmp_path / "users.py").write_text(USERS)
+    async with up(tmp_path, "reward.function=users.py:never") as run:
+        assert await run.ended() == 1, run.story
+
+    assert "run short failed: buffer-1: 24 groups in a row failed and nothing was graded meanwhile" in run.error
+    assert "ValueError: never a grade" in run.error
+    assert run.summary["failed_trajectories_by_reason"].keys() == {"reward"}
+    assert run.steps() == []
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("settings", "step"),
+    [(["reward.function=users.py:odd", "learner.lr=1e30"], 2), (["reward.function=users.py:huge"], 1)],
+)
+async def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_batch(
+    tmp_path: Path, settings: list[str], step: int
+):
+    (tmp_path / "users.py").write_text(USERS)
+    async with up(tmp_path, *settings) as run:
+        assert await run.ended() == 1, run.story
+
+    assert f"run short failed: learner-1: batch {step}: " in run.error
+    (last,) = (run.root / "checkpoints").iterdir()
+    assert f"the last checkpoint is intact: {last}" in run.error
+    assert read_checkpoint(last).step == 0
+    assert not run.summary["finished"]
+
+
+@SLOW
+async def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=200", "learner.checkpoint_every=20") as run:
+        checkpoints = run.root / "checkpoints"
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
+        learner = run.actor("learner-1")
+        assert learner is not None
+        room = 600_000  # more than the weights take, less than the optimiser's state
+        resource.prlimit(learner, resource.RLIMIT_FSIZE, (room, room))
+        assert await run.ended() == 1, run.story
+
+    assert "run short failed: learner-1: batch 21: " in run.error
+    assert "could not be written" in run.error
+    (last,) = checkpoints.iterdir()
+    assert f"the last checkpoint is intact: {last}" in run.error
+    assert read_checkpoint(last).step == 0
