@@ -7,14 +7,16 @@ import shlex
 import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import until
+from conftest import Stage, until
 
 from actors.main import ROLES
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader
 from asyncrl.bus.talk import say
 from asyncrl.cast import load_cast
@@ -83,7 +85,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @EVERY_PAGE
-def test_every_command_line_parses(page: str):
+def test_every_command_line_parses(page: str) -> None:
     for words in commands(page):
         assert words[0] in COMMANDS, words
         if len(words) == 1 or words[-1] == "--help":
@@ -95,7 +97,7 @@ def test_every_command_line_parses(page: str):
 
 
 @EVERY_PAGE
-def test_every_relative_link_leads_somewhere(page: str):
+def test_every_relative_link_leads_somewhere(page: str) -> None:
     for link in LINK.findall(FENCE.sub("", text_of(page))):
         if link.startswith(("http://", "https://")):
             continue
@@ -106,7 +108,7 @@ def test_every_relative_link_leads_somewhere(page: str):
 
 
 @EVERY_PAGE
-def test_every_file_named_is_there(page: str):
+def test_every_file_named_is_there(page: str) -> None:
     new = {block.file for block in blocks(page) if block.language == "python"}
     for span in code_spans(page):
         if FILE.fullmatch(span) and span not in new:
@@ -114,7 +116,7 @@ def test_every_file_named_is_there(page: str):
 
 
 @EVERY_PAGE
-def test_every_topic_setting_and_stream_named_exists(page: str):
+def test_every_topic_setting_and_stream_named_exists(page: str) -> None:
     own = re.findall(r'Topic\(\s*"([a-z.]+)"', text_of(page))
     tables = [table.key for table in documented_tables() if table.key]
     nouns = {name.split(".")[0] for name in (*BY_NAME, *tables)}
@@ -133,13 +135,13 @@ def test_every_topic_setting_and_stream_named_exists(page: str):
 
 
 @EVERY_PAGE
-def test_every_test_named_exists(page: str):
+def test_every_test_named_exists(page: str) -> None:
     tests = {name for file in (ROOT / "tests").glob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
     assert {span for span in code_spans(page) if re.fullmatch(r"test_\w+", span)} <= tests
 
 
 @EVERY_PAGE
-def test_every_cast_shown_is_one(page: str, tmp_path: Path):
+def test_every_cast_shown_is_one(page: str, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
             cast = tmp_path / "cast.toml"
@@ -148,13 +150,13 @@ def test_every_cast_shown_is_one(page: str, tmp_path: Path):
 
 
 @EVERY_PAGE
-def test_blocks_that_run_by_themselves_run(page: str):
+def test_blocks_that_run_by_themselves_run(page: str) -> None:
     for block in blocks(page):
         if block.language == "python" and not block.file:
             exec(compile(block.text, page, "exec"), {})
 
 
-def test_the_picture_shows_actors_and_topics_as_the_table_has_them():
+def test_the_picture_shows_actors_and_topics_as_the_table_has_them() -> None:
     picture = ElementTree.parse(ROOT / "docs" / "actors.svg").getroot()
     shown = {element.attrib["data-actor"] for element in picture.iter() if "data-actor" in element.attrib}
     arrows = [element.attrib for element in picture.iter() if "data-topics" in element.attrib]
@@ -179,7 +181,7 @@ def edited(text: str, diff: str) -> str:
     return f"\n{text}".replace(f"\n{old}", f"\n{new}")[1:]
 
 
-async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path: Path):
+async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     for folder in ("topics", "actors", "asyncrl"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "tests").mkdir()
@@ -209,7 +211,7 @@ def written(page: str, folder: Path) -> None:
             (folder / block.file).write_text(block.text)
 
 
-def test_the_casts_of_the_pages_find_their_files(tmp_path: Path):
+def test_the_casts_of_the_pages_find_their_files(tmp_path: Path) -> None:
     for page in ("write-a-task.md", "write-a-reward.md"):
         written(page, tmp_path)
     casts = sorted(path.name for path in tmp_path.glob("*.toml"))
@@ -219,17 +221,19 @@ def test_the_casts_of_the_pages_find_their_files(tmp_path: Path):
         load_cast(str(tmp_path / cast), files=True)
 
 
-async def test_the_rollout_function_of_the_page_makes_trajectories(bus, stage, tmp_path: Path):
+async def test_the_rollout_function_of_the_page_makes_trajectories(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+) -> None:
     written("write-a-task.md", tmp_path)
-    stage = stage(task={"rollout": f"{tmp_path / 'two_tries.py'}:rollout"}, engine={"kind": "scripted"})
-    stage.make_model()
+    scene = stage(task={"rollout": f"{tmp_path / 'two_tries.py'}:rollout"}, engine={"kind": "scripted"})
+    scene.make_model()
     results: list[TrajectoryGenerated] = []
     subject = TRAJECTORY_GENERATED.pattern(bus.run)
     reader = LogReader(
         bus, TRAJECTORIES, lambda record: results.append(decode(TrajectoryGenerated, record.data)), subjects=[subject]
     )
     await reader.start()
-    await stage.start("rollout")
+    await scene.start("rollout")
     await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16), key="engine-1")
     issued = PromptIssued(prompt_id="p000001", member=0, group_size=1, rows=[PromptRow("^abc=", "cba")])
     await say(bus, PROMPT_ISSUED, issued, key="p000001-0")
@@ -240,7 +244,7 @@ async def test_the_rollout_function_of_the_page_makes_trajectories(bus, stage, t
     assert results[0].segments[0].mask.sum() == 2 * 16  # two answers of the scripted engine
 
 
-async def test_the_rewards_of_the_page_grade(tmp_path: Path):
+async def test_the_rewards_of_the_page_grade(tmp_path: Path) -> None:
     written("write-a-reward.md", tmp_path)
     for function in ("length_reward.py:reward", "judge_reward.py:reward"):
         grader = await open_grader(function, base=tmp_path)
