@@ -199,7 +199,7 @@ class BufferFold:
     def _on_dropped(self, message: TrajectoryDropped) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         group = self._groups.get(prompt_id)
-        if group is not None and message.reason == "lag" and self._plan.reissue:
+        if group is not None and message.reason == "lag" and self._plan.reissue and not group.expired:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
                 del group.graded[int(member)]

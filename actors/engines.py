@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from actors.actor import Context
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParams
+from asyncrl.engine.errors import EngineError
 from asyncrl.engine.scripted import ScriptedClient
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineReady
 from topics.table import topic_of
@@ -47,6 +49,7 @@ class Engine:
         self.exact = not self.scripted  # tokens of a request all come from the version it was sent to
         self.ready: EngineReady | None = None  # None: updating, gone, or not answering
         self.running = 0  # requests of this worker
+        self.words = 0  # facts it has said
 
     @property
     def load(self) -> float:
@@ -94,8 +97,23 @@ class EnginePool:
         return min(ready, key=lambda engine: engine.load) if ready else None
 
     def suspect(self, engine: Engine) -> None:
-        """An engine did not answer: no more requests to it until it says that it is ready again."""
-        engine.ready = None
+        """An engine did not answer: no more requests to it until it does, with the weights it said it has."""
+        said, engine.ready = engine.ready, None
+        if said is not None and isinstance(engine.client, EngineClient):
+            self._context.watch(asyncio.create_task(self._probe(engine, engine.client, said)))
+
+    async def _probe(self, engine: Engine, client: EngineClient, said: EngineReady) -> None:
+        """Ask until the server answers or the engine has said something new: nothing else tells that a fault passed."""
+        words, pause = engine.words, 0.2
+        while engine.words == words and not self._context.stop.is_set():
+            await asyncio.sleep(pause)
+            pause = min(5.0, pause * 2)
+            with contextlib.suppress(EngineError):
+                key = (await client.model_info()).get("weight_version")
+                if engine.words == words and key == said.key:
+                    engine.ready = said
+                    await self._notify()
+                    return
 
     def _on_record(self, record: Record) -> None:
         topic = topic_of(record.subject)
@@ -112,6 +130,8 @@ class EnginePool:
 
     def _fold(self, topic: Topic[Any], message: Any) -> None:
         engine = self._engines.get(message.engine_id)
+        if engine is not None:
+            engine.words += 1
         if topic is ENGINE_READY:
             if engine is None or engine.address != message.address:
                 engine = Engine(message.engine_id, message.address, self._open(message.address))

@@ -49,7 +49,7 @@ def open_trainer(cast: Cast, model: Path) -> Trainer:
     return TorchTrainer(
         model,
         TorchSettings(
-            device="cuda" if settings.device.startswith("cuda") else "cpu",
+            device=settings.device,
             dtype=settings.dtype,
             micro_batch_tokens=settings.micro_batch_tokens,
             betas=settings.betas,
@@ -196,6 +196,7 @@ class Learner:
             min_version=packed.min_version,
             advantage=learner.advantage,
             aggregation=learner.aggregation,
+            constant_tokens=self.cast.rollout.max_new_tokens,
         )
 
     def _publishes(self, step: int) -> bool:

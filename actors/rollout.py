@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
@@ -15,7 +17,8 @@ from topics.groups import GROUP_DROPPED
 from topics.prompts import PromptIssued
 from topics.table import topic_of
 from topics.topic import BATCHES, PROMPTS
-from topics.trajectories import TRAJECTORY_DROPPED
+from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
+from topics.wire import WireError, decode
 
 
 async def main(context: Context) -> None:
@@ -41,7 +44,7 @@ class RolloutWorker:
         self.pool = EnginePool(context)
         self.tools = Tools(context, self.pool, tokenizer, function)
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
-        self._by_trajectory: dict[str, Delivery[PromptIssued]] = {}
+        self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends = LogReader(
             context.bus,
             BATCHES,
@@ -64,11 +67,12 @@ class RolloutWorker:
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
         """Finish one trajectory, or find that somebody did."""
-        self._by_trajectory[issued.trajectory_id] = delivery
+        self._working[issued.trajectory_id] = (issued.attempt, delivery)
         try:
             return await Execution(self.tools, issued, delivery).run(look=self._must_look(delivery, issued))
         finally:
-            self._by_trajectory.pop(issued.trajectory_id, None)
+            if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
+                del self._working[issued.trajectory_id]
 
     def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
         """Whether somebody may have worked on it before.
@@ -81,13 +85,17 @@ class RolloutWorker:
 
     def _on_end(self, record: Record) -> None:
         """Stop work on what the buffer has ended."""
-        topic = topic_of(record.subject)
         key = record.subject.rsplit(".", 1)[1]
-        names = [key]
-        if topic is GROUP_DROPPED:
-            names = [name for name in self._by_trajectory if name.rsplit("-", 1)[0] == key]
-        for name in names:
-            delivery = self._by_trajectory.pop(name, None)
-            if delivery is not None:
-                self.context.count("stopped")
-                delivery.end(done=True)
+        try:
+            if topic_of(record.subject) is GROUP_DROPPED:
+                ended = [name for name in self._working if name.rsplit("-", 1)[0] == key]
+            else:
+                dropped = decode(TrajectoryDropped, record.data)
+                work = self._working.get(key)
+                ended = [key] if work is not None and work[0] <= dropped.attempt else []
+        except WireError as error:
+            self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
+            return
+        for name in ended:
+            self.context.count("stopped")
+            self._working.pop(name)[1].end(done=True)

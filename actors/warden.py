@@ -121,11 +121,8 @@ class Warden:
         finished_at = 0.0
         while not (self.context.stop.is_set() or self.fold.stopping or self._failed.is_set()):
             if self.fold.asked:
-                most = first_fleet(self.context.cast)["engine"] if self.context.cast.engine.kind == "external" else 1024
-                await self._scale(
-                    {role: min(count, most if role == "engine" else 1024) for role, count in self.fold.asked.items()}
-                )
-                self.fold.asked.clear()
+                asked, self.fold.asked = self.fold.asked, {}
+                await self._scale({role: min(count, self._most(role)) for role, count in asked.items()})
                 self._reconcile()
                 continue
             if self.fold.finished:

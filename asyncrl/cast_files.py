@@ -15,6 +15,7 @@ from asyncrl.tasks.data import DataError, DataSource, open_source
 from asyncrl.training.model_dir import ModelError, check_model_directory
 
 REWARDS = ("exact", "math", "reasoning-gym")
+OTHER_REWARDS = ("http://", "https://", "reasoning-gym:")  # and something behind it
 ROLLOUTS = ("single_turn",)
 
 _LOAD_LIMIT_S = 300
@@ -98,7 +99,7 @@ def _functions(cast: Cast, base: Path) -> Iterator[Finding]:
         ("reward.function", cast.reward.function, REWARDS),
         ("task.rollout", cast.task.rollout, ROLLOUTS),
     ):
-        if spec in known or (key == "reward.function" and spec.startswith(("http://", "https://"))):
+        if spec in known or (key == "reward.function" and spec.startswith(OTHER_REWARDS)):
             continue
         near = difflib.get_close_matches(spec, known, n=1)
         if ":" not in spec:

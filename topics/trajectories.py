@@ -12,7 +12,7 @@ from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import Float32Array, Int32Array, Message, UInt8Array
 
 FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused"]
-DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "deadline", "lag", "group"]
+DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "deadline", "lag"]
 
 
 class Segment(msgspec.Struct, omit_defaults=True):

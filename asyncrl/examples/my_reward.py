@@ -14,7 +14,7 @@ A cast names it, and the rows it grades, with paths relative to the cast:
 # many calls run at once. It runs in a process of its own: it may print (to the log), raise (this trajectory is
 # dropped and the reason shown) or hang (the process is replaced after `time_limit_s`).
 def reward(completion: str, label: str) -> dict[str, float]:
-    """Return a number, or a dict with "reward" and further numbers, which are shown as metrics."""
+    """Return a number, or a dict with "reward" and further numbers, which `trajectory.graded` carries."""
     answer = completion.strip()
     right = sum(said == wanted for said, wanted in zip(answer, label, strict=False))
     return {

@@ -34,7 +34,7 @@ _NAMED_OFFENDERS = 8
 class TorchSettings:
     """How a `TorchTrainer` computes."""
 
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the matrix products and the published weights; master weights and moments are float32."""
     micro_batch_tokens: int = 4096
