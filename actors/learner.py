@@ -97,6 +97,7 @@ class Learner:
         self.line = 0
         self.batch_sequence = 0
         self._saying: asyncio.Task[None] | None = None
+        self._kept: list[str] = []  # locations of the newest versions in the store, oldest first
         self._pruning: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
@@ -125,6 +126,8 @@ class Learner:
         """Load the newest checkpoint, train again what was trained after it, and publish only what differs."""
         said = self.fold.trained
         self.line = self.fold.line
+        published = sorted(self.fold.published.values(), key=lambda version: (version.line, version.version))
+        self._kept = [version.location for version in published]
         for saved in reversed(self.fold.checkpoints):
             try:
                 found = await asyncio.to_thread(read_checkpoint, Path(saved.path))
@@ -204,11 +207,11 @@ class Learner:
 
     async def _publish(self) -> Decision:
         """Put the weights into the store; the decision says so."""
+        if self._pruning is not None:
+            await self._pruning  # it takes whatever it was not told to keep for old, also what is written meanwhile
         message = await asyncio.to_thread(self.store.publish, self.trainer, line=self.line, version=self.step)
-        kept = sorted(self.fold.published.values(), key=lambda version: (version.line, version.version))
-        keep = [version.location for version in kept[-(self.cast.learner.keep_versions - 1) :]]
-        if self._pruning is None or self._pruning.done():
-            self._pruning = asyncio.create_task(asyncio.to_thread(self.store.prune, [*keep, message.location]))
+        self._kept = [*self._kept, message.location][-self.cast.learner.keep_versions :]
+        self._pruning = asyncio.create_task(asyncio.to_thread(self.store.prune, self._kept))
         return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
 
     async def _ask_for_evaluation(self) -> None:

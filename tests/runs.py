@@ -115,15 +115,6 @@ class Run:
         mine = self.processes().items()
         return next((pid for pid, line in mine if "actors.main" in line and f" {actor_id} " in line), None)
 
-    async def left_alone(self, limit_s: float = _GONE_S) -> None:
-        """Wait until no process of the run lives."""
-        try:
-            async with asyncio.timeout(limit_s):
-                while self.processes():
-                    await asyncio.sleep(0.03)  # the kernel tells only their parents
-        except TimeoutError:
-            pytest.fail(f"still there after {limit_s:.0f} s: {self.processes()}")
-
     async def gone(self) -> None:
         """Kill what still lives; an assertion error when `up` had ended and something lived on."""
         ended = self.process.returncode is not None

@@ -8,11 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import until
+from folds import NO_PAYLOAD, Feed
 from runs import SHORT, Run, at_server, kill, up
 
+from actors.buffer_fold import BufferFold, Plan
 from asyncrl.bus.server import EmbeddedServer, free_port
 from asyncrl.cli.up import run as run_up
+from asyncrl.settings import BufferSettings, Cast
 from asyncrl.training.checkpoint import read_checkpoint
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
 SLOW = pytest.mark.slow
 
@@ -45,6 +51,7 @@ def rows(folder: Path, *lines: object) -> None:
 
 MODEL = ["model.path=a-model", "rollout.max_new_tokens=7"]
 ROWS = ["task.source=rows.jsonl", "task.options={}"]
+SHORT_ROWS = [*ROWS, "model.create.context=64"]
 CHAT = [{"role": "user", "content": "abc"}]
 
 
@@ -56,13 +63,17 @@ def nothing(folder: Path) -> None:
     ("prepare", "settings", "message"),
     [
         (nothing, ["model.path=a-model"], "a-model is no directory; expected a Hugging Face model directory"),
-        (lambda at: a_model(at, cut=5), MODEL, "its header promises 98; fetch it again"),
+        (lambda at: a_model(at, cut=5), MODEL, "its header promises 102; fetch it again"),
         (lambda at: a_model(at, architecture="GPT2LMHeadModel"), MODEL, "GPT2LMHeadModel is not supported; one of"),
-        (nothing, ROWS, "rows.jsonl"),
-        (lambda at: rows(at), ROWS, "rows.jsonl"),
-        (lambda at: rows(at, {"prompt": "^ab=", "label": "ba"}, '{"prompt": "^cd='), ROWS, "rows.jsonl:2: "),
-        (lambda at: rows(at, {"prompt": "^ab="}), ROWS, "label"),
-        (lambda at: rows(at, {"prompt": "^" + 60 * "a" + "=", "label": "a"}), ROWS, "which takes 69 tokens"),
+        (nothing, ROWS, "rows.jsonl: no such file"),
+        (rows, ROWS, "rows.jsonl: the file is empty"),
+        (
+            lambda at: rows(at, {"prompt": "^ab=", "label": "ba"}, '{"prompt": "^cd='),
+            ROWS,
+            "  line 2: JSON is malformed",
+        ),
+        (lambda at: rows(at, {"prompt": "^ab="}), ROWS, "  line 1: the reward needs a label"),
+        (lambda at: rows(at, {"prompt": "^" + 60 * "a" + "=", "label": "a"}), SHORT_ROWS, "which takes 69 tokens"),
         (lambda at: rows(at, {"prompt": CHAT, "label": "a"}), ROWS, "a made model has no chat template"),
     ],
 )
@@ -82,11 +93,14 @@ def test_what_is_wrong_with_the_files_of_a_cast_stops_it_before_it_starts(
 
     said = capsys.readouterr()
     assert message in said.err
-    assert len(said.err.splitlines()) == 1
+    first, *further = said.err.splitlines()
+    assert first.startswith("--set ")
+    assert all(line.startswith("  ") for line in further)
     assert said.out == ""
     assert not (tmp_path / "runs").exists()
 
 
+@SLOW
 async def test_a_server_that_is_not_there_ends_the_start_with_one_line(tmp_path: Path):
     url = f"nats://127.0.0.1:{free_port()}"
     async with up(tmp_path, f"nats.url={url}") as run:
@@ -145,7 +159,7 @@ async def test_everybody_goes_with_a_run_that_is_killed(tmp_path: Path):
         assert len(run.processes()) > 8
         kill(run.process.pid)
         await run.ended()
-        await run.left_alone()
+        await until(lambda: not run.processes(), "nobody is left")
 
 
 USERS = '''
@@ -190,8 +204,7 @@ async def test_what_fails_for_some_prompts_costs_only_their_trajectories(tmp_pat
     made_model(tmp_path / "a-model")
     rows(
         tmp_path,
-        *({"prompt": f"^{letter}x{other}=", "label": f"{letter}"} for letter in "abcde" for other in "a"),
-        *({"prompt": f"^{letter}={letter}=", "label": letter} for letter in "fghijklmn"),
+        *({"prompt": f"^{letter}=", "label": letter} for letter in "abcdefghijklmn"),
         {"prompt": "^" + 70 * "o" + "=", "label": "o"},  # longer than the model's context of 64
     )
     functions = ["task.rollout=users.py:rollout", "reward.function=users.py:reward", "reward.time_limit_s=0.5"]
@@ -212,16 +225,66 @@ async def test_what_fails_for_some_prompts_costs_only_their_trajectories(tmp_pat
     assert "no such tool" in run.log("rollout-1")
 
 
+def never_graded(folder: Path) -> list[str]:
+    (folder / "users.py").write_text(USERS)
+    return ["reward.function=users.py:never"]
+
+
+def chats_without_template(folder: Path) -> list[str]:
+    made_model(folder / "a-model")
+    rows(folder, {"prompt": CHAT, "label": "cba"})
+    return [*ROWS, "model.path=a-model", "warmup.steps=0"]
+
+
 @SLOW
-async def test_a_reward_that_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
-    (tmp_path / "users.py").write_text(USERS)
-    async with up(tmp_path, "reward.function=users.py:never") as run:
+@pytest.mark.parametrize(
+    ("prepare", "reason", "detail"),
+    [
+        (never_graded, "reward", "ValueError: never a grade"),
+        (chats_without_template, "refused", "has no chat template"),
+    ],
+)
+async def test_what_fails_for_all_ends_the_run_with_its_reason(
+    tmp_path: Path, prepare: Callable[[Path], list[str]], reason: str, detail: str
+):
+    async with up(tmp_path, *prepare(tmp_path)) as run:
         assert await run.ended() == 1, run.story
 
     assert "run short failed: buffer-1: 24 groups in a row failed and nothing was graded meanwhile" in run.error
-    assert "ValueError: never a grade" in run.error
-    assert run.summary["failed_trajectories_by_reason"].keys() == {"reward"}
+    assert f": {reason}: " in run.error
+    assert detail in run.error
+    assert run.summary["failed_trajectories_by_reason"].keys() == {reason}
     assert run.steps() == []
+
+
+def a_buffer(failures: int) -> Feed:
+    """A buffer of three groups in a batch and no lag, after so many failed groups in a row, a second apart."""
+    fed = Feed(BufferFold(Plan.of(Cast(buffer=BufferSettings(batch_groups=3, max_lag=0)))))
+    for number in range(failures):
+        fed.say(GROUP_DROPPED, GroupDropped(f"p{number:06d}", "failed", 2), at_s=10 + number)
+    return fed
+
+
+def test_a_buffer_gives_up_after_as_many_failed_groups_as_may_be_open_at_once():
+    assert a_buffer(2).fold.hopeless() == ""
+    assert a_buffer(3).fold.hopeless().startswith("3 groups in a row failed and nothing was graded meanwhile")
+
+
+def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_are_read():
+    fed = a_buffer(3)
+    grade = TrajectoryGraded(
+        trajectory_id="p000009-0",
+        prompt_id="p000009",
+        member=0,
+        group_size=2,
+        stage="rl",
+        payload=NO_PAYLOAD,
+        versions=[],
+        reward=1.0,
+    )
+
+    assert fed.say(TRAJECTORY_GRADED, grade, at_s=9.5).fold.hopeless()
+    assert not fed.say(TRAJECTORY_GRADED, grade, at_s=10.5).fold.hopeless()
 
 
 @SLOW

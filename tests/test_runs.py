@@ -78,6 +78,7 @@ async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
     assert run.error == ""
+    assert " died" not in run.out
     assert_password_unsaid(run, password)
     assert password not in run.out
     answer = exported_answer(Path(summary["exported_model"]), "^abcdef=")
@@ -150,6 +151,7 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
     turns = run.summary["sampled_tokens"] / run.summary["trajectories_trained"]
     assert turns > 5  # at least a token in each of five turns
     assert run.summary["trajectories_failed"] == 0
+    assert " died" not in run.out
 
 
 async def test_warm_up_alone_is_supervised_training(tmp_path: Path):
