@@ -10,13 +10,22 @@ import msgspec
 
 from actors.actor import Context
 from actors.recorder_fold import RecorderFold
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import LogReader, Record, read_last_of_each
 from asyncrl.telemetry.plot import draw_reward
+from topics.actors import RUN_OPENED
 from topics.table import topic_of
-from topics.topic import BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING
+from topics.topic import ACTORS, BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING, Stream, Topic
+from topics.trajectories import TRAJECTORY_FAILED
 from topics.wire import WireError, decode
 
-_LOGS = (TRAINING, BATCHES, GRADES, PROMPTS, EVALS, ENGINES)
+_LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
+    TRAINING: (),
+    BATCHES: (),
+    GRADES: (TRAJECTORY_FAILED,),  # grades come again in batches and drops
+    EVALS: (),
+    ENGINES: (),
+    ACTORS: (RUN_OPENED,),
+}
 
 
 async def main(context: Context) -> None:
@@ -37,9 +46,7 @@ class Recorder:
 
     async def run(self) -> None:
         """Follow until asked to stop, then write what the run amounts to."""
-        readers = [
-            LogReader(self.context.bus, stream, self._on_record, headers_only=stream is PROMPTS) for stream in _LOGS
-        ]
+        readers = [self._reader(stream) for stream in _LOGS]
         for reader in readers:
             await reader.start()
         stop = asyncio.create_task(self.context.stop.wait())
@@ -52,6 +59,7 @@ class Recorder:
         await self._read_to_the_end(readers)
         for reader in readers:
             await reader.close()
+        self.fold.issued = await self._count_issued()
         self._write_rows()
         root = self.context.files.root
         summary = self.fold.summary(self.context.bus.run)
@@ -67,26 +75,35 @@ class Recorder:
             info = await self.context.bus.api(f"STREAM.INFO.{stream.full_name(self.context.bus.run)}")
             last = int(info["state"]["last_seq"])
             if reader.last < last:
-                final = LogReader(
-                    self.context.bus, stream, self._on_record, after=reader.last, headers_only=stream is PROMPTS
-                )
+                final = self._reader(stream, after=reader.last)
                 await reader.close()
                 await final.start()
                 async with asyncio.timeout(30):
                     await final.caught_up.wait()
                 await final.close()
 
+    def _reader(self, stream: Stream, after: int = 0) -> LogReader:
+        subjects = [topic.pattern(self.context.bus.run) for topic in _LOGS[stream]]
+        return LogReader(self.context.bus, stream, self._on_record, after=after, subjects=subjects)
+
+    async def _count_issued(self) -> int:
+        """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
+        bus, cast = self.context.bus, self.context.cast
+        info = await bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}")
+        own = [f"asyncrl.{bus.run}.prompter.*"]
+        keepers = len(await read_last_of_each(bus, PROMPTS, own))
+        warmup = cast.warmup.steps * (cast.warmup.batch_rows // cast.warmup.rows_per_trajectory)
+        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
+
     def _on_record(self, record: Record) -> None:
         topic = topic_of(record.subject)
         if topic is None:
             return
-        message: Any = None
-        if record.stream is not PROMPTS:
-            try:
-                message = decode(topic.message, record.data)
-            except WireError as error:
-                self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
-                return
+        try:
+            message = decode(topic.message, record.data)
+        except WireError as error:
+            self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
+            return
         self.fold.apply(topic, message, record)
         if self.fold.rows:
             self._news.set()

@@ -9,9 +9,8 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED
 from topics.topic import Topic
-from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GRADED
+from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED
 from topics.weights import TRAINING_FINISHED
 
 _WINDOW = 5  # steps a reward is averaged over
@@ -29,11 +28,12 @@ class RecorderFold:
         self.failed: dict[str, int] = {}  # what workers claimed, by reason
         self.exported = ""
         self.finished = False
+        self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
         self._first_ns = 0
         self._last_ns = 0
         self._rl_first_ns = 0
-        self._counts = {"trajectories_issued": 0, "trajectories_trained": 0, "trajectories_failed": 0}
-        self._sampled_tokens = 0
+        self._counts = {"trajectories_trained": 0, "trajectories_failed": 0}
+        self._sampled_tokens = 0  # of trajectories with an end: packed or dropped
         self._masked_tokens = 0
         self._warmup_steps = 0
         self._warmup_tokens = 0
@@ -46,19 +46,16 @@ class RecorderFold:
         if record.time_ns:
             self._first_ns = min(self._first_ns or record.time_ns, record.time_ns)
             self._last_ns = max(self._last_ns, record.time_ns)
-        if topic is PROMPT_ISSUED:
-            self._counts["trajectories_issued"] += record.headers.get("stage") == "rl"
-        elif topic is TRAJECTORY_GRADED:
-            if message.stage == "rl":
-                self._sampled_tokens += sum(count.tokens for count in message.versions)
-        elif topic is TRAJECTORY_FAILED:
+        if topic is TRAJECTORY_FAILED:
             self._counts["trajectories_failed"] += 1
-            self.failed[message.reason] = self.failed.get(message.reason, 0) + 1
-        elif topic in (TRAJECTORY_DROPPED, GROUP_DROPPED):
+        elif topic is TRAJECTORY_DROPPED or topic is GROUP_DROPPED:
             members = 1 if topic is TRAJECTORY_DROPPED else message.members
             self.dropped[message.reason] = self.dropped.get(message.reason, 0) + members
+            self._sampled_tokens += message.tokens
         elif topic is BATCH_PACKED:
             self._packed[message.step] = record.time_ns
+            if message.stage == "rl":
+                self._sampled_tokens += sum(member.tokens for group in message.groups for member in group.members)
         elif topic is BATCH_TRAINED:
             self._on_trained(message, record)
         elif topic is ENGINE_READY:
@@ -86,6 +83,7 @@ class RecorderFold:
             "greedy_accuracy_before": self.evals[first]["accuracy"] if first is not None else None,
             "greedy_accuracy_after": self.evals[last]["accuracy"] if last is not None and last != first else None,
             "evaluated_versions_after": self.evals[last]["versions"] if last is not None else None,
+            "trajectories_issued": self.issued,
             **self._counts,
             "failed_trajectories_by_reason": self.failed,
             "dropped_trajectories_by_reason": self.dropped,

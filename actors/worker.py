@@ -56,11 +56,6 @@ class Delivery(Generic[M]):
         """Let somebody else have it at once."""
         await self._bus.send(self.message.reply, b"-NAK")
 
-    async def acknowledge(self) -> None:
-        """The work is done and said: it must not be delivered again. A lost answer only means one more delivery."""
-        with contextlib.suppress(TimeoutError, Disconnected):
-            await self._bus.request(self.message.reply, b"+ACK")
-
 
 Handler = Callable[[M, Delivery[M]], Awaitable[bool]]
 
@@ -79,7 +74,8 @@ class WorkerLoop(Generic[M]):
         self._handler = handler
         self._slots = slots
         self._held: dict[int, Delivery[M]] = {}  # by sequence
-        self._acks: set[asyncio.Task[None]] = set()
+        self._done: list[Delivery[M]] = []  # said, and not yet acknowledged
+        self._acking: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
         self._puller = Puller(
@@ -105,8 +101,8 @@ class WorkerLoop(Generic[M]):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await self._idle.wait()
-                if self._acks:
-                    await asyncio.wait(self._acks)
+                if self._acking is not None:
+                    await self._acking
 
     def _receive(self, raw: Msg) -> None:
         at = position(raw.reply)
@@ -148,9 +144,9 @@ class WorkerLoop(Generic[M]):
                 self._idle.set()
         if done:
             # The slot is free as soon as the result is stored; the acknowledgement follows on its own.
-            task = asyncio.create_task(delivery.acknowledge())
-            self._acks.add(task)
-            task.add_done_callback(self._acks.discard)
+            self._done.append(delivery)
+            if self._acking is None or self._acking.done():
+                self._acking = asyncio.create_task(self._acknowledge())
         self._puller.grant()
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
@@ -168,6 +164,16 @@ class WorkerLoop(Generic[M]):
             reason = f"poison: delivery {delivery.at.deliveries} ended with {type(error).__name__}: {error}"
         await context.bury(delivery.record, reason)
         return True
+
+    async def _acknowledge(self) -> None:
+        """Acknowledge what is done and said. The server takes acknowledgements in order: its answer to the last of a
+        few is its word for all. A lost answer only means one more delivery."""
+        while self._done:
+            done, self._done = self._done, []
+            with contextlib.suppress(TimeoutError, Disconnected, NatsError):
+                for delivery in done[:-1]:
+                    await self._context.bus.send(delivery.message.reply, b"+ACK")
+                await self._context.bus.request(done[-1].message.reply, b"+ACK")
 
     async def _renew_leases(self) -> None:
         settings = self._context.cast.rollout

@@ -58,7 +58,7 @@ def assert_password_unsaid(run: Run, password: str) -> None:
 
 async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
     task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
-    length = ["seed=2", "warmup.steps=53", "learner.steps=80"]  # starts near a sampled reward of 0.1
+    length = ["seed=3", "warmup.steps=48", "learner.steps=80", "learner.lr=1e-3"]  # from a sampled reward of 0.15
     async with up(tmp_path, *task, *length, cast="demo") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         password = address_of(run).password
@@ -68,7 +68,7 @@ async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
         assert await run.ended() == 0, run.story
 
     summary = run.summary
-    assert_consistent(run, steps=80, warmup_steps=53)
+    assert_consistent(run, steps=80, warmup_steps=48)
     assert_within_lag(run, max_lag=1)
     assert summary["sampled_reward_first_step"] < 0.5
     assert summary["sampled_reward_best_5_steps"] >= 0.8

@@ -95,7 +95,7 @@ class DeadLetter(Message):
 
 _ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
 
-RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("monitor",))
+RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("monitor", "recorder"))
 ACTOR_STARTED = Topic("actor.started", ActorStarted, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
 ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden", "recorder"), key="actor_id"

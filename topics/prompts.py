@@ -58,7 +58,7 @@ PROMPT_ISSUED = Topic(
     PromptIssued,
     PROMPTS,
     said_by=("prompter",),
-    heard_by=("rollout", "prompter", "buffer", "recorder"),
+    heard_by=("rollout", "prompter", "buffer"),
     key="trajectory_id",
 )
 

@@ -180,7 +180,7 @@ TRAJECTORY_GRADED = Topic(
     TrajectoryGraded,
     GRADES,
     said_by=("reward",),
-    heard_by=("buffer", "recorder"),
+    heard_by=("buffer",),
     key="trajectory_id",
 )
 TRAJECTORY_FAILED = Topic(
