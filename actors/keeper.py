@@ -28,9 +28,9 @@ from asyncrl.bus.talk import (
     say,
 )
 from topics.actors import KeeperBeat, KeeperClaimed
-from topics.table import BY_NAME, topic_of
+from topics.table import BY_NAME, TOPICS, topic_of
 from topics.topic import Stream, Topic
-from topics.wire import Message, WireError, decode
+from topics.wire import Message, WireError, decode, prepare
 
 BEAT_S = 3.0
 NONCE = "writer"  # header that says which writer appended a record
@@ -92,6 +92,9 @@ class Keeper:
         self._lines[own.name] = _Line(own_headers_only)
         run = context.bus.run
         self._readers = [LogReader(context.bus, own, self._take, headers_only=own_headers_only)]
+        heard = [topic for entry in inputs for topic in entry.topics]
+        for topic in [*heard, *(topic for topic in TOPICS if topic.stream is own)]:
+            prepare(topic.message)
         for entry in inputs:
             subjects = [topic.pattern(run) for topic in entry.topics]
             self._readers.append(

@@ -15,7 +15,7 @@ from asyncrl.bus.talk import body_of
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TrajectoryGenerated
-from topics.wire import decode
+from topics.wire import decode, prepare
 
 _AT_ONCE = 64  # payloads asked for at once
 
@@ -25,6 +25,7 @@ class Payloads:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        prepare(TrajectoryGenerated)
         self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
 
     def begin(self, packed: BatchPacked) -> None:

@@ -18,7 +18,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.provision import WorkQueue
 from asyncrl.bus.pull import Position, Puller, position
 from asyncrl.bus.talk import BlobMissing, read
-from topics.wire import Message, WireError
+from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
 
@@ -73,6 +73,7 @@ class WorkerLoop(Generic[M]):
         self._kind = kind
         self._handler = handler
         self._slots = slots
+        prepare(kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
         self._done: list[Delivery[M]] = []  # said, and not yet acknowledged
         self._acking: asyncio.Task[None] | None = None

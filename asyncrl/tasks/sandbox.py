@@ -63,6 +63,9 @@ class _Child:
         return jobs if self.ready.concurrent else jobs[:1]
 
     def has_room(self, job: _Job) -> bool:
+        assert self.process.stdin
+        if self.process.stdin.is_closing():
+            return False  # it has ended, and only its last words are still to be read; uvloop refuses to write to it
         if job.alone or any(other.alone for other in self.jobs.values()):
             return not self.jobs
         return len(self.jobs) < (_CONCURRENT_CALLS if self.ready.concurrent else _PIPELINED_CALLS)
