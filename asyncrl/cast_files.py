@@ -12,6 +12,7 @@ from pathlib import Path
 from asyncrl.cast_check import Finding
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import DataError, DataSource, open_source
+from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.model_dir import ModelError, check_model_directory
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -134,11 +135,24 @@ def _data(cast: Cast, base: Path) -> Iterator[Finding]:
         except (DataError, OSError) as error:
             yield Finding((key, "task.options"), str(error))
             continue
-        if not cast.model.path:
-            yield from _rows_for_made_model(cast, key, source)
+        yield from (_rows_for_model if cast.model.path else _rows_for_made_model)(cast, base, key, source)
 
 
-def _rows_for_made_model(cast: Cast, key: str, source: DataSource) -> Iterator[Finding]:
+def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource) -> Iterator[Finding]:
+    """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
+    path = located(base, cast.model.path)
+    try:
+        room = check_model_directory(path).context - 1
+        tokenizer = TaskTokenizer.load(path)
+        for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):
+            tokenizer.encode_prompt(source.row(index), max_tokens=room)
+    except TokenizerError as error:
+        yield Finding((key, "model.path"), f"{key}: {error}")
+    except ModelError:
+        return  # told where the model itself is checked
+
+
+def _rows_for_made_model(cast: Cast, _base: Path, key: str, source: DataSource) -> Iterator[Finding]:
     """Rows that a model made from `model.create`, with one token per character, cannot read."""
     alphabet, context = set(cast.model.create.alphabet), cast.model.create.context
     for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):

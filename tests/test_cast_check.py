@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from asyncrl.cast import CastError, LoadedCast, Problem, load_cast
 from asyncrl.cast_check import busy_share, contradictions, hints
@@ -200,15 +201,41 @@ def test_a_user_function_that_cannot_be_loaded_is_told_and_harms_nobody(written,
     assert message in problem.message
 
 
-def test_a_request_must_fit_the_context_of_the_named_model(written, tmp_path):
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 8, "max_position_embeddings": 100}
+@pytest.fixture
+def model(tmp_path):
+    """A model directory with a context of 100 tokens, one for each letter, and no chat template."""
+    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 2, "max_position_embeddings": 100}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    (tmp_path / "tokenizer.json").write_text("{}")
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
     save_file({"weight": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+
+
+def test_a_request_must_fit_the_context_of_the_named_model(model, written, tmp_path):
     path = written("model.path = '.'\nrollout.max_new_tokens = 99\n")
 
     assert load_cast(path, files=True).base == tmp_path
     assert the_problem(path, "rollout.max_new_tokens=100", files=True).key == "--set rollout.max_new_tokens"
+
+
+def test_a_prompt_longer_than_the_context_is_named(model, written, tmp_path):
+    rows = [{"prompt": "a" * length, "label": "a"} for length in (3, 150)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = written("model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n")
+
+    problem = the_problem(path, files=True)
+
+    assert problem.key == "task.source"
+    assert "150 tokens" in problem.message
+
+
+def test_chat_rows_need_a_chat_template(model, written, tmp_path):
+    row = {"prompt": [{"role": "user", "content": "aa"}], "label": "a"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    path = written("model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n")
+
+    assert "has no chat template" in the_problem(path, files=True).message
 
 
 def test_a_misspelt_reward_is_answered_with_the_nearest():

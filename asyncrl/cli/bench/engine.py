@@ -10,16 +10,24 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from asyncrl.algorithms.batches import TrainRow
 from asyncrl.engine.client import Chunk, EngineClient, SamplingParams
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
+from asyncrl.settings import CreateModelSettings
+from asyncrl.tasks.data import open_source
+from asyncrl.tasks.tokens import TaskTokenizer
+from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.protocol import StepSpec
+from asyncrl.training.torch_trainer import TorchTrainer
 
 VOCAB = 512
 CONTEXT = 128
@@ -69,7 +77,9 @@ def bench_engine(*, rounds: int = 3, seconds: float = 1.0) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as directory:
             model = save_random_model(Path(directory))
             figures = asyncio.run(_measure(model, Path(directory), rounds, seconds))
-            figures["logprob_max_abs_diff_nats"] = logprob_difference(model, Path(directory))
+            asks = [ask for ask, _ in zip(_asks(0), range(16), strict=False)]
+            figures["random_weights_logprob_max_abs_diff_nats"] = logprob_difference(model, Path(directory), asks)
+            figures["trained_weights_logprob_max_abs_diff_nats"] = _trained_difference(Path(directory) / "trained")
             return figures
     finally:
         torch.set_num_threads(threads)
@@ -236,11 +246,11 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
             await process.wait()
 
 
-def logprob_difference(model: Any, directory: Path, *, prompts: int = 16) -> float:
+def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[int], int]]) -> float:
     """Greatest difference between the engine's log-probs and the training forward's on the same tokens."""
     ended: list[Request] = []
-    engine = Engine(directory, max_running=prompts, context_length=CONTEXT)
-    for index, (prompt, length) in zip(range(prompts), _asks(0), strict=False):
+    engine = Engine(directory, max_running=len(asks), context_length=CONTEXT)
+    for index, (prompt, length) in enumerate(asks):
         engine.submit(Request(str(index), prompt, Sampling(max_new_tokens=length), listener=ended.append))
     while engine.runnable:
         engine.step()
@@ -252,3 +262,27 @@ def logprob_difference(model: Any, directory: Path, *, prompts: int = 16) -> flo
         trained = logits.log_softmax(-1).gather(1, ids[0, len(request.prompt) :, None]).squeeze(1)
         worst = max(worst, float((trained - torch.tensor(request.logprobs)).abs().max()))
     return worst
+
+
+def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -> float:
+    """The same on weights that have learnt: a made model after some supervised steps on words written backwards."""
+    from transformers import AutoModelForCausalLM
+
+    create_model(directory / "made", alphabet=CreateModelSettings().alphabet, seed=1, shape=ModelShape(context=CONTEXT))
+    tokenizer = TaskTokenizer.load(directory / "made")
+    source = open_source("reverse", options={"letters": 8}, seed=1, base=directory)
+    trainer = TorchTrainer(directory / "made")
+    for step in range(1, steps + 1):
+        batch = []
+        for number in range(step * rows, (step + 1) * rows):
+            tokens, mask = tokenizer.encode_supervised(source.row(number))
+            nothing = np.zeros(len(tokens), np.float32)
+            batch.append(
+                TrainRow(str(number), tokens, mask, nothing, np.full(len(tokens), -1, np.int32), 0.0, 1 / rows)
+            )
+        trainer.step(batch, StepSpec(step=step, loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
+    trainer.export(directory / "exported")
+    model: Any = AutoModelForCausalLM.from_pretrained(directory / "exported")
+    model.eval()
+    asks = [(tokenizer.encode_prompt(source.row(number), max_tokens=None).tolist(), 11) for number in range(64)]
+    return logprob_difference(model, directory / "exported", asks)

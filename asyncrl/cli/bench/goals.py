@@ -34,6 +34,14 @@ _SCHEDULE = {
     "mean_1000_ms_share_of_ideal": Goal(0.97),
     "mean_10000_ms_share_of_ideal": Goal(0.97),
 }
+_ENGINE = {
+    **{
+        f"in_process_{running}_to_transformers_ratio": Goal(bound)
+        for running, bound in ((16, 1.1), (64, 1.4), (256, 1.6))
+    },
+    **{f"http_{running}_to_in_process_ratio": Goal(0.85) for running in (16, 64, 256)},
+    "trained_weights_logprob_max_abs_diff_nats": Goal(1e-4, at_most=True),
+}
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
@@ -41,4 +49,4 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
     """The goals of a measurement, by the name of the figure."""
     if name == "pipeline":
         return {"trajectories_per_s": Goal(600 if short else 500)}
-    return {"bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE}.get(name, {})
+    return {"engine": _ENGINE, "bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE}.get(name, {})
