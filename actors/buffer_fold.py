@@ -207,6 +207,7 @@ class BufferFold:
             group.attempts[int(member)] = message.attempt + 1
         elif group is not None:
             group.dropped.add(int(member))
+            group.expired |= message.reason == "deadline"
             if group.complete or group.expired:
                 self._settle(group)
 
@@ -243,7 +244,6 @@ class BufferFold:
             if len(group.graded.keys() - group.dropped) < min(2, group.size):
                 decisions.append(_drop_group(group, "deadline"))
                 continue
-            group.expired = True
             missing = set(range(group.size)) - group.graded.keys() - group.dropped - group.failed.keys()
             decisions += [_drop(group, member, "deadline") for member in sorted(missing)]
         return decisions

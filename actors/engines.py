@@ -81,18 +81,28 @@ class EnginePool:
             await engine.client.close()
 
     async def choose(self, min_version: int) -> Engine:
-        """The least loaded engine that is ready with at least this version; waits until there is one."""
+        """Take a place on the least loaded engine that is ready with at least this version; waits until there is one.
+
+        Give the place back with `release`.
+        """
         while (engine := self._least_loaded(min_version)) is None:
             async with self._changed:
                 if self._least_loaded(min_version) is None:  # nothing came while waiting for the lock
                     await self._changed.wait()
+        engine.running += 1
         return engine
+
+    def release(self, engine: Engine) -> None:
+        """Give a place back; somebody may wait for it."""
+        engine.running -= 1
+        if engine.ready is not None and engine.running == engine.ready.slots - 1:
+            self._tell()
 
     def _least_loaded(self, min_version: int) -> Engine | None:
         ready = [
             engine
             for engine in self._engines.values()
-            if engine.ready is not None and engine.ready.version >= min_version
+            if engine.ready is not None and engine.ready.version >= min_version and engine.running < engine.ready.slots
         ]
         return min(ready, key=lambda engine: engine.load) if ready else None
 
@@ -124,9 +134,7 @@ class EnginePool:
         except WireError as error:
             self._context.watch(asyncio.ensure_future(self._context.bury(record, str(error))))
             return
-        task = asyncio.ensure_future(self._notify())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tell()
 
     def _fold(self, topic: Topic[Any], message: Any) -> None:
         engine = self._engines.get(message.engine_id)
@@ -151,6 +159,11 @@ class EnginePool:
         if not address.startswith(("http://", "https://")):
             raise WireError(f"{address!r} is no address of an engine; expected http://host:port")
         return EngineClient(address, api_key=self._api_key)
+
+    def _tell(self) -> None:
+        task = asyncio.create_task(self._notify())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _notify(self) -> None:
         async with self._changed:

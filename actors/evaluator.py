@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import Any
+
+import numpy as np
 
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool, version_of
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
-from asyncrl.engine.client import EngineRefused, EngineUnavailable, Generation, SamplingParams
+from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.data import DataError, open_source
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
 from topics.prompts import PromptRow
+from topics.wire import Int32Array
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
 _SHOWN = 5
@@ -65,64 +69,68 @@ class Evaluator:
     async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
         """All prompts of one evaluation."""
         began = time.monotonic()
-        delivery.parked = True  # it waits for engines; each answer has the client's own deadline
+        delivery.parked += 1  # it waits for engines; each answer has the client's own deadline
         count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
-        try:
-            answers = await asyncio.gather(
-                *(self._answer(self._source.row(number), request) for number in range(count))
-            )
-        except (EngineRefused, TokenizerError) as error:
-            raise ActorFault(f"evaluation {request.eval_id}: {error}") from error
-        versions: dict[int, int] = {}
+        answers = await asyncio.gather(*(self._answer(self._source.row(number), request) for number in range(count)))
+        versions: Counter[int] = Counter()
         for found in answers:
-            versions[found["version"]] = versions.get(found["version"], 0) + found.pop("tokens")
+            versions.update(found.pop("versions"))
         message = EvalScored(
             eval_id=request.eval_id,
             version=request.version,
-            versions=versions,
+            versions=dict(versions),
             accuracy=sum(found["reward"] for found in answers) / max(1, count),
             prompts=count,
-            failed=sum(not found["graded"] for found in answers),
+            failed=sum(bool(found["failed"]) for found in answers),
             seconds=round(time.monotonic() - began, 3),
             samples=answers[:_SHOWN],
         )
-        await say(self._context.bus, EVAL_SCORED, message, id=request.eval_id)
+        await say(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
         return True
 
     async def _answer(self, row: PromptRow, request: EvalRequested) -> dict[str, Any]:
-        """One prompt: sample and grade."""
-        generation = await self._generate(row, request)
-        completion = self._tokenizer.decode(generation.token_ids)
-        found: dict[str, Any] = {
+        """One prompt: sample and grade. What cannot be answered or graded counts as reward 0, with the reason."""
+        versions: Counter[int] = Counter()
+        completion, reward, failed = "", 0.0, ""
+        try:
+            completion = self._tokenizer.decode(await self._sample(row, request, versions))
+            result = await self._grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
+            reward = result.reward
+        except (EngineRefused, TokenizerError, RewardFailed) as error:
+            failed = str(error)
+        return {
             "prompt": row.prompt,
             "completion": completion,
             "label": row.label,
-            "reward": 0.0,
-            "graded": True,
-            "version": version_of(generation.weight_version)[1],
-            "tokens": len(generation.token_ids),
+            "reward": reward,
+            "failed": failed,
+            "versions": versions,
         }
-        try:
-            result = await self._grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
-            found["reward"] = result.reward
-        except RewardFailed:
-            found["graded"] = False
-        return found
 
-    async def _generate(self, row: PromptRow, request: EvalRequested) -> Generation:
-        """Sample; what a new version cut short is asked again, so that one version answers a whole prompt."""
+    async def _sample(self, row: PromptRow, request: EvalRequested, versions: Counter[int]) -> Int32Array:
+        """Sample an answer; what a new version cuts short is continued by it, and `versions` counts whose tokens."""
         settings = self._sampling
         ids = self._tokenizer.encode_prompt(row, max_tokens=None)
-        sampling = SamplingParams(
-            max_new_tokens=settings.max_new_tokens, temperature=request.temperature, stop=settings.stop
-        )
-        while True:
+        tokens = np.empty(0, np.int32)
+        while len(tokens) < settings.max_new_tokens:
+            sampling = SamplingParams(
+                max_new_tokens=settings.max_new_tokens - len(tokens),
+                temperature=request.temperature,
+                stop=settings.stop,
+            )
             engine = await self._pool.choose(request.version)
             assert engine.ready is not None
+            key = engine.ready.key
             try:
-                generation = await engine.client.generate(ids, sampling, extra_key=engine.ready.key)
+                generation = await engine.client.generate(np.append(ids, tokens), sampling, extra_key=key)
             except EngineUnavailable:
                 self._pool.suspect(engine)
                 continue
+            finally:
+                self._pool.release(engine)
+            tokens = np.append(tokens, generation.token_ids)
+            for span in generation.weight_versions:
+                versions[version_of(span.version)[1]] += span.end - span.start
             if generation.finish_reason != "abort":
-                return generation
+                break
+        return tokens

@@ -36,6 +36,8 @@ from topics.trajectories import (
 )
 from topics.wire import Float32Array, Int32Array
 
+_QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
+
 
 class RolloutFailed(Exception):
     """The user's rollout function raised."""
@@ -105,10 +107,12 @@ class Execution:
             if budget <= 0:
                 answer.done, answer.finish = True, "length"
                 return
-            self._delivery.parked = True
-            engine = await self._tools.pool.choose(self._issued.min_version)
-            self._delivery.parked = False
-            engine.running += 1
+            self._delivery.parked += 1
+            try:
+                engine = await self._tools.pool.choose(self._issued.min_version)
+            finally:
+                self._delivery.parked -= 1
+            self._delivery.advanced()
             try:
                 finish = await self._sample_on(engine, input_ids, answer, limits)
             except EngineUnavailable as error:
@@ -117,7 +121,7 @@ class Execution:
                 self._tools.pool.suspect(engine)
                 continue
             finally:
-                engine.running -= 1
+                self._tools.pool.release(engine)
             self._delivery.advanced()
             if finish != "abort":
                 answer.done, answer.finish = True, finish
@@ -158,8 +162,10 @@ class Execution:
         deliveries = self._delivery.at.deliveries
         if newest is None:
             since = deliveries - 1
-        elif int(newest.headers["attempt"]) != self._issued.attempt:
-            self._newest, since = newest.sequence, deliveries - 1  # of an attempt that has ended
+        elif (attempt := int(newest.headers["attempt"])) != self._issued.attempt:
+            if attempt > self._issued.attempt:
+                return True  # this attempt has ended, another was issued
+            self._newest, since = newest.sequence, deliveries - 1
         elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
             return True
         else:
@@ -216,7 +222,7 @@ class Execution:
             stop=limits.stop,
             seed=self._issued.seed if engine.scripted else None,
         )
-        streamed = budget > settings.progress_tokens
+        streamed = budget > min(_QUIET_TOKENS, settings.progress_tokens) and not engine.scripted
         key = ready.key if engine.exact else ""
         true = True
 
@@ -291,6 +297,7 @@ class Execution:
             completion=completion,
             versions=count_versions(segments),
             truncated=truncated,
+            lines=sorted(self._lines),
         )
         await say_fenced(
             self._context.bus,

@@ -11,6 +11,7 @@ from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import QUEUES
 from asyncrl.tasks.functions import FunctionError, load_function
+from asyncrl.tasks.journal import branch_tasks
 from asyncrl.tasks.rollout import RolloutFunction, single_turn
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.groups import GROUP_DROPPED
@@ -19,6 +20,8 @@ from topics.table import topic_of
 from topics.topic import BATCHES, PROMPTS
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 from topics.wire import WireError, decode
+
+_EVERY = 1 << 31  # more than any attempt: a group ends with all of them
 
 
 async def main(context: Context) -> None:
@@ -43,6 +46,7 @@ class RolloutWorker:
             raise ActorFault(str(error)) from error
         self.pool = EnginePool(context)
         self.tools = Tools(context, self.pool, tokenizer, function)
+        self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends = LogReader(
@@ -57,6 +61,7 @@ class RolloutWorker:
 
     async def run(self) -> None:
         """Work until asked to stop."""
+        branch_tasks(asyncio.get_running_loop())
         await self.pool.start()
         await self._ends.start()
         info = await self.context.bus.api(f"STREAM.INFO.{PROMPTS.full_name(self.context.bus.run)}")
@@ -66,7 +71,11 @@ class RolloutWorker:
         await self.pool.close()
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
-        """Finish one trajectory, or find that somebody did."""
+        """Finish one trajectory, or find that somebody did, or that it has ended while it waited in the queue."""
+        ended = max(self._ended.get(issued.trajectory_id, -1), self._ended.get(issued.prompt_id, -1))
+        if issued.attempt <= ended:
+            self.context.count("ended_unworked")
+            return True
         self._working[issued.trajectory_id] = (issued.attempt, delivery)
         try:
             return await Execution(self.tools, issued, delivery).run(look=self._must_look(delivery, issued))
@@ -86,16 +95,17 @@ class RolloutWorker:
     def _on_end(self, record: Record) -> None:
         """Stop work on what the buffer has ended."""
         key = record.subject.rsplit(".", 1)[1]
+        attempt = _EVERY
         try:
             if topic_of(record.subject) is GROUP_DROPPED:
                 ended = [name for name in self._working if name.rsplit("-", 1)[0] == key]
             else:
-                dropped = decode(TrajectoryDropped, record.data)
-                work = self._working.get(key)
-                ended = [key] if work is not None and work[0] <= dropped.attempt else []
+                attempt = decode(TrajectoryDropped, record.data).attempt
+                ended = [key] if key in self._working and self._working[key][0] <= attempt else []
         except WireError as error:
             self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
             return
+        self._ended[key] = attempt
         for name in ended:
             self.context.count("stopped")
             self._working.pop(name)[1].end(done=True)

@@ -34,7 +34,7 @@ class Delivery(Generic[M]):
         self.at = at
         self.message = raw
         self.advanced_at = time.monotonic()
-        self.parked = False  # waits for somebody else (an engine): no reason to think that it hangs
+        self.parked = 0  # waits for somebody else (an engine): no reason to think that it hangs
         self.task: asyncio.Task[None] | None = None
         self.verdict: bool | None = None  # why it was ended from outside: done, or somebody else's
 

@@ -60,6 +60,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     inputs: str  # xxh3 of the inputs: a replay must ask the same
     done: bool = True  # False: a generation under way, its tokens so far
     result: bytes = b""  # MessagePack of what a tool, clock or die answered
+    failed: str = ""  # what a tool raised
     tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
     logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T]
@@ -101,7 +102,7 @@ class TrajectoryGenerated(_OfTrajectory):
     completion: str  # text that the reward judges; by default what the policy sampled
     versions: list[VersionCount]
     truncated: bool = False  # the last generation ended at its length limit
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens; empty: supervised
 
     def headers(self) -> dict[str, str]:
         """What routing and deciding need without reading the tokens."""

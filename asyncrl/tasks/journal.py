@@ -1,14 +1,16 @@
 """The journal of a rollout: what its context answered, so that the same function can run again on any worker.
 
 A rollout function is replayed from its start. Each call finds its recorded answer by its path: the number of the call
-in its branch, where every asyncio task that the function starts is a branch of its own, numbered by its first call.
+in its branch, where every asyncio task that the function creates is a branch of its own, numbered when it is created.
 Answers depend on paths only, never on which of two parallel calls came back first.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar, Token
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, Token, copy_context
 from typing import Any
 
 import msgspec
@@ -26,11 +28,10 @@ class Diverged(Exception):
 class _Branch:
     """The calls of one asyncio task of a rollout function."""
 
-    __slots__ = ("calls", "children", "path", "task")
+    __slots__ = ("calls", "children", "path")
 
-    def __init__(self, path: str, task: asyncio.Task[Any] | None) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self.task = task
         self.calls = 0
         self.children = 0
 
@@ -39,13 +40,41 @@ class _Branch:
         self.calls += 1
         return path
 
-    def child(self, task: asyncio.Task[Any] | None) -> _Branch:
-        branch = _Branch(f"{self.path}{self.calls}.{self.children}/", task)
+    def child(self) -> _Branch:
+        branch = _Branch(f"{self.path}{self.calls}.{self.children}/")
         self.children += 1
         return branch
 
 
-_BRANCH: ContextVar[_Branch] = ContextVar("rollout_branch")
+_BRANCH: ContextVar[_Branch | None] = ContextVar("rollout_branch", default=None)
+
+
+def branch_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Give every task that a rollout function creates on this loop a branch of its own, in the order of creation."""
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
+        parent = _BRANCH.get()
+        if parent is not None:
+            context = copy_context() if context is None else context
+            context.run(_BRANCH.set, parent.child())
+        return asyncio.Task(coroutine, loop=loop, context=context)
+
+    loop.set_task_factory(factory)
+
+
+@contextmanager
+def outside() -> Iterator[None]:
+    """What happens inside is not the rollout function's doing: tasks made there are no branches."""
+    token = _BRANCH.set(None)
+    try:
+        yield
+    finally:
+        _BRANCH.reset(token)
+
+
+def call_order(path: str) -> list[int]:
+    """Sorting key of call paths: `0`, `1`, `1.0/0`, `1.1/0`, `2`."""
+    return [int(number) for number in path.replace("/", ".").split(".")]
 
 
 def digest_of(*inputs: Any) -> str:
@@ -62,31 +91,26 @@ class Journal:
 
     def __init__(self, answers: dict[str, Answer] | None = None) -> None:
         self.answers: dict[str, Answer] = answers or {}
-        self._asked: set[str] = set()
 
-    def begin(self) -> Token[_Branch]:
+    def begin(self) -> Token[_Branch | None]:
         """Start (or start again) at the first call, in the task that calls this."""
-        self._asked.clear()
-        return _BRANCH.set(_Branch("", asyncio.current_task()))
+        return _BRANCH.set(_Branch(""))
 
     @staticmethod
-    def end(token: Token[_Branch]) -> None:
+    def end(token: Token[_Branch | None]) -> None:
         """Leave the rollout."""
         _BRANCH.reset(token)
 
-    def ask(self, call: str, inputs: str) -> Answer:
-        """The answer recorded for the call that is being made now; a new, open one if there is none.
+    def ask(self, call: str, inputs: str) -> tuple[str, Answer]:
+        """Path and recorded answer of the call that is being made now; a new, open answer if there is none.
 
         Raises:
             Diverged: the recording at this place is of another call, or of other inputs.
         """
         branch = _BRANCH.get()
-        task = asyncio.current_task()
-        if branch.task is not task:
-            branch = branch.child(task)
-            _BRANCH.set(branch)
+        if branch is None:
+            raise Diverged(f"{call} was asked outside of the rollout function; its context ends with it")
         path = branch.next_call()
-        self._asked.add(path)
         answer = self.answers.get(path)
         if answer is None:
             answer = self.answers[path] = Answer(call, inputs, done=False)
@@ -95,7 +119,7 @@ class Journal:
                 f"call {path} is {call}({inputs}) but was {answer.call}({answer.inputs}) before; a rollout function "
                 "must ask the same again: take clock and randomness from the context, mark other tools replay='journal'"
             )
-        return answer
+        return path, answer
 
     def recorded(self) -> dict[str, Answer]:
         """A copy for publication: every answer that holds something."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 import msgspec
 import numpy as np
 
-from asyncrl.tasks.journal import Journal, digest_of
+from asyncrl.tasks.journal import Journal, call_order, digest_of, outside
 from asyncrl.tasks.tokens import TaskTokenizer
 from topics.prompts import PromptRow
 from topics.trajectories import Answer, Segment
@@ -22,18 +22,39 @@ Replay: TypeAlias = Literal["journal", "rerun"]
 RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
 
 
+class ToolFailed(Exception):
+    """A tool raised; the text names what."""
+
+
 class Generated:
     """What one `generate` sampled."""
 
     def __init__(self, answer: Answer, tokenizer: TaskTokenizer) -> None:
-        self.tokens: Int32Array = answer.tokens  # [T]
-        self.finish = answer.finish  # "stop" or "length"
+        self._answer = answer
         self._tokenizer = tokenizer
+
+    @property
+    def tokens(self) -> Int32Array:
+        """[T] what was sampled."""
+        return self._answer.tokens
+
+    @property
+    def finish(self) -> str:
+        """How it ended: "stop" or "length"."""
+        return self._answer.finish
 
     @cached_property
     def text(self) -> str:
         """The tokens as text, without special tokens."""
         return self._tokenizer.decode(self.tokens)
+
+
+class _Call(NamedTuple):
+    """A generation that was asked for."""
+
+    ids: Int32Array
+    answer: Answer
+    generated: Generated
 
 
 class Limits(NamedTuple):
@@ -69,8 +90,7 @@ class RolloutContext:
         self._host = host
         self._seed = seed
         self._limits = limits
-        self._calls: list[tuple[Int32Array, Answer]] = []
-        self._generated: dict[int, Generated] = {}  # by place in _calls
+        self._calls: dict[str, _Call] = {}  # generations by call path
 
     async def generate(
         self,
@@ -84,13 +104,12 @@ class RolloutContext:
         limits = Limits(
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
         )
-        answer = self._journal.ask("generate", digest_of(ids, limits))
-        place = len(self._calls)
-        self._calls.append((ids, answer))
+        path, answer = self._journal.ask("generate", digest_of(ids, limits))
+        call = self._calls[path] = _Call(ids, answer, Generated(answer, self.tokenizer))
         if not answer.done:
-            await self._host.sample(ids, answer, limits)
-        self._generated[place] = Generated(answer, self.tokenizer)
-        return self._generated[place]
+            with outside():
+                await self._host.sample(ids, answer, limits)
+        return call.generated
 
     async def tool(self, name: str, function: Callable[..., Any], *arguments: Any, replay: Replay = "journal") -> Any:
         """Call `function(*arguments)`, sync or async; arguments and answer are plain data (MessagePack).
@@ -98,57 +117,76 @@ class RolloutContext:
         Args:
             replay: `journal`: a call that has answered is never made again, its answer is; `rerun`: it is made again
                 whenever the rollout is resumed (tools that only look, or whose state lives in this process).
+
+        Raises:
+            ToolFailed: the function raised (with `journal`; the failure is recorded and raised again when replayed).
         """
-        answer = self._journal.ask(f"tool:{name}", digest_of(arguments))
-        if answer.done and replay == "journal":
-            return msgspec.msgpack.decode(answer.result)
-        result = function(*arguments)
-        if inspect.isawaitable(result):
-            result = await result
-        answer.result = msgspec.msgpack.encode(result) if replay == "journal" else b""
+        _, answer = self._journal.ask(f"tool:{name}", digest_of(arguments))
+        if replay == "rerun":
+            answer.done = True
+            with outside():
+                result = function(*arguments)
+                return await result if inspect.isawaitable(result) else result
+        if not answer.done:
+            with outside():
+                await self._call(answer, function, arguments)
+                await self._host.keep()
+        if answer.failed:
+            raise ToolFailed(answer.failed)
+        return msgspec.msgpack.decode(answer.result)
+
+    @staticmethod
+    async def _call(answer: Answer, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        try:
+            result = function(*arguments)
+            answer.result = msgspec.msgpack.encode(await result if inspect.isawaitable(result) else result)
+        except Exception as error:  # a tool's failure is an answer too, recorded and given again
+            answer.failed = f"{type(error).__name__}: {error}"
         answer.done = True
-        await self._host.keep()
-        return msgspec.msgpack.decode(answer.result) if replay == "journal" else result
 
     def time(self) -> float:
         """Seconds since the epoch, the same again when replayed."""
-        answer = self._journal.ask("time", "")
+        _, answer = self._journal.ask("time", "")
         if not answer.done:
             answer.result, answer.done = msgspec.msgpack.encode(time.time()), True
         return float(msgspec.msgpack.decode(answer.result))
 
     def random(self) -> random.Random:
         """A generator of random numbers, the same again when replayed."""
-        answer = self._journal.ask("random", "")
+        path, answer = self._journal.ask("random", "")
         answer.done = True
-        return random.Random(f"{self._seed}:{len(self._calls)}")
+        return random.Random(f"{self._seed}:{path}")
 
     def segments(self) -> list[Segment]:
-        """The rows that come of all generations, in the order in which they were asked for.
+        """The rows that come of all generations, in the order of their call paths.
 
         A generation whose input continues a row extends that row; another input (a rewritten or compacted history, a
         second branch) begins a new one.
         """
         rows: list[_Row] = []
-        for ids, answer in self._calls:
-            row = next((row for row in reversed(rows) if row.continues(ids)), None)
+        for call in self._in_order():
+            row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
             if row is None:
                 row = _Row()
                 rows.append(row)
-            row.observe(ids)
-            row.sampled(answer)
+            row.observe(call.ids)
+            row.sampled(call.answer)
         return [row.segment() for row in rows]
 
     def sampled_text(self) -> str:
         """The text of everything the policy sampled, or what the function put in its place."""
         if self.completion is not None:
             return self.completion
-        return "".join(self._generated[place].text for place in sorted(self._generated))
+        return "".join(call.generated.text for call in self._in_order())
 
     @property
     def truncated(self) -> bool:
         """Whether the last generation ended at its limit."""
-        return bool(self._calls) and self._calls[-1][1].finish == "length"
+        return bool(self._calls) and self._in_order()[-1].answer.finish == "length"
+
+    def _in_order(self) -> list[_Call]:
+        """All generations by call path: whichever of two branches was faster, the order is the same."""
+        return [self._calls[path] for path in sorted(self._calls, key=call_order)]
 
 
 class _Row:
