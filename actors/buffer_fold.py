@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from actors.keeper import Decision
+from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
@@ -21,6 +22,18 @@ from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGraded,
+)
+
+# The settings that change the mathematics of a step: recorded with each batch, so that a log explains itself.
+_OBJECTIVE = (
+    "loss",
+    "advantage",
+    "aggregation",
+    "clip_low",
+    "clip_high",
+    "correction",
+    "correction_cap",
+    "correction_mode",
 )
 
 
@@ -83,7 +96,7 @@ class Plan(NamedTuple):
             reissue=cast.buffer.stale == "reissue",
             drop_zero_variance=cast.buffer.zero_variance == "drop",
             deadline_s=cast.buffer.group_deadline_s,
-            objective={"loss": learner.loss, "advantage": learner.advantage, "aggregation": learner.aggregation},
+            objective={name: getattr(learner, name) for name in _OBJECTIVE} | {"temperature": cast.rollout.temperature},
         )
 
 
@@ -305,9 +318,8 @@ class BufferFold:
         return chosen
 
     def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
-        total = _tokens([member])
-        fresh = sum(count.tokens for count in member.versions if count.version >= min_version)
-        return total > 0 and fresh < total * (1.0 if self._plan.drop_stale else self._plan.min_fresh)
+        least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
+        return fresh_share(member.versions, min_version=min_version) < least
 
 
 def _tokens(members: Sequence[TrajectoryGraded]) -> int:

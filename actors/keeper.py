@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 from actors.actor import ActorDown, Context
 from asyncrl.bus.errors import WrongSequence
-from asyncrl.bus.log import LogReader, Record, read_last, read_message
+from asyncrl.bus.log import LogReader, Record, patiently, read_last, read_message
 from asyncrl.bus.talk import (
     BLOB,
     EXPECT_LAST,
@@ -273,7 +273,8 @@ class Keeper:
 
     async def _catch_up(self) -> None:
         """Fold all that is on the own log now, and learn the sequence of its end."""
-        info = await self.context.bus.api(f"STREAM.INFO.{self.own.full_name(self.context.bus.run)}")
+        bus = self.context.bus
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
         # The newest records may be heartbeats that have expired: nobody will ever read back the end itself.
         newest = await read_last(self.context.bus, self.own, ">")
         sequence = newest.sequence if newest is not None else 0
@@ -286,7 +287,7 @@ class Keeper:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers_back.append((sequence, future))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(self.context.bus.publish_deadline_s):
             await future
 
     async def _claim(self) -> None:

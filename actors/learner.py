@@ -138,16 +138,21 @@ class Learner:
             self.step, self.batch_sequence = found.step, found.batch_sequence
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
+        differs = self._differs()
         while self.step < said and not self.context.stop.is_set():
             await self._train_next(publish=False)
-        newest = self.fold.published.get(self.step)
-        if newest is not None and newest.digest != weights_digest(self.trainer.weights()):
+            differs |= self._differs()
+        if differs:
             self.line += 1
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
-            newest = None
-        if newest is None and self._publishes(self.step):
+        if self._publishes(self.step) and (differs or self.step not in self.fold.published):
             await self._say([await self._publish()])
         await self._ask_for_evaluation()
+
+    def _differs(self) -> bool:
+        """Whether these weights were published with other bits."""
+        said = self.fold.published.get(self.step)
+        return said is not None and said.digest != weights_digest(self.trainer.weights())
 
     async def _train_next(self, *, publish: bool) -> None:
         """One step: fetch, train, say. What it says reaches the log while the next step is under way."""

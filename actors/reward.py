@@ -13,6 +13,7 @@ from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFaile
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TRAJECTORY_GRADED,
+    FailureReason,
     Reference,
     TrajectoryFailed,
     TrajectoryGenerated,
@@ -35,7 +36,10 @@ async def main(context: Context) -> None:
         raise ActorFault(str(error)) from error
     try:
         worker = RewardWorker(context, grader)
-        await WorkerLoop(context, QUEUES["reward"], TrajectoryGenerated, worker.handle, settings.in_flight).run()
+        queue = QUEUES["reward"]
+        await WorkerLoop(
+            context, queue, TrajectoryGenerated, worker.handle, settings.in_flight, on_poison=worker.give_up
+        ).run()
     finally:
         await grader.close()
 
@@ -65,9 +69,19 @@ class RewardWorker:
         try:
             result = await self._grader.grade(request)
         except RewardFailed as error:
-            await self._say_failure(generated, delivery, error)
+            self._context.log.warning(
+                "reward failed", trajectory=generated.trajectory_id, reason=error.reason, detail=error.detail
+            )
+            await self._say_failure(generated, delivery, "reward", str(error))
         else:
             await self._say_grade(generated, delivery, result.reward, result.metrics)
+        return True
+
+    async def give_up(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
+        """Grading it ended worker after worker."""
+        await self._say_failure(
+            generated, delivery, "poison", f"{delivery.at.deliveries - 1} workers did not finish grading it"
+        )
         return True
 
     async def _say_grade(
@@ -98,7 +112,11 @@ class RewardWorker:
         self._context.count("graded")
 
     async def _say_failure(
-        self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated], error: RewardFailed
+        self,
+        generated: TrajectoryGenerated,
+        delivery: Delivery[TrajectoryGenerated],
+        reason: FailureReason,
+        detail: str,
     ) -> None:
         name = generated.trajectory_id
         message = TrajectoryFailed(
@@ -109,10 +127,9 @@ class RewardWorker:
             member=generated.member,
             group_size=generated.group_size,
             stage=generated.stage,
-            reason="reward",
-            detail=str(error),
+            reason=reason,
+            detail=detail,
         )
         self._context.count("failed")
-        self._context.log.warning("reward failed", trajectory=name, reason=error.reason, detail=error.detail)
-        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:reward"
+        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{reason}"
         await say(self._context.bus, TRAJECTORY_FAILED, message, key=name, id=key)

@@ -64,14 +64,24 @@ class WorkerLoop(Generic[M]):
     """Holds up to `slots` deliveries at once, one task each.
 
     The handler returns True when the work is done and said (it is then acknowledged), False to leave it to whoever
-    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored.
+    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored. Work that came back more
+    often than `poison_after` goes to `on_poison` instead: it may be what kills its workers.
     """
 
-    def __init__(self, context: Context, queue: WorkQueue, kind: type[M], handler: Handler[M], slots: int) -> None:
+    def __init__(
+        self,
+        context: Context,
+        queue: WorkQueue,
+        kind: type[M],
+        handler: Handler[M],
+        slots: int,
+        on_poison: Handler[M] | None = None,
+    ) -> None:
         self._context = context
         self._queue = queue
         self._kind = kind
         self._handler = handler
+        self._on_poison = on_poison
         self._slots = slots
         prepare(kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
@@ -154,6 +164,8 @@ class WorkerLoop(Generic[M]):
         context = self._context
         try:
             message = await read(context.bus, self._kind, delivery.record)
+            if self._on_poison is not None and delivery.at.deliveries > context.cast.rollout.poison_after:
+                return await self._on_poison(message, delivery)
             return await self._handler(message, delivery)
         except (WireError, BlobMissing) as error:
             reason = str(error)

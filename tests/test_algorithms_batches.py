@@ -53,13 +53,6 @@ def test_stale_tokens_are_masked_and_take_their_weight_with_them():
     assert stats.lag_max == 1
 
 
-def test_a_stale_token_can_take_its_whole_trajectory():
-    rows, stats = build_rows(GROUPS, BatchRules(step=6, min_version=2, stale="drop"))
-
-    assert [int(row.mask.sum()) for row in rows] == [2, 2, 0, 1, 2]
-    assert (stats.tokens_trained, stats.tokens_stale) == (7, 3)
-
-
 def test_supervised_tokens_never_grow_stale_and_have_no_lag():
     rows, stats = build_rows(
         [[GradedTrajectory("s0", [segment(1, [-1, -1])])]], BatchRules(step=100, min_version=90, advantage="none")

@@ -1,6 +1,7 @@
 import numpy as np
 
 from asyncrl.algorithms.lag import fresh_mask, fresh_share, lag_histogram, token_lags
+from topics.trajectories import Segment, count_versions
 
 VERSIONS = np.array([-1, -1, 2, 3, 3, 5, 9], np.int32)
 MASK = np.array([0, 1, 1, 1, 1, 1, 1], np.uint8)
@@ -30,9 +31,11 @@ def test_a_mask_never_grows():
 
 
 def test_fresh_share_counts_trainable_tokens_only():
-    assert fresh_share(VERSIONS, MASK, min_version=3) == 5 / 6
-    assert fresh_share(VERSIONS, MASK, min_version=100) == 1 / 6
-    assert fresh_share(VERSIONS, np.zeros(7, np.uint8), min_version=3) == 1.0
+    counts = count_versions([Segment(VERSIONS, MASK, np.zeros(7, np.float32), VERSIONS)])
+
+    assert fresh_share(counts, min_version=3) == 5 / 6
+    assert fresh_share(counts, min_version=100) == 1 / 6
+    assert fresh_share([], min_version=3) == 1.0
 
 
 def test_the_histogram_counts_trained_tokens_that_a_policy_sampled():

@@ -68,21 +68,6 @@ async def test_no_more_messages_come_than_were_granted(bus: Bus):
     await hands.puller.close()
 
 
-async def test_credit_taken_back_is_not_used(bus: Bus):
-    hands = Hands(bus)
-    await hands.puller.start(4)
-    await until(lambda: open_requests_is(bus, 1), "the server holds the request")
-    hands.puller.grant(1)
-
-    assert hands.puller.take_back() == 1
-
-    await issue(bus, 6)
-    await hands.hold(4)
-    await settled(bus)
-    assert len(hands.got) == 4
-    await hands.puller.close()
-
-
 async def open_requests_is(bus: Bus, count: int) -> bool:
     return await open_requests(bus) == count
 

@@ -41,6 +41,10 @@ class BatchPacked(Message):
     min_version: int  # step - 1 - max_lag: older tokens are masked by the learner
     objective: dict[str, Any] = msgspec.field(default_factory=dict)  # settings that change this step's mathematics
 
+    def headers(self) -> dict[str, str]:
+        """What routing needs."""
+        return {"step": str(self.step), "stage": self.stage, "min-version": str(self.min_version)}
+
 
 class BatchTrained(Message):
     """Batch `step` is in the weights."""

@@ -1,6 +1,6 @@
 """The table of topics: what is said, where it is kept, who says it and who listens.
 
-From this one table come the streams, the AsyncAPI document, docs/topics.md and the roles' permissions.
+From this one table come the streams, the AsyncAPI document and docs/topics.md.
 """
 
 from __future__ import annotations

@@ -135,6 +135,10 @@ class TrajectoryGraded(_OfTrajectory):
     truncated: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
+    def headers(self) -> dict[str, str]:
+        """What routing needs."""
+        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
+
 
 class TrajectoryFailed(_OfTrajectory):
     """A worker's claim that this trajectory cannot be finished. The buffer decides its end."""
@@ -146,6 +150,10 @@ class TrajectoryFailed(_OfTrajectory):
     reason: FailureReason
     detail: str
 
+    def headers(self) -> dict[str, str]:
+        """What routing needs."""
+        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
+
 
 class TrajectoryDropped(Message):
     """An end: this trajectory is never trained on."""
@@ -156,6 +164,10 @@ class TrajectoryDropped(Message):
     tokens: int = 0  # trainable tokens thrown away
     lag: int = 0  # versions behind, where the reason is `lag`
     detail: str = ""
+
+    def headers(self) -> dict[str, str]:
+        """What routing needs."""
+        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
 
 
 _WORKERS = ("rollout", "reward")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,6 @@ from asyncrl.algorithms.aggregation import Aggregation, token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
 from topics.trajectories import Segment
 from topics.wire import Float32Array, Int32Array, UInt8Array
-
-StaleMode: TypeAlias = Literal["mask", "drop"]
 
 
 class GradedTrajectory(NamedTuple):
@@ -36,8 +34,6 @@ class BatchRules(NamedTuple):
     advantage: AdvantageKind = "grpo"
     aggregation: Aggregation = "trajectory"
     constant_tokens: int = 1
-    stale: StaleMode = "mask"
-    """`mask` clears the tokens older than `min_version`; `drop` the whole trajectory that has one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,9 +86,6 @@ def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) 
     mask, versions = _joined(segments, ends)
     counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
     fresh = fresh_mask(versions, mask, min_version=rules.min_version)
-    if rules.stale == "drop":
-        stale = np.bincount(owner, weights=_segment_sums(mask - fresh, ends), minlength=len(trajectories))
-        fresh *= np.repeat((stale == 0)[owner], np.diff(ends, prepend=0))
     advantages = [
         value
         for group in groups

@@ -6,9 +6,12 @@ version s - 1. Supervised tokens carry version -1 and have no lag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from topics.trajectories import VersionCount
 from topics.wire import Int32Array, UInt8Array
 
 SUPERVISED = -1
@@ -46,10 +49,11 @@ def fresh_mask(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> U
     return fresh
 
 
-def fresh_share(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> float:
-    """Share of the trainable tokens that `fresh_mask` keeps; 1.0 where none is trainable."""
-    trainable = np.count_nonzero(mask)
-    return np.count_nonzero(fresh_mask(versions, mask, min_version=min_version)) / trainable if trainable else 1.0
+def fresh_share(counts: Sequence[VersionCount], *, min_version: int) -> float:
+    """Share of a trajectory's trainable tokens that `fresh_mask` keeps; 1.0 where none is trainable."""
+    trainable = sum(count.tokens for count in counts)
+    fresh = sum(count.tokens for count in counts if count.version >= min_version or count.version == SUPERVISED)
+    return fresh / trainable if trainable else 1.0
 
 
 def lag_histogram(versions: Int32Array, mask: UInt8Array, *, step: int) -> dict[int, int]:

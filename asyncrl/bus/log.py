@@ -12,7 +12,7 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus, Disconnected
-from asyncrl.bus.errors import BusError, BusGone, BusRefused
+from asyncrl.bus.errors import BusError, BusGone, BusRefused, BusUnreachable
 from asyncrl.bus.pull import Puller, position
 from topics.topic import Stream
 
@@ -150,7 +150,7 @@ async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
 
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
-    return await _patiently(bus, lambda: _last_of_each(bus, stream, subjects))
+    return await patiently(bus, lambda: _last_of_each(bus, stream, subjects))
 
 
 async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
@@ -185,7 +185,7 @@ async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> li
 
 async def _direct_get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
     subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
-    message = await _patiently(bus, lambda: bus.request(subject, msgspec.json.encode(body)))
+    message = await patiently(bus, lambda: bus.request(subject, msgspec.json.encode(body)))
     headers = message.headers or {}
     if "Status" in headers and "Nats-Sequence" not in headers:
         if headers["Status"] == "404":
@@ -194,7 +194,7 @@ async def _direct_get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record 
     return _record(stream, message)
 
 
-async def _patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
+async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
     """Ask again while the server is away.
 
     Raises:
@@ -205,7 +205,7 @@ async def _patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
     while True:
         try:
             return await ask()
-        except (TimeoutError, Disconnected) as error:
+        except (TimeoutError, Disconnected, BusUnreachable) as error:
             if loop.time() > deadline:
                 raise BusGone(f"no answer to a read within {bus.publish_deadline_s:.0f} s") from error
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:

@@ -14,6 +14,7 @@ from asyncrl.bus.connection import Bus
 
 _EXPIRES_S = 30.0
 _GRACE_S = 5.0
+_AGAIN_S = 1.0
 
 
 class Position(NamedTuple):
@@ -75,11 +76,6 @@ class Puller:
         if self._credit > 0 and not self._closed and (self._asked == 0 or self._credit >= self._asked):
             self._ask()
 
-    def take_back(self) -> int:
-        """Withdraw the credit that was not asked for yet; what was asked for may still come."""
-        credit, self._credit = self._credit, 0
-        return credit
-
     async def close(self) -> None:
         """Receive no more. Messages under way are delivered to somebody else after their lease."""
         self._closed = True
@@ -129,6 +125,8 @@ class Puller:
         if status == "503" or "onsumer Deleted" in description or "No Responders" in description:
             if self._on_lost is not None:
                 self._on_lost(description or "consumer gone")
+            # Should it come back (a server that starts answers 503 first), what was open is asked for again.
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
             return
         # 408 the request expired, 409 leadership changed or a limit: what was open is asked for again
         left = min(left or self._asked, self._asked)
