@@ -233,6 +233,8 @@ class EngineSettings(Settings):
     """Greatest number of tokens of a request; 0 takes the model's."""
     arguments: list[str] = msgspec.field(default_factory=list)
     """Further command-line arguments for a server started here."""
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+    """Environment variables for a server started here, such as a PYTHONPATH of its own."""
     update_deadline_s: Seconds = 120.0
     """Seconds one weight update may take before the server counts as gone."""
     start_deadline_s: Seconds = 300.0

@@ -11,6 +11,11 @@ from asyncrl.bus.server import die_with_parent, free_port
 from asyncrl.engine.client import EngineClient, EngineUnavailable
 from asyncrl.settings import EngineSettings
 
+_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
+}
+
 
 class EngineFailed(Exception):
     """A server that did not start, or died; the message holds its last words."""
@@ -39,7 +44,7 @@ class EngineProcess:
                 *self._arguments(model, version, port),
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0", "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **_ENVIRONMENT, **self._settings.environment},
                 preexec_fn=die_with_parent,
             )
         client = EngineClient(self.address, control_timeout_s=30)
