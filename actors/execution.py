@@ -222,7 +222,7 @@ class Execution:
             stop=limits.stop,
             seed=self._issued.seed if engine.scripted else None,
         )
-        streamed = budget > min(_QUIET_TOKENS, settings.progress_tokens) and not engine.scripted
+        streamed = budget > min(_QUIET_TOKENS, settings.progress_tokens)
         key = ready.key if engine.exact else ""
         true = True
 

@@ -22,6 +22,9 @@ def scripted_duration(input_ids: Int32Array, seed: int, *, mean_s: float, sigma:
     return drawn.lognormvariate(math.log(mean_s) - sigma * sigma / 2, sigma)
 
 
+_BEAT_S = 5.0  # a long generation shows that it advances
+
+
 class ScriptedClient:
     """Takes as long as the script says; each token carries the version that was current at its share of the time."""
 
@@ -49,9 +52,13 @@ class ScriptedClient:
         loop = asyncio.get_running_loop()
         duration = scripted_duration(input_ids, sampling.seed or 0, mean_s=self._mean_s, sigma=self._sigma)
         start = loop.time()
-        if duration:
-            await asyncio.sleep(duration)
-        spans = self._spans(start, duration, extra_key or "")
+        beats = max(1, math.ceil(duration / _BEAT_S)) if on_tokens is not None else 1
+        told = 0
+        for beat in range(1, beats + 1):
+            if duration:
+                await asyncio.sleep(start + duration * beat / beats - loop.time())
+            spans = self._spans(start, duration, extra_key or "")
+            told = self._tell(spans, told, math.floor(len(self._tokens) * beat / beats), on_tokens)
         return Generation(
             token_ids=self._tokens,
             logprobs=self._logprobs,
@@ -61,6 +68,14 @@ class ScriptedClient:
             matched=None,
             cached_tokens=0,
         )
+
+    def _tell(self, spans: list[VersionSpan], told: int, until: int, on_tokens: Callable[[Chunk], None] | None) -> int:
+        """Hand on the tokens from `told` to `until`, a chunk for each version."""
+        for span in spans:
+            part = slice(max(told, span.start), min(until, span.end))
+            if on_tokens is not None and part.start < part.stop:
+                on_tokens(Chunk(self._tokens[part], self._logprobs[part], span.version))
+        return until
 
     async def close(self) -> None:
         """Nothing to close."""
