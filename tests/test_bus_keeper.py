@@ -77,10 +77,12 @@ Open = Callable[..., Any]
 async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Open]:
     """Opens counting keepers on the same log, each with a connection of its own."""
     counting: list[Counting] = []
-    stand = stage()
+    stand = stage(keepers={"lease_s": 1.0})
 
-    async def open_one() -> Counting:
-        counting.append(Counting(stand.context("warden", await connect(bus.run))))
+    async def open_one(actor_id: str = "warden-1") -> Counting:
+        context = stand.context("warden", await connect(bus.run))
+        context.actor_id = actor_id
+        counting.append(Counting(context))
         return counting[-1]
 
     yield open_one
@@ -209,6 +211,28 @@ async def increment(bus: Bus, times: int) -> None:
         await until(lambda sequence=sequence: last >= sequence, "the stranger reads on")
         await asyncio.sleep(0)
     await reader.close()
+
+
+async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opened: Open, monkeypatch):
+    monkeypatch.setattr("actors.keeper.BEAT_S", 0.2)
+    writer, spare = await opened(), await opened("warden-2")
+    await writer.keeper.start()
+    await writer.count_to(3)
+    standing_by = asyncio.create_task(spare.keeper.start())
+    await until(lambda: spare.fold.value == 3, "the spare folds along")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):  # two leases, with beats in them
+            await asyncio.shield(standing_by)
+
+    writer.context.stop.set()
+    await writer.keeper.close()
+    for task in list(writer.context._tasks):
+        task.cancel()
+    await asyncio.wait_for(standing_by, 10)
+    await spare.count_to(5)
+
+    assert spare.fold.value == 5
+    assert not spare.context.faults
 
 
 async def test_no_update_is_lost_between_two_writers(opened: Open, bus: Bus, connect: Connect):

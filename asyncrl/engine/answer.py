@@ -72,7 +72,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
-decode_answers: Callable[[bytes], list[Answer]] = msgspec.json.Decoder(list[Answer]).decode
 
 
 class Assembly:
