@@ -163,7 +163,8 @@ async def play(context: Context, main: Any) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stop.set)
     bus, actor_id = context.bus, context.actor_id
-    await say(bus, ACTOR_STARTED, ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid()), key=actor_id)
+    started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
+    await say(bus, ACTOR_STARTED, started, key=actor_id, id=_life_id(actor_id))
     vitals = asyncio.create_task(_tell_vitals(context))
     reason, code = "", 0
     try:
@@ -179,11 +180,17 @@ async def play(context: Context, main: Any) -> int:
     vitals.cancel()
     try:
         async with asyncio.timeout(3):
-            await say(bus, ACTOR_STOPPED, ActorStopped(context.role, actor_id, reason), key=actor_id)
+            stopped = ActorStopped(context.role, actor_id, reason)
+            await say(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_life_id(actor_id))
             await bus.close()
     except (BusError, TimeoutError):
         pass  # the server is gone too; the exit code speaks
     return code
+
+
+def _life_id(actor_id: str) -> str:
+    """An actor says the same words in each of its lives, and each time they are news."""
+    return f"{actor_id}:{time.time_ns()}"
 
 
 async def _tell_vitals(context: Context) -> None:

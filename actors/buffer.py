@@ -7,9 +7,10 @@ import time
 from actors.actor import ActorFault, Context
 from actors.buffer_fold import BufferFold, Plan
 from actors.keeper import Input, Keeper
+from topics.actors import RUN_OPENED
 from topics.batches import BATCH_TRAINED
 from topics.prompts import PROMPT_ISSUED
-from topics.topic import BATCHES, GRADES, PROMPTS, TRAINING
+from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 
 
@@ -23,6 +24,7 @@ async def main(context: Context) -> None:
             Input(PROMPTS, [PROMPT_ISSUED], headers_only=True),
             Input(GRADES, [TRAJECTORY_GRADED, TRAJECTORY_FAILED]),
             Input(TRAINING, [BATCH_TRAINED]),
+            Input(ACTORS, [RUN_OPENED]),
         ],
         fold,
     )

@@ -10,6 +10,7 @@ from actors.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
+from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
 from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
@@ -110,6 +111,7 @@ class BufferFold:
         self._closed: set[str] = set()
         self._waiting_drop: dict[str, Group] = {}  # complete or expired, with members to end
         self._issued_ns: dict[str, int] = {}  # of groups nothing else is known of yet
+        self._opened_ns = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
         self._warmup_next = 0  # no open group of the warm-up has a smaller number
         self.packed = -plan.warmup_steps
         self.trained = -plan.warmup_steps
@@ -125,6 +127,8 @@ class BufferFold:
             self._on_issued(record)
         elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
             self._on_claim(message, record.time_ns)
+        elif topic is RUN_OPENED:
+            self._opened_ns = record.time_ns
         elif topic is BATCH_TRAINED:
             self.trained = max(self.trained, message.step)
         elif topic is BATCH_PACKED:
@@ -150,7 +154,7 @@ class BufferFold:
         for prompt_id, issued_ns in self._issued_ns.items():  # in the order of issue
             group = self._groups.get(prompt_id)
             if group is None or not (group.complete or group.expired):
-                return issued_ns / 1e9 + self._plan.deadline_s
+                return self._deadline_s(issued_ns)
         return None
 
     def hopeless(self) -> str:
@@ -212,7 +216,7 @@ class BufferFold:
     def _on_dropped(self, message: TrajectoryDropped) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         group = self._groups.get(prompt_id)
-        if group is not None and message.reason == "lag" and self._plan.reissue and not group.expired:
+        if group is not None and message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
                 del group.graded[int(member)]
@@ -246,10 +250,13 @@ class BufferFold:
         if group is not None:
             self._ready[group.stage].pop(prompt_id, None)
 
+    def _deadline_s(self, issued_ns: int) -> float:
+        return max(issued_ns, self._opened_ns) / 1e9 + self._plan.deadline_s
+
     def _expire(self, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
         for prompt_id, issued_ns in self._issued_ns.items():
-            if issued_ns / 1e9 + self._plan.deadline_s > now_s:
+            if self._deadline_s(issued_ns) > now_s:
                 break
             group = self._groups[prompt_id]
             if group.complete or group.expired:
@@ -288,7 +295,7 @@ class BufferFold:
         for group in ready:
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
-                drops += _drop_old(group, old, step, whole=not plan.reissue)
+                drops += _drop_old(group, old, step, again=plan.reissue and not group.expired)
                 continue
             groups.append(_batch_group(group))
             if len(groups) == count:
@@ -336,16 +343,19 @@ def _batch_group(group: Group) -> BatchGroup:
     )
 
 
-def _drop(group: Group, member: int, reason: DropReason, *, lag: int = 0, detail: str = "") -> Decision:
+def _drop(
+    group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
+) -> Decision:
     graded = group.graded.get(member)
     name = f"{group.prompt_id}-{member}"
     claim = graded or group.failed.get(member)
     message = TrajectoryDropped(
         trajectory_id=name,
-        attempt=claim.attempt if claim else 0,
+        attempt=claim.attempt if claim else group.attempts.get(member, 0),
         reason=reason,
         tokens=_tokens([graded]) if graded else 0,
         lag=lag,
+        again=again,
         detail=detail,
     )
     return Decision(TRAJECTORY_DROPPED, message, key=name, id=name)
@@ -357,11 +367,12 @@ def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
     return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
 
 
-def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, whole: bool) -> list[Decision]:
-    """Ends for members beyond the lag bound; for the `whole` group when fewer than two (of more than one) are left."""
-    if whole and len(group.live()) - len(old) < min(2, group.size):
+def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Decision]:
+    """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
+    two (of more than one) are left."""
+    if not again and len(group.live()) - len(old) < min(2, group.size):
         return [_drop_group(group, "lag")]
     return [
-        _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions))
+        _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions), again=again)
         for member in old
     ]

@@ -57,7 +57,6 @@ class PrompterFold:
         self._open: dict[Stage, set[str]] = {"warmup": set(), "rl": set()}
         self._closed_early: set[str] = set()  # ends read before the issue they end: logs have no common order
         self._packed: dict[int, list[str]] = {}
-        self._reissue = cast.buffer.stale == "reissue"
         self._again: dict[str, int] = {}  # trajectories to issue again, with the attempt
         self._attempts: dict[str, int] = {}  # newest attempt issued, where above 0
         self._trained_ahead: set[int] = set()  # trained before their packing was read
@@ -90,7 +89,7 @@ class PrompterFold:
             self._close([message.prompt_id])
         elif topic is TRAJECTORY_DROPPED:
             attempt = message.attempt + 1
-            if self._reissue and message.reason == "lag" and self._attempts.get(message.trajectory_id, 0) < attempt:
+            if message.again and self._attempts.get(message.trajectory_id, 0) < attempt:
                 self._again[message.trajectory_id] = attempt
         elif topic is TRAINING_FINISHED:
             self.finished = True

@@ -10,7 +10,7 @@ import msgspec
 
 from actors.actor import Context
 from actors.recorder_fold import RecorderFold
-from asyncrl.bus.log import LogReader, Record, read_last_of_each
+from asyncrl.bus.log import LogReader, Record, patiently, read_last_of_each
 from asyncrl.telemetry.plot import draw_reward
 from topics.actors import RUN_OPENED
 from topics.table import topic_of
@@ -72,8 +72,7 @@ class Recorder:
     async def _read_to_the_end(self, readers: list[LogReader]) -> None:
         """What was said before the end belongs to the summary."""
         for stream, reader in zip(_LOGS, readers, strict=True):
-            info = await self.context.bus.api(f"STREAM.INFO.{stream.full_name(self.context.bus.run)}")
-            last = int(info["state"]["last_seq"])
+            last = int((await self._state(stream))["last_seq"])
             if reader.last < last:
                 final = self._reader(stream, after=reader.last)
                 await reader.close()
@@ -82,6 +81,12 @@ class Recorder:
                     await final.caught_up.wait()
                 await final.close()
 
+    async def _state(self, stream: Stream) -> dict[str, Any]:
+        bus = self.context.bus
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
+        state: dict[str, Any] = info["state"]
+        return state
+
     def _reader(self, stream: Stream, after: int = 0) -> LogReader:
         subjects = [topic.pattern(self.context.bus.run) for topic in _LOGS[stream]]
         return LogReader(self.context.bus, stream, self._on_record, after=after, subjects=subjects)
@@ -89,11 +94,11 @@ class Recorder:
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
         bus, cast = self.context.bus, self.context.cast
-        info = await bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}")
+        state = await self._state(PROMPTS)
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
         warmup = cast.warmup.steps * (cast.warmup.batch_rows // cast.warmup.rows_per_trajectory)
-        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
+        return max(0, int(state.get("num_subjects", 0)) - keepers - warmup)
 
     def _on_record(self, record: Record) -> None:
         topic = topic_of(record.subject)

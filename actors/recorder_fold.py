@@ -48,6 +48,7 @@ class RecorderFold:
             self._last_ns = max(self._last_ns, record.time_ns)
         if topic is TRAJECTORY_FAILED:
             self._counts["trajectories_failed"] += 1
+            self.failed[message.reason] = self.failed.get(message.reason, 0) + 1
         elif topic is TRAJECTORY_DROPPED or topic is GROUP_DROPPED:
             members = 1 if topic is TRAJECTORY_DROPPED else message.members
             self.dropped[message.reason] = self.dropped.get(message.reason, 0) + members

@@ -13,7 +13,15 @@ from actors.keeper import Decision, Input, Keeper
 from asyncrl.bus.log import Record
 from asyncrl.bus.server import die_with_parent
 from asyncrl.settings import Cast
-from topics.actors import ACTOR_STOPPED, FLEET_SCALED, SCALE_REQUESTED, STOP_REQUESTED, FleetScaled
+from topics.actors import (
+    ACTOR_STARTED,
+    ACTOR_STOPPED,
+    FLEET_SCALED,
+    RUN_OPENED,
+    SCALE_REQUESTED,
+    STOP_REQUESTED,
+    FleetScaled,
+)
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
 from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Topic
 from topics.weights import TRAINING_FINISHED
@@ -22,7 +30,7 @@ SCALABLE = ("rollout", "reward", "engine", "evaluator")
 _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
-_HEALTHY_S = 20.0  # an actor that lived this long starts its count of deaths anew
+_HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew
 _GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
 _MOST = 1024  # processes of one role
 
@@ -52,6 +60,7 @@ class WardenFold:
         self.stopping = ""
         self.finished = False
         self.reasons: dict[str, str] = {}  # last words of each actor
+        self.pids: dict[str, int] = {}  # process that played each actor last
         self.evals_open: set[str] = set()
         self._scored: set[str] = set()
 
@@ -61,10 +70,14 @@ class WardenFold:
             self.wanted.update(message.wanted)
         elif topic is SCALE_REQUESTED:
             self.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
+        elif topic is RUN_OPENED:
+            self.stopping = ""  # what was asked before the run was opened again has been done
         elif topic is STOP_REQUESTED:
             self.stopping = message.reason or "asked to stop"
         elif topic is TRAINING_FINISHED:
             self.finished = True
+        elif topic is ACTOR_STARTED:
+            self.pids[message.actor_id] = message.pid
         elif topic is ACTOR_STOPPED and message.reason:
             self.reasons[message.actor_id] = message.reason
         elif topic is EVAL_REQUESTED and message.eval_id not in self._scored:
@@ -74,6 +87,32 @@ class WardenFold:
             self.evals_open.discard(message.eval_id)
 
 
+class Deaths:
+    """How often in a row a process died soon after its start, and what follows from it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """It is started (again)."""
+        self._began = time.monotonic()
+
+    def add(self) -> None:
+        """It died."""
+        self.count = 1 if time.monotonic() - self._began > _HEALTHY_S else self.count + 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether another start would only be another death."""
+        return self.count >= _GIVE_UP
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next start."""
+        return float(min(5.0, 0.1 * 2**self.count))
+
+
 class _Child:
     """A process that plays a role, and how often it died."""
 
@@ -81,8 +120,7 @@ class _Child:
         self.role = role
         self.actor_id = actor_id
         self.process: asyncio.subprocess.Process | None = None
-        self.deaths = 0
-        self.started = 0.0
+        self.deaths = Deaths()
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
 
@@ -105,7 +143,7 @@ class Warden:
             context,
             FLEET,
             [
-                Input(ACTORS, [SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STOPPED]),
+                Input(ACTORS, [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED]),
                 Input(TRAINING, [TRAINING_FINISHED, EVAL_REQUESTED]),
                 Input(EVALS, [EVAL_SCORED]),
             ],
@@ -117,13 +155,18 @@ class Warden:
         await self.keeper.start()
         if not self.fold.wanted:
             await self._scale(first_fleet(self.context.cast))
-        self._reconcile()
+        if self.context.stop.is_set() or self.fold.stopping or (self.fold.finished and not self.fold.evals_open):
+            self._begin("recorder", "recorder-1")  # a warden died while the run ended: the summary may be missing
+        else:
+            self._reconcile()
         finished_at = 0.0
         while not (self.context.stop.is_set() or self.fold.stopping or self._failed.is_set()):
             if self.fold.asked:
                 asked, self.fold.asked = self.fold.asked, {}
-                await self._scale({role: min(count, self._most(role)) for role, count in asked.items()})
-                self._reconcile()
+                wanted = {role: min(count, self._most(role)) for role, count in asked.items()}
+                if any(self.fold.wanted.get(role) != count for role, count in wanted.items()):
+                    await self._scale(wanted)
+                    self._reconcile()
                 continue
             if self.fold.finished:
                 finished_at = finished_at or time.time()
@@ -150,13 +193,16 @@ class Warden:
         for role, count in self.fold.wanted.items():
             names = [f"{role}-{number}" for number in range(1, count + 1)]
             for name in names:
-                child = self._children.get(name)
-                if child is None or child.task is None or child.task.done():
-                    child = self._children[name] = _Child(role, name)
-                    child.task = asyncio.create_task(self._keep_alive(child))
+                self._begin(role, name)
             for child in list(self._children.values()):
                 if child.role == role and child.actor_id not in names:
                     self._dismiss(child)
+
+    def _begin(self, role: str, name: str) -> None:
+        child = self._children.get(name)
+        if child is None or child.task is None or child.task.done():
+            child = self._children[name] = _Child(role, name)
+            child.task = asyncio.create_task(self._keep_alive(child))
 
     def _dismiss(self, child: _Child) -> None:
         child.leaving = True
@@ -171,16 +217,18 @@ class Warden:
             code = await child.process.wait()
             if child.leaving or (code == 0 and self.fold.finished):
                 return
-            child.deaths = 1 if time.monotonic() - child.started > _HEALTHY_S else child.deaths + 1
+            child.deaths.add()
             reason = self.fold.reasons.get(child.actor_id, f"exit code {code}")
-            self.context.log.warning("actor died", actor=child.actor_id, code=code, deaths=child.deaths, reason=reason)
-            if code == FATAL or child.deaths >= _GIVE_UP:
+            self.context.log.warning(
+                "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
+            )
+            if code == FATAL or child.deaths.hopeless:
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
                 self._failed.set()
                 self.context.stop.set()
                 return
             self.context.count("restarts")
-            await asyncio.sleep(min(5.0, 0.1 * 2**child.deaths))  # back-off: nothing announces that a cause has gone
+            await asyncio.sleep(child.deaths.pause_s)  # back-off: nothing announces that a cause has gone
 
     async def _start(self, child: _Child) -> None:
         logs = self.context.files.logs
@@ -197,15 +245,25 @@ class Warden:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 preexec_fn=die_with_parent,
             )
-        child.started = time.monotonic()
+        child.deaths.begin()
         if child.leaving:
             child.process.terminate()
+
+    async def _listening(self, child: _Child) -> None:
+        """Wait until an actor hears that it shall leave: before that, the signal ends it without a word."""
+        deadline = time.monotonic() + _STOP_S
+        while child.task is not None and not child.task.done() and time.monotonic() < deadline:
+            if child.process is not None and self.fold.pids.get(child.actor_id) == child.process.pid:
+                return
+            await asyncio.wait({child.task}, timeout=0.02)  # the keeper announces no news to one that shall stop
 
     async def _stop_all(self) -> None:
         """Ask everybody to leave, those first who make work for others; kill who does not."""
         for roles in _STOP_ORDER:
             leaving = [child for child in self._children.values() if child.role in roles]
             for child in leaving:
+                if child.role == "recorder":
+                    await self._listening(child)  # the summary is its last word
                 self._dismiss(child)
             tasks = {child.task for child in leaving if child.task is not None}
             if not tasks:

@@ -102,7 +102,7 @@ class Feed:
         return self.say(BATCH_TRAINED, message)
 
     def too_old(self, name, attempt=0):
-        message = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason="lag")
+        message = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason="lag", again=True)
         return self.say(TRAJECTORY_DROPPED, message)
 
     def dropped(self, prompt_id):

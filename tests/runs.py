@@ -110,6 +110,10 @@ class Run:
         marked = f"{_MARK}={self._mark}".encode()
         return {pid: line for pid, line, environment in _processes() if marked in environment}
 
+    def server(self) -> int | None:
+        """Process id of its NATS server, where it lives."""
+        return next((pid for pid, line in self.processes().items() if "nats-server" in line), None)
+
     def actor(self, actor_id: str) -> int | None:
         """Process id of an actor, where it lives."""
         mine = self.processes().items()
@@ -148,9 +152,22 @@ async def up(folder: Path, *settings: str, cast: str = SHORT, arguments: Sequenc
         file, name = Path(cast), cast
     name = next((setting.removeprefix("run=") for setting in settings if setting.startswith("run=")), name)
     words = [word for setting in settings for word in ("--set", setting)]
+    async with _started(folder, name, str(file), *words, *arguments) as run:
+        yield run
+
+
+@asynccontextmanager
+async def resume(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
+    """Run `asyncrl up --resume NAME` in `folder`, with further words of the command line."""
+    async with _started(folder, name, "--resume", name, *words) as run:
+        yield run
+
+
+@asynccontextmanager
+async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     mark = secrets.token_hex(8)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "asyncrl.cli.main", "up", str(file), *words, *arguments),
+        *(sys.executable, "-m", "asyncrl.cli.main", "up", *words),
         cwd=folder,
         env={**os.environ, _MARK: mark, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdin=asyncio.subprocess.DEVNULL,

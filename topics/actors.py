@@ -9,7 +9,7 @@ from topics.wire import Message
 
 
 class RunOpened(Message):
-    """A run begins: how far it shall go."""
+    """A run begins, or goes on after a stop or a crash: how far it shall go."""
 
     steps: int  # RL optimiser steps
     warmup_steps: int
@@ -95,7 +95,9 @@ class DeadLetter(Message):
 
 _ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
 
-RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("monitor", "recorder"))
+RUN_OPENED = Topic(
+    "run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("warden", "buffer", "recorder", "monitor")
+)
 ACTOR_STARTED = Topic("actor.started", ActorStarted, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
 ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden", "recorder"), key="actor_id"

@@ -163,6 +163,7 @@ class TrajectoryDropped(Message):
     reason: DropReason
     tokens: int = 0  # trainable tokens thrown away
     lag: int = 0  # versions behind, where the reason is `lag`
+    again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
 
     def headers(self) -> dict[str, str]:

@@ -83,9 +83,8 @@ class LogReader:
         }
         if self._subjects:
             config["filter_subjects"] = self._subjects
-        answer = await self._bus.api(
-            f"CONSUMER.CREATE.{stream}.{name}", {"stream_name": stream, "config": config, "action": "create"}
-        )
+        body = {"stream_name": stream, "config": config, "action": "create"}
+        answer = await patiently(self._bus, lambda: self._bus.api(f"CONSUMER.CREATE.{stream}.{name}", body))
         self._consumer = f"{stream}.{name}"
         self._expected = 1
         if not answer.get("num_pending"):

@@ -139,6 +139,11 @@ class EmbeddedServer:
             )
         return self.address
 
+    async def ended(self) -> int:
+        """Wait until the server process ends; returns its exit code."""
+        assert self.process is not None
+        return await self.process.wait()
+
     async def stop(self) -> None:
         """Stop the server; its store stays."""
         if self.process is not None and self.process.returncode is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 from asyncrl.bus.errors import BusError
@@ -17,7 +18,7 @@ _LOOK_S = 0.2
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("down", help="stop a run; open trajectories keep their progress")
+    parser = subparsers.add_parser("down", help="stop a run; `up --resume` goes on with it")
     add_run_arguments(parser, positional=True)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
     parser.set_defaults(run=run)
@@ -46,7 +47,7 @@ async def _stop(found: FoundRun, wait_s: float) -> None:
     async with asyncio.timeout(wait_s):
         async with connected(found, "down") as bus:
             ending = asyncio.create_task(run_ended(bus))
-            await say(bus, STOP_REQUESTED, StopRequested("asyncrl down"))
+            await say(bus, STOP_REQUESTED, StopRequested("asyncrl down"), id=str(time.time_ns()))
             print(f"asked run {found.run} to stop", flush=True)
             await ending
         if found.root is not None:

@@ -1,4 +1,4 @@
-"""Bringing a run up on this machine: its directory, its model, its NATS server, its warden."""
+"""Bringing a run up on this machine: its directory, its model, its NATS server, its warden, and keeping it up."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import asyncio
 import fcntl
 import os
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from actors.actor import RunFiles
+from actors.actor import FATAL, RunFiles
+from actors.warden import Deaths
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.server import BusAddress, EmbeddedServer, die_with_parent
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
+from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
+_RECOVER_S = 120.0  # for a server to read its store
 
 
 class LaunchError(Exception):
@@ -27,36 +33,70 @@ class LaunchError(Exception):
 
 
 class Launch:
-    """A run on this machine, from its preparation to its end."""
+    """A run on this machine, from its preparation to its end: a new one, or one that goes on."""
 
-    def __init__(self, loaded: LoadedCast) -> None:
+    def __init__(self, loaded: LoadedCast, resumes: Path | None = None) -> None:
+        """
+        Args:
+            resumes: directory of the run that goes on; none for a new run.
+        """
         self.cast = loaded.cast
         self.base = loaded.base
-        self.files = RunFiles(Path())
+        self.files = RunFiles(resumes or Path())
         self.address = BusAddress("")
+        self.failure = ""  # why the run could not be kept up
+        self.killed = False
+        self.tell: Callable[[str], None] = lambda _: None  # hears of deaths that no topic tells of
+        self._resumes = resumes is not None
         self._server: EmbeddedServer | None = None
         self._warden: asyncio.subprocess.Process | None = None
+        self._leaving = asyncio.Event()
+        self._over: asyncio.Future[int] | None = None
+        self._keeping: list[asyncio.Task[None]] = []
         self._lock = -1
-        self.killed = False
+
+    @classmethod
+    def of(cls, root: Path, overrides: Sequence[str]) -> Launch:
+        """What continues the run of a directory, with the settings it began with.
+
+        Args:
+            root: absolute.
+            overrides: `learner.steps=N` with a greater N, or nothing.
+
+        Raises:
+            LaunchError: it has finished, or cannot go on with these settings.
+        """
+        files = RunFiles(root)
+        try:
+            cast, base = files.read_cast(), files.base
+        except (msgspec.MsgspecError, FileNotFoundError) as error:
+            raise LaunchError(f"run {root.name} cannot go on: {files.cast}: {error}") from error
+        if _has_finished(root):
+            raise LaunchError(f"run {root.name} has finished, nothing is left to do; its results are in {root}")
+        return cls(LoadedCast(_with_more_steps(cast, overrides), base, files.cast), root)
 
     def prepare(self) -> None:
-        """Take a run directory that nobody used before and write the settings down.
+        """Take a run directory that nobody used before, or that of the run that goes on, and write the settings down.
 
         A run that has ended keeps its directory; the next of that name is called `demo-2`, and so on.
 
         Raises:
             LaunchError: a run of this name is running.
         """
-        root = Path(self.cast.directory).absolute()
-        root.mkdir(parents=True, exist_ok=True)
-        turn = os.open(root, os.O_RDONLY)
+        folder = self.files.root.parent if self._resumes else Path(self.cast.directory).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        turn = os.open(folder, os.O_RDONLY)
         fcntl.flock(turn, fcntl.LOCK_EX)  # two at once look one after the other
         try:
-            self._take_directory(root)
+            if not self._resumes:
+                self._take_directory(folder)
+            self._lock_directory()
         finally:
             os.close(turn)
-        self.files.cast.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
         (self.files.root / "base").write_text(str(self.base.absolute()))
+        aside = self.files.root / "cast.json.new"
+        aside.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
+        aside.replace(self.files.cast)
 
     def _take_directory(self, root: Path) -> None:
         name, number = self.cast.run, 1
@@ -71,55 +111,55 @@ class Launch:
         self.cast = msgspec.structs.replace(self.cast, run=name)
         self.files = RunFiles(root / name)
         self.files.logs.mkdir(parents=True)
-        self._lock = os.open(self.files.root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+
+    def _lock_directory(self) -> None:
+        root = self.files.root
+        if is_locked(root):
+            raise LaunchError(
+                f"run {root.name} is running; watch it with `asyncrl status {root.name}`, end it with `asyncrl down "
+                f"{root.name}`"
+            )
+        self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     async def start(self) -> Bus:
         """Start the server if none is given, provision the topics, make the model, start the warden.
 
+        From then on server and warden are started again when they die.
+
         Raises:
             BusError: no server, or not one that can hold the run.
-            LaunchError: the run id is taken on that server, or the model could not be made.
+            LaunchError: the run is not on that server, a new one's id is taken there, or the model was not made.
         """
-        nats = self.cast.nats
         making = asyncio.create_task(self._make_model())
         try:
-            if nats.url:
-                password = (self.base / nats.password_file).read_text().strip() if nats.password_file else ""
-                self.address = BusAddress(nats.url, nats.user, password)
-                self.address.save(self.files.address)
-            else:
-                self._server = EmbeddedServer(self.files.root)
-                self.address = await self._server.start()
+            await self._reach_server()
             bus = await Bus.connect(self.address, self.cast.run, name="up")
-            if nats.url and await is_provisioned(bus):
-                await bus.close()
-                raise LaunchError(
-                    f"the server at {nats.url} already holds a run called {self.cast.run}; give this one another id: "
-                    "--set run=NAME"
-                )
-            await provision(
-                bus,
-                payload_mb=nats.stream_max_mb,
-                ledger_mb=nats.ledger_max_mb,
-                lease_s=self.cast.rollout.lease_s,
-            )
+            if self.cast.nats.url:
+                await self._check_owner(bus)
+            await self._provision(bus)
             await making
             opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
-            await say(bus, RUN_OPENED, opened)
+            await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
         finally:
             making.cancel()
+        (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
         await self._start_warden()
+        self._over = asyncio.get_running_loop().create_future()
+        self._keeping = [asyncio.create_task(self._keep_warden())]
+        if self._server is not None:
+            self._keeping.append(asyncio.create_task(self._keep_server(self._server)))
         return bus
 
     async def ended(self) -> int:
-        """Wait for the warden to end; returns its exit code."""
-        assert self._warden is not None
-        return await self._warden.wait()
+        """Wait for the run to end; returns its warden's last exit code, or 1 with a `failure`."""
+        assert self._over is not None
+        return await asyncio.shield(self._over)
 
     async def dismiss(self) -> int:
         """Bring everybody home; returns the warden's exit code."""
         assert self._warden is not None
+        self._leaving.set()
         if self._warden.returncode is None:
             self._warden.terminate()
         try:
@@ -132,34 +172,129 @@ class Launch:
     def kill(self) -> None:
         """End everybody at once: the kernel takes the actors with their warden."""
         self.killed = True
-        if self._warden is not None and self._warden.returncode is None:
-            self._warden.kill()
+        self._kill_warden()
 
     async def stop(self) -> None:
         """Bring everybody home who is still there, then stop the server."""
         if self._warden is not None:
             await self.dismiss()
+        for keeping in self._keeping:
+            keeping.cancel()
         if self._server is not None:
             await self._server.stop()
         if self._lock >= 0:
             os.close(self._lock)
 
+    def _kill_warden(self) -> None:
+        self._leaving.set()
+        if self._warden is not None and self._warden.returncode is None:
+            self._warden.kill()
+
+    async def _reach_server(self) -> None:
+        nats = self.cast.nats
+        if nats.url:
+            password = (self.base / nats.password_file).read_text().strip() if nats.password_file else ""
+            self.address = BusAddress(nats.url, nats.user, password)
+            self.address.save(self.files.address)
+        else:
+            self._server = EmbeddedServer(self.files.root)
+            self.address = await self._server.start(_RECOVER_S)
+
+    async def _check_owner(self, bus: Bus) -> None:
+        """A server that others use too must hold a run that goes on, and no run of a new one's id."""
+        if await is_provisioned(bus) == self._resumes:
+            return
+        await bus.close()
+        where = f"the server at {self.cast.nats.url}"
+        if self._resumes:
+            raise LaunchError(f"{where} holds no run called {self.cast.run}; without its topics it cannot go on")
+        raise LaunchError(
+            f"{where} already holds a run called {self.cast.run}; give this one another id: --set run=NAME"
+        )
+
+    async def _provision(self, bus: Bus) -> None:
+        nats = self.cast.nats
+        await provision(
+            bus, payload_mb=nats.stream_max_mb, ledger_mb=nats.ledger_max_mb, lease_s=self.cast.rollout.lease_s
+        )
+
+    async def _keep_warden(self) -> None:
+        """Start the warden again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
+        assert self._warden is not None and self._over is not None
+        deaths = Deaths()
+        while (code := await self._warden.wait()) not in (0, FATAL) and not self._leaving.is_set():
+            deaths.add()
+            if deaths.hopeless:
+                self._give_up(f"the warden died {deaths.count} times in a row, at last with exit code {code}")
+                return
+            await asyncio.sleep(deaths.pause_s)  # back-off: nothing announces that a cause has gone
+            if self._leaving.is_set():
+                return
+            deaths.begin()
+            await self._start_warden()
+            if self._leaving.is_set():
+                self._warden.terminate()
+        if not self._over.done():
+            self._over.set_result(code)
+
+    async def _keep_server(self, server: EmbeddedServer) -> None:
+        """Start the server again whenever it dies, on the same port and store; actors wait for it."""
+        deaths, words = Deaths(), ""
+        while True:
+            if not words:
+                words = f"exit code {await server.ended()}"
+            deaths.add()
+            if deaths.hopeless:
+                log = self.files.root / "nats.log"
+                self._give_up(f"the NATS server died {deaths.count} times in a row, at last with {words}; see {log}")
+                return
+            self.tell(f"the NATS server died: {words}; it is started again")
+            await asyncio.sleep(deaths.pause_s)
+            deaths.begin()
+            try:
+                await server.start(_RECOVER_S)
+                words = ""
+            except BusUnreachable as error:
+                words = str(error)
+            else:
+                await self._provision_again()
+
+    async def _provision_again(self) -> None:
+        """Make the streams again that lived in the server's memory."""
+        try:
+            bus = await Bus.connect(self.address, self.cast.run, name="up again")
+            try:
+                await self._provision(bus)
+            finally:
+                await bus.close()
+        except BusError as error:
+            self.tell(f"after its return the NATS server lacks topics: {error}")
+
+    def _give_up(self, reason: str) -> None:
+        assert self._over is not None
+        self.failure = reason
+        self._kill_warden()
+        if not self._over.done():
+            self._over.set_result(1)
+
     async def _make_model(self) -> None:
         """Make the untrained model where the cast names none, in a process of its own: this one stays small."""
-        if self.cast.model.path:
+        if self.cast.model.path or self.files.model.exists():
             return
+        aside = self.files.model.with_name("model.partial")
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
             "asyncrl.training.create",
             str(self.files.cast),
-            str(self.files.model),
+            str(aside),
             stderr=asyncio.subprocess.PIPE,
             preexec_fn=die_with_parent,
         )
         _, said = await process.communicate()
         if process.returncode:
             raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
+        aside.rename(self.files.model)
 
     async def _start_warden(self) -> None:
         with (self.files.logs / f"{WARDEN}.log").open("ab") as log:
@@ -175,3 +310,36 @@ class Launch:
                 preexec_fn=die_with_parent,
                 start_new_session=True,
             )
+
+
+def _has_finished(root: Path) -> bool:
+    """Whether a run came to its end and wrote down what it amounts to."""
+    try:
+        summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return False
+    return bool(summary.get("finished"))
+
+
+def _with_more_steps(cast: Cast, overrides: Sequence[str]) -> Cast:
+    """The settings of a run that goes on: those it began with, but for the number of steps.
+
+    Raises:
+        LaunchError: another setting, fewer steps, or steps that would change the learning rates of those taken.
+    """
+    learner = cast.learner
+    for override in overrides:
+        key, _, value = (word.strip() for word in override.partition("="))
+        if key != "learner.steps" or not value.isdecimal():
+            raise LaunchError(
+                f"--set {override}: a run goes on with the settings it began with; only learner.steps may be raised"
+            )
+        if int(value) < learner.steps:
+            raise LaunchError(f"--set {override}: the run began with {learner.steps} steps; they may only be raised")
+        if int(value) > learner.steps and learner.schedule != "constant":
+            raise LaunchError(
+                f"--set {override}: with learner.schedule = {learner.schedule} another number of steps would change "
+                "the learning rates of the steps already taken"
+            )
+        learner = msgspec.structs.replace(learner, steps=int(value))
+    return msgspec.structs.replace(cast, learner=learner)

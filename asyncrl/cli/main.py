@@ -8,7 +8,7 @@ import os
 import sys
 from importlib.metadata import version
 
-COMMANDS = ("up", "status", "down", "scale", "tap", "logs", "topics", "check", "settings", "bench")
+COMMANDS = ("up", "status", "down", "scale", "tap", "logs", "audit", "explain", "topics", "check", "settings", "bench")
 _EXAMPLES = """\
 examples:
   asyncrl up                              run the demo here and watch it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
+import time
 
 from actors.warden import SCALABLE
 from asyncrl.bus.errors import BusError
@@ -70,7 +71,7 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
     async with connected(found, "scale") as bus:
         watch = Watch(bus, view)
         await watch.start()
-        await say(bus, SCALE_REQUESTED, ScaleRequested(wanted))
+        await say(bus, SCALE_REQUESTED, ScaleRequested(wanted), id=str(time.time_ns()))
         try:
             async with asyncio.timeout(wait_s):
                 await watch.until(lambda: view.state != "running" or _reached(view, wanted))

@@ -1,4 +1,4 @@
-"""`asyncrl up`: start a run here and watch it."""
+"""`asyncrl up`: start a run here, or go on with one, and watch it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import hints
+from asyncrl.cli.find import RunNotFound, find_directory
 from asyncrl.cli.launch import Launch, LaunchError
 from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
@@ -28,12 +29,15 @@ T = TypeVar("T")
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the command."""
-    parser = subparsers.add_parser("up", help="start a run here and watch it")
-    parser.add_argument("cast", nargs="?", default="demo", help="TOML file, or a shipped cast (default: demo)")
+    parser = subparsers.add_parser("up", help="start a run here, or go on with one, and watch it")
+    parser.add_argument("cast", nargs="?", help="TOML file, or a shipped cast (default: demo)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
     )
     parser.add_argument("--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the cast's)")
+    parser.add_argument(
+        "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
+    )
     parser.set_defaults(run=run)
 
 
@@ -41,22 +45,36 @@ def run(arguments: argparse.Namespace) -> int:
     """Start, watch, and end the run; returns 0 when it finished or was asked to stop, else 1."""
     import uvloop
 
-    overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
     try:
-        launch = Launch(load_cast(arguments.cast, overrides=overrides, files=True))
-        for hint in hints(launch.cast):
-            print(f"hint: {hint}")
+        launch = _resumed(arguments) if arguments.resume else _new(arguments)
         launch.prepare()
-    except (CastError, LaunchError) as error:
+    except (CastError, LaunchError, RunNotFound) as error:
         print(error, file=sys.stderr)
         return 1
     print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
     return int(uvloop.run(_up(launch)))
 
 
+def _new(arguments: argparse.Namespace) -> Launch:
+    overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
+    launch = Launch(load_cast(arguments.cast or "demo", overrides=overrides, files=True))
+    for hint in hints(launch.cast):
+        print(f"hint: {hint}")
+    return launch
+
+
+def _resumed(arguments: argparse.Namespace) -> Launch:
+    if arguments.cast or arguments.run_id:
+        raise LaunchError("--resume goes on with a run's own cast and id; give neither a cast nor --run")
+    root = find_directory(argparse.Namespace(run_id=arguments.resume, directory="runs"), live=False)
+    return Launch.of(root, arguments.set)
+
+
 async def _up(launch: Launch) -> int:
     view = RunView(launch.cast.run, launch.cast.learner.steps)
+    launch.tell = lambda text: view.tell("warning", time.time_ns(), text)
     stop = _on_interrupt(launch, view)
+    bus: Bus | None = None
     try:
         bus = await _unless(stop, launch.start())
         reason = "" if bus is None else await _watch(launch, bus, view, stop)
@@ -65,9 +83,11 @@ async def _up(launch: Launch) -> int:
     finally:
         await launch.stop()
     summary = launch.files.root / "summary.json"
-    if summary.exists():
+    if bus is not None and summary.exists():
         figures, console = msgspec.json.decode(summary.read_bytes()), Console()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
+        if not (figures["finished"] or reason):
+            print(f"to go on: asyncrl up --resume {launch.files.root}")
     if reason:
         print(f"run {launch.cast.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
     return 1 if reason else 0
@@ -87,7 +107,7 @@ async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event) -
     await bus.close()
     if launch.killed:
         return "killed by a second interrupt"
-    return view.failure or (f"the warden ended with code {code} without a word" if code else "")
+    return launch.failure or view.failure or (f"the warden ended with code {code} without a word" if code else "")
 
 
 def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:

@@ -25,7 +25,6 @@ from topics.trajectories import TRAJECTORY_FAILED
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
 
 HEARD = (
-    RUN_OPENED,
     BATCH_TRAINED,
     WEIGHTS_PUBLISHED,
     CHECKPOINT_SAVED,
@@ -36,6 +35,7 @@ HEARD = (
     ENGINE_GONE,
     TRAJECTORY_FAILED,
     DEAD_LETTER,
+    RUN_OPENED,
     ACTOR_STARTED,
     ACTOR_STOPPED,
     STOP_REQUESTED,
@@ -144,6 +144,7 @@ class RunView:
         self.dead = Trouble("messages unreadable")
         self.queues: dict[str, dict[str, int]] = {}
         self._asked_to_stop = False
+        self._opened_ns = 0  # server's clock when `up` began, or went on
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in."""
@@ -180,7 +181,7 @@ class RunView:
             words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
             self._count(self.dead, words, record.time_ns)
         elif topic is RUN_OPENED:
-            self.total = message.steps
+            self._on_opened(message.steps, record.time_ns)
         else:
             self._on_life(topic, message, record.time_ns)
 
@@ -236,12 +237,22 @@ class RunView:
         return actor.vitals.get(name) if actor is not None else None
 
     def tell(self, kind: EventKind, time_ns: int, text: str) -> None:
-        """Note something worth a line."""
-        self.events.append(Event(kind, time_ns, text))
+        """Note something worth a line; what happened before the run was resumed is not."""
+        if time_ns >= self._opened_ns:
+            self.events.append(Event(kind, time_ns, text))
 
     def _count(self, trouble: Trouble, words: str, time_ns: int) -> None:
         if trouble.add(words):
             self.tell("warning", time_ns, str(trouble))
+
+    def _on_opened(self, steps: int, time_ns: int) -> None:
+        """A run begins or goes on: what was asked and how it ended before is past."""
+        resumed = self._opened_ns > 0
+        self.total, self._opened_ns = steps, time_ns
+        self.state, self.failure, self._asked_to_stop = "starting", "", False
+        self.events = [event for event in self.events if event.time_ns >= time_ns]
+        if resumed:
+            self.tell("news", time_ns, "resumed")
 
     def _on_trained(self, message: BatchTrained, time_ns: int) -> None:
         if not self.recent and message.stage == "warmup":
@@ -291,7 +302,7 @@ class RunView:
         actor = Actor(message.actor_id, message.role, message.host, message.pid)
         self.actors[message.actor_id] = actor
         if message.actor_id == WARDEN:
-            self.state = "running"
+            self.state, self.failure = "running", ""
             if before is None:
                 self.tell("news", time_ns, "started")
         if before is None or (not before.live and not before.last_words):

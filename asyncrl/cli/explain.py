@@ -1,0 +1,89 @@
+"""`asyncrl explain`: the life of one trajectory, from the issue of its prompt to its end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+import sys
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
+from asyncrl.cli.find import RunNotFound, add_run_arguments
+from asyncrl.cli.reach import reached, read_log
+from asyncrl.ledger.life import Life
+from topics.actors import RUN_OPENED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_DROPPED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    TRAJECTORY_PROGRESSED,
+)
+
+_ID = re.compile(r"([pw]\d{6,})-\d+")
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("explain", help="tell the life of one trajectory")
+    parser.add_argument("trajectory", metavar="TRAJECTORY", help="such as p000042-3: member 3 of the group of a prompt")
+    add_run_arguments(parser, positional=False)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read what was said about it, and print it in order of time."""
+    if _ID.fullmatch(arguments.trajectory) is None:
+        print(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is", file=sys.stderr)
+        return 2
+    try:
+        life = asyncio.run(_read(arguments))
+    except (RunNotFound, BusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(life_text(life))
+    return 0
+
+
+async def read_life(bus: Bus, trajectory_id: str) -> Life:
+    """Everything that a run's topics tell about one trajectory.
+
+    Raises:
+        RunNotFound: nothing was ever said about it.
+    """
+    run, prompt_id = bus.run, trajectory_id.rsplit("-", 1)[0]
+    life = Life(trajectory_id)
+    progress = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)]
+    claims = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
+    drops = [TRAJECTORY_DROPPED.subject(run, trajectory_id), GROUP_DROPPED.subject(run, prompt_id)]
+    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], life)
+    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], life, headers_only=True)
+    await read_log(bus, TRAJECTORIES, progress, life, headers_only=True)
+    await read_log(bus, GRADES, claims, life)
+    if not life.moments():
+        raise RunNotFound(f"run {run}: nothing was said about a trajectory {trajectory_id}")
+    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run)], life)
+    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], life)
+    return life
+
+
+def life_text(life: Life) -> str:
+    """Seconds since the run began, what was said, where it stands, one a line."""
+    moments = life.moments()
+    began_ns = life.began_ns or moments[0].time_ns
+    lines = [
+        f"{(moment.time_ns - began_ns) / 1e9:>10.3f} s  {moment.what:<10}  {moment.about}"
+        f"  [{moment.sequence} of {moment.stream}]"
+        for moment in moments
+    ]
+    return "\n".join([life.trajectory_id, *lines, *([] if life.ended else ["              open: it has no end yet"])])
+
+
+async def _read(arguments: argparse.Namespace) -> Life:
+    async with reached(arguments, "explain") as bus:
+        return await read_life(bus, arguments.trajectory)

@@ -1,0 +1,129 @@
+"""Reading the logs of a run that goes on, or of one that is over: its own server is started again for as long."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.server import BusAddress, EmbeddedServer
+from asyncrl.bus.talk import BlobMissing, body_of, check_names
+from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_directory, find_run
+from topics.table import topic_of
+from topics.topic import Stream, Topic
+from topics.wire import WireError, decode
+
+_SILENT_S = 30.0  # a server that sends nothing for this long, of a log that is not read to its end, is gone
+_RECOVER_S = 120.0  # for a server to read its store
+
+
+class Reading(Protocol):
+    """What takes in logs."""
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in; `message` is None where only headers are read."""
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read."""
+
+
+@asynccontextmanager
+async def reached(arguments: argparse.Namespace, name: str) -> AsyncIterator[Bus]:
+    """A connection to the topics of the run that the command line means, live or over.
+
+    Raises:
+        RunNotFound: there is none, or it cannot be reached.
+        BusUnreachable: its own server cannot be started again.
+    """
+    if arguments.url:
+        async with connected(find_run(arguments), name, over_is_fine=True) as bus:
+            yield bus
+        return
+    root = find_directory(arguments, live=False)
+    with _held(root) as held:
+        server = EmbeddedServer(root) if held and (root / "nats").is_dir() else None
+        try:
+            if server is not None:
+                await server.start(_RECOVER_S)
+            async with connected(FoundRun(root.name, _address(root), root), name, over_is_fine=True) as bus:
+                yield bus
+        finally:
+            if server is not None:
+                await server.stop()
+
+
+async def read_log(
+    bus: Bus, stream: Stream, subjects: Sequence[str], reading: Reading, *, headers_only: bool = False
+) -> None:
+    """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
+
+    Raises:
+        RunNotFound: the server fell silent.
+    """
+    records: asyncio.Queue[Record | None] = asyncio.Queue()
+    reader = LogReader(bus, stream, records.put_nowait, subjects=subjects, headers_only=headers_only)
+    await reader.start()
+
+    async def end() -> None:
+        await reader.caught_up.wait()
+        records.put_nowait(None)
+
+    ending = asyncio.create_task(end())
+    try:
+        while True:
+            async with asyncio.timeout(_SILENT_S):
+                record = await records.get()
+            if record is None:
+                break
+            await _hand_over(bus, record, reading, headers_only)
+    except TimeoutError as error:
+        raise RunNotFound(
+            f"run {bus.run}: its server has sent nothing of {stream.name} for {_SILENT_S:.0f} s"
+        ) from error
+    finally:
+        ending.cancel()
+        await reader.close()
+
+
+async def _hand_over(bus: Bus, record: Record, reading: Reading, headers_only: bool) -> None:
+    try:
+        topic = topic_of(record.subject)
+        if topic is None:
+            raise WireError("its subject is in no row of the topic table")
+        message = None
+        if not headers_only:
+            record = record._replace(data=await body_of(bus, record))
+            message = decode(topic.message, record.data)
+            check_names(message, record)
+        reading.apply(topic, message, record)
+    except (WireError, BlobMissing, LookupError, ValueError) as error:  # the latter two: headers that are not as said
+        reading.refuse(record, error)
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[bool]:
+    """Hold a run directory, so that nobody else opens its store meanwhile; False where a living run holds it."""
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    except BlockingIOError:
+        held = False
+    try:
+        yield held
+    finally:
+        os.close(lock)
+
+
+def _address(root: Path) -> BusAddress:
+    try:
+        return BusAddress.read(root / "nats.json")
+    except FileNotFoundError:
+        raise RunNotFound(f"run {root.name} has no topics: {root} has no nats.json, so it never had a server") from None

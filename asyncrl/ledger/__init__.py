@@ -1,0 +1,1 @@
+"""What the logs of a run prove and tell, as pure functions of messages."""
