@@ -282,18 +282,7 @@ class Launch:
         if self.cast.model.path or self.files.model.exists():
             return
         aside = self.files.model.with_name("model.partial")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "asyncrl.training.create",
-            str(self.files.cast),
-            str(aside),
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=die_with_parent,
-        )
-        _, said = await process.communicate()
-        if process.returncode:
-            raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
+        await create_model_aside(self.files.cast, aside)
         aside.rename(self.files.model)
 
     async def _start_warden(self) -> None:
@@ -343,3 +332,23 @@ def _with_more_steps(cast: Cast, overrides: Sequence[str]) -> Cast:
             )
         learner = msgspec.structs.replace(learner, steps=int(value))
     return msgspec.structs.replace(cast, learner=learner)
+
+
+async def create_model_aside(cast: Path, directory: Path) -> None:
+    """Make the untrained model of a `cast.json` in a process of its own: this one stays small.
+
+    Raises:
+        LaunchError: it could not be made.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "asyncrl.training.create",
+        str(cast),
+        str(directory),
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")

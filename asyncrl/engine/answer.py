@@ -45,7 +45,6 @@ class _Finish(msgspec.Struct, frozen=True):
     type: str = "abort"
     matched: int | str | list[int] | None = None
     message: str | None = None
-    status_code: int | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True):

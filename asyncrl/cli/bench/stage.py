@@ -20,6 +20,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, queue_states
 from asyncrl.bus.server import EmbeddedServer, die_with_parent
+from asyncrl.cli.launch import LaunchError, create_model_aside
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
@@ -219,15 +220,7 @@ async def make_model(directory: Path, cast: Cast) -> None:
     """
     settings = directory.with_suffix(".json")
     settings.write_bytes(msgspec.json.encode(cast))
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "asyncrl.training.create",
-        str(settings),
-        str(directory),
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
-    )
-    _, said = await process.communicate()
-    if process.returncode:
-        raise BenchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
+    try:
+        await create_model_aside(settings, directory)
+    except LaunchError as error:
+        raise BenchError(str(error)) from error
