@@ -68,6 +68,12 @@ async def assert_whole(run: Run, steps: int) -> None:
     assert sorted(issued) == [f"p{number:06d}-{member}" for number in range(groups) for member in range(MEMBERS)]
 
 
+async def has_vitals(folder: Path) -> bool:
+    code, said = await command(folder, "status", "--json")
+    assert code == 0, said
+    return any(actor["vitals"] for actor in json.loads(said)["actors"])
+
+
 async def two_steps_more(run: Run, what: str) -> None:
     at = len(run.steps())
     await run.reaches(lambda: len(run.steps()) > at + 1, what)
@@ -82,9 +88,7 @@ async def test_a_server_killed_twice_and_a_warden_killed_once_cost_no_batch(tmp_
         await two_steps_more(run, "two steps")
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
-        code, said = await command(tmp_path, "status", "--json")
-        assert code == 0
-        assert any(actor["vitals"] for actor in json.loads(said)["actors"])  # they live in the server's memory
+        await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
         kill(run.actor("warden-1"))
         await until(lambda: not run.actor("learner-1"), "the actors went with their warden")
         await two_steps_more(run, "two steps under the second warden")
