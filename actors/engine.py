@@ -11,6 +11,7 @@ from typing import Any
 from actors.actor import ActorDown, Context
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import say
+from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineRefused, EngineUnavailable
 from asyncrl.engine.launch import EngineFailed, EngineProcess
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
@@ -102,17 +103,20 @@ class EngineActor:
         began = time.monotonic()
         engine_id = self.context.actor_id
         await self._say(ENGINE_UPDATING, EngineUpdating(engine_id, target.line, target.version))
+        crash_point("engine.updating")
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
             async with asyncio.timeout(deadline):
                 await self._empty(client)
                 await client.pause("in_place")
+                crash_point("engine.paused")
                 # Nothing runs: old caches stay behind under their own extra_key and need no flush.
                 await client.update_weights(Path(target.location), target.key, False)
                 await client.continue_generation()
                 confirmed = (await client.model_info()).get("weight_version")
             if confirmed != target.key:
                 raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
+        crash_point("engine.swapped")
         self._loaded = target.key
         seconds = round(time.monotonic() - began, 4)
         self.context.vitals.update(version=target.version, update_s=seconds)

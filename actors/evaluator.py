@@ -14,6 +14,7 @@ from actors.engines import EnginePool, version_of
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
+from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.data import DataError, open_source
 from asyncrl.tasks.functions import FunctionError
@@ -72,6 +73,7 @@ class Evaluator:
         delivery.parked += 1  # it waits for engines; each answer has the client's own deadline
         count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
         answers = await asyncio.gather(*(self._answer(self._source.row(number), request) for number in range(count)))
+        crash_point("eval.answered")
         versions: Counter[int] = Counter()
         for found in answers:
             versions.update(found.pop("versions"))

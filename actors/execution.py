@@ -14,6 +14,7 @@ from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.talk import Fenced, read, say, say_fenced
+from asyncrl.crash import crash_point
 from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.functions import last_lines
 from asyncrl.tasks.journal import Diverged, Journal, extend
@@ -131,6 +132,7 @@ class Execution:
     async def keep(self) -> None:
         """Publish the journal as it is now; returns when it is stored."""
         async with self._keeping:
+            crash_point("progress.before")
             message = TrajectoryProgressed(
                 trajectory_id=self._name,
                 attempt=self._issued.attempt,
@@ -147,6 +149,7 @@ class Execution:
                 id=self._id,
                 expected=self._newest,
             )
+            crash_point("progress.stored")
             self._kept_tokens = message.offset
             self._context.count("progressed")
         self._delivery.advanced()

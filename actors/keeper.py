@@ -27,6 +27,7 @@ from asyncrl.bus.talk import (
     check_names,
     say,
 )
+from asyncrl.crash import crash_point
 from topics.actors import KeeperBeat, KeeperClaimed
 from topics.table import BY_NAME, TOPICS, topic_of
 from topics.topic import Stream, Topic
@@ -115,7 +116,9 @@ class Keeper:
             await self._stand_by()
         if self.context.stop.is_set():
             return
+        crash_point("keeper.claiming")
         await self._claim()
+        crash_point("keeper.claimed")
         self.context.watch(asyncio.create_task(self._beat()))
 
     async def close(self) -> None:
@@ -163,6 +166,7 @@ class Keeper:
                 count = await self._count_stored(decisions, base)
                 await self._catch_up()
             self._tail = max(self._tail, base + count)
+        crash_point("keeper.appended")
         await self._read_back(base + count)
         return count
 

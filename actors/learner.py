@@ -16,6 +16,7 @@ from actors.payloads import Payloads
 from asyncrl.algorithms.batches import BatchRules, BatchStats, TrainRow, build_rows
 from asyncrl.algorithms.losses import Correction
 from asyncrl.algorithms.schedules import learning_rate_factor
+from asyncrl.crash import crash_point
 from asyncrl.settings import Cast
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, weights_digest, write_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec, Trainer
@@ -168,6 +169,7 @@ class Learner:
         self.step, self.batch_sequence = packed.step, sequence
         if not publish:
             return
+        crash_point("learner.stepped")
         decisions = [self._trained(packed, stats, metrics)]
         if self._publishes(self.step):
             decisions.append(await self._publish())
@@ -215,6 +217,7 @@ class Learner:
         if self._pruning is not None:
             await self._pruning  # it takes whatever it was not told to keep for old, also what is written meanwhile
         message = await asyncio.to_thread(self.store.publish, self.trainer, line=self.line, version=self.step)
+        crash_point("weights.renamed")
         self._kept = [*self._kept, message.location][-self.cast.learner.keep_versions :]
         self._pruning = asyncio.create_task(asyncio.to_thread(self.store.prune, self._kept))
         return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
@@ -230,15 +233,18 @@ class Learner:
     async def _save(self) -> None:
         """Write a checkpoint; it counts once it is said."""
         await self._said()
+        crash_point("learner.saving")
         if any(saved.step == self.step and saved.line == self.line for saved in self.fold.checkpoints):
             return
         digest = weights_digest(self.trainer.weights())
         checkpoint = Checkpoint(self.line, self.step, digest, self.batch_sequence)
         path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
         await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
+        crash_point("checkpoint.renamed")
         message = CheckpointSaved(self.line, self.step, digest, str(path), self.batch_sequence)
         await self._say([Decision(CHECKPOINT_SAVED, message, id=path.name)])
         await self._said()
+        crash_point("checkpoint.said")
         for old in self.fold.checkpoints[: -self.cast.learner.keep_checkpoints]:
             await asyncio.to_thread(shutil.rmtree, old.path, ignore_errors=True)
         self.fold.forget(self.fold.checkpoints[max(0, len(self.fold.checkpoints) - 2)].step)
@@ -249,6 +255,7 @@ class Learner:
         exported = self.context.files.root / "exported"
         if not exported.exists():
             await asyncio.to_thread(self.trainer.export, exported)
+        crash_point("learner.exported")
         message = TrainingFinished(self.step, "steps", str(exported))
         await self._say([Decision(TRAINING_FINISHED, message, id="finished")])
 

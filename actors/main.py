@@ -8,6 +8,7 @@ from pathlib import Path
 
 from actors.actor import open_context, play
 from asyncrl.bus.errors import BusError
+from asyncrl.crash import plays
 from asyncrl.telemetry.logs import open_log
 
 ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
@@ -16,6 +17,7 @@ ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evalua
 async def run(role: str, actor_id: str, run_dir: Path) -> int:
     """Connect and play one role; returns the exit code."""
     log = open_log(actor=actor_id)
+    plays(role)
     module = importlib.import_module(f"actors.{role}")
     try:
         context = await open_context(role, actor_id, run_dir, log)

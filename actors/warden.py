@@ -12,6 +12,7 @@ from actors.actor import FATAL, ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from asyncrl.bus.log import Record
 from asyncrl.bus.server import die_with_parent
+from asyncrl.crash import crash_point
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -186,6 +187,7 @@ class Warden:
     async def _scale(self, wanted: dict[str, int]) -> None:
         decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))
         await self.keeper.append([decision])
+        crash_point("fleet.scaled")
         self.context.log.info("fleet scaled", **wanted)
 
     def _reconcile(self) -> None:
@@ -245,6 +247,7 @@ class Warden:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 preexec_fn=die_with_parent,
             )
+        crash_point("actor.started")
         child.deaths.begin()
         if child.leaving:
             child.process.terminate()

@@ -18,6 +18,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.provision import WorkQueue
 from asyncrl.bus.pull import Position, Puller, position
 from asyncrl.bus.talk import BlobMissing, read
+from asyncrl.crash import crash_point
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
@@ -162,6 +163,7 @@ class WorkerLoop(Generic[M]):
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context
+        crash_point("work.received")
         try:
             message = await read(context.bus, self._kind, delivery.record)
             if self._on_poison is not None and delivery.at.deliveries > context.cast.rollout.poison_after:
@@ -182,11 +184,13 @@ class WorkerLoop(Generic[M]):
         """Acknowledge what is done and said. The server takes acknowledgements in order: its answer to the last of a
         few is its word for all. A lost answer only means one more delivery."""
         while self._done:
+            crash_point("work.said")
             done, self._done = self._done, []
             with contextlib.suppress(TimeoutError, Disconnected, NatsError):
                 for delivery in done[:-1]:
                     await self._context.bus.send(delivery.message.reply, b"+ACK")
                 await self._context.bus.request(done[-1].message.reply, b"+ACK")
+            crash_point("work.acknowledged")
 
     async def _renew_leases(self) -> None:
         settings = self._context.cast.rollout

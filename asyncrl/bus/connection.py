@@ -21,6 +21,7 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.errors import BusDenied, BusGone, BusRefused, BusUnreachable, WrongSequence
 from asyncrl.bus.server import BusAddress
+from asyncrl.crash import crash_point
 
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 STREAM_FULL = 10077
@@ -201,10 +202,12 @@ class Bus:
         deadline = loop.time() + self.publish_deadline_s
         pause = 0.02
         async with self._window:
+            crash_point("publish.before")
             while True:
                 try:
                     left = max(0.01, deadline - loop.time())
                     reply = await self.request(subject, payload, headers, min(REQUEST_S, left))
+                    crash_point("publish.stored")
                     if reply.data:
                         ack = _ACK.decode(reply.data)
                         if ack.error is None:

@@ -12,6 +12,7 @@ import xxhash
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.crash import crash_point
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
 from topics.topic import BLOBS, Topic
@@ -165,6 +166,7 @@ async def _store_blob(bus: Bus, body: bytes) -> str:
     async def store(number: int, chunk: bytes) -> None:
         key = f"{blob}-{number}"
         await bus.store(BLOB_STORED.subject(bus.run, key), chunk, {MESSAGE_ID: f"blob.stored:{key}"})
+        crash_point("blob.inside")
 
     limit = asyncio.Semaphore(_CHUNKS_AT_ONCE)
 
@@ -175,6 +177,7 @@ async def _store_blob(bus: Bus, body: bytes) -> str:
     async with asyncio.TaskGroup() as tasks:
         for number, chunk in enumerate(chunks):
             tasks.create_task(bounded(number, chunk))
+    crash_point("blob.stored")
     return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
 
 

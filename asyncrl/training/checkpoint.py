@@ -19,6 +19,8 @@ import msgspec
 import xxhash
 from safetensors import SafetensorError
 
+from asyncrl.crash import crash_point
+
 if TYPE_CHECKING:
     import torch
 
@@ -99,6 +101,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
         files = {path.name: _file_record(path) for path in sorted(aside.iterdir())}
         record = msgspec.structs.replace(checkpoint, files=files)
         (aside / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        crash_point("checkpoint.written")
     return target
 
 

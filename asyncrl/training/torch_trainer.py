@@ -20,6 +20,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Sums, grpo_loss, merge_sums, metrics, sft_loss
 from asyncrl.algorithms.packing import micro_batches, padding_share
+from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import CheckpointError, written_aside
 from asyncrl.training.padding import WEIGHTLESS, pad_rows
 from asyncrl.training.policy import load_policy
@@ -199,6 +200,7 @@ class TorchTrainer:
                 if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
                     shutil.copyfile(path, aside / path.name)
             save_file(weights, aside / _WEIGHTS, metadata={"format": "pt"})
+            crash_point("weights.written")
 
     def _refuse(self, rows: Sequence[TrainRow], spec: StepSpec, found: str) -> None:
         offenders = []
