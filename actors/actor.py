@@ -8,17 +8,19 @@ import os
 import signal
 import socket
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
+from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.log import Record
-from asyncrl.bus.server import BusAddress
-from asyncrl.bus.talk import TwoContents, say
+from asyncrl.bus.talk import EXPECT_SUBJECT, TwoContents, say, unpack
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -28,10 +30,16 @@ from topics.actors import (
     ActorStarted,
     ActorStopped,
     DeadLetter,
+    HeldWork,
     Vitals,
 )
+from topics.topic import Topic
+from topics.wire import WireError
 
 VITALS_S = 2.0
+_LETTER_BYTES = 65536  # of a message's body that its dead letter keeps
+_LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes are kept
+_LETTERS_AT_ONCE = 32
 
 
 FATAL = 3  # exit code of an actor that another start cannot help
@@ -58,8 +66,13 @@ class RunFiles:
 
     @property
     def address(self) -> Path:
-        """How to reach the run's topics; private."""
+        """How the run's owner reaches its topics; private."""
         return self.root / "nats.json"
+
+    @property
+    def credentials(self) -> Path:
+        """One file per role: how it reaches the run's topics; private."""
+        return self.root / "credentials"
 
     @property
     def logs(self) -> Path:
@@ -108,11 +121,34 @@ class Context:
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
+    holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
+    _doing: tuple[str, float] = ("", 0.0)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
+    _burying: asyncio.Task[None] | None = None
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
         self.vitals[name] = self.vitals.get(name, 0) + by
+
+    def doing(self, what: str) -> None:
+        """From now on it does this: its vital signs tell, and for how long."""
+        self._doing = (what, time.monotonic())
+
+    def take_vitals(self) -> Vitals:
+        """Its vital signs at this moment."""
+        doing, since = self._doing
+        values = dict(self.vitals) | ({"doing_s": round(time.monotonic() - since, 1)} if doing else {})
+        return Vitals(
+            self.role,
+            self.actor_id,
+            os.getpid(),
+            time.time(),
+            values,
+            held=self.holding(),
+            doing=doing,
+            denied=self.bus.denied,
+        )
 
     def fail(self, error: BaseException) -> None:
         """End this actor because of a fault in one of its tasks."""
@@ -131,14 +167,46 @@ class Context:
 
         task.add_done_callback(done)
 
+    def heed(self, record: Record, apply: Callable[[Topic[Any], Any], None]) -> None:
+        """Hand a record's message to `apply`; it is buried where it, or a value in it, is not what it must be."""
+        try:
+            apply(*unpack(record, record.data))
+        except (WireError, LookupError, ValueError) as error:
+            self.bury_soon(record, str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
+
     async def bury(self, record: Record, reason: str) -> None:
-        """Keep a message that cannot be read, with the reason."""
+        """Keep a message that cannot be read, or that ends its workers, with the reason."""
+        await self._keep_letter(self._letter(record, reason))
+
+    def bury_soon(self, record: Record, reason: str) -> None:
+        """Bury a message beside the work that goes on; however many come, few are under way at once."""
+        self._letters.append(self._letter(record, reason))
+        if self._burying is None or self._burying.done():
+            self._burying = asyncio.create_task(self._keep_letters())
+            self.watch(self._burying)
+
+    def _letter(self, record: Record, reason: str) -> DeadLetter:
         topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name
-        letter = DeadLetter(topic, stream, record.sequence, reason, record.headers, record.data[:65536])
-        with contextlib.suppress(TwoContents):  # another listener has buried it, in words of its own
-            await say(self.bus, DEAD_LETTER, letter, key=self.actor_id, id=f"{stream}:{record.sequence}")
         self.count("dead_letters")
-        self.log.warning("message unreadable", topic=topic, stream=stream, sequence=record.sequence, reason=reason)
+        most = _LETTER_BYTES if len(self._letters) < _LETTERS_WHOLE else _LETTER_BYTES >> 8
+        headers = {name[:128]: value[:1024] for name, value in list(record.headers.items())[:32]}
+        if self.vitals["dead_letters"] <= _LETTERS_WHOLE or self.vitals["dead_letters"] % _LETTERS_WHOLE == 0:
+            self.log.warning(
+                "message buried", topic=topic, stream=stream, sequence=record.sequence, reason=reason[:1024]
+            )
+        return DeadLetter(topic, stream, record.sequence, reason[:1024], headers, record.data[:most])
+
+    async def _keep_letters(self) -> None:
+        while self._letters:
+            some = [self._letters.popleft() for _ in range(min(_LETTERS_AT_ONCE, len(self._letters)))]
+            await asyncio.gather(*map(self._keep_letter, some))
+
+    async def _keep_letter(self, letter: DeadLetter) -> None:
+        with contextlib.suppress(WrongSequence, TwoContents):  # another listener, or an earlier life, has buried it
+            first = {EXPECT_SUBJECT: "0"}
+            await say(
+                self.bus, DEAD_LETTER, letter, key=letter.place, id=f"{letter.place}:{self.actor_id}", headers=first
+            )
 
 
 async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Context:
@@ -146,7 +214,7 @@ async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Con
     files = RunFiles(run_dir)
     cast = files.read_cast()
     bus = await Bus.connect(
-        BusAddress.read(files.address),
+        BusAddress.read(files.credentials / f"{role}.json"),
         cast.run,
         name=actor_id,
         deadline_s=30,
@@ -172,7 +240,7 @@ async def play(context: Context, main: Any) -> int:
         if context.faults:
             raise context.faults[0]
     except (ActorFault, ActorDown, BusError) as error:
-        reason, code = str(error), FATAL if isinstance(error, ActorFault) else 1
+        reason, code = str(error), FATAL if isinstance(error, ActorFault | BusDenied) else 1
         context.log.error("actor stopped", reason=reason)
     except Exception as error:  # whatever it is, the warden and the log must hear of it before the process ends
         reason, code = f"{type(error).__name__}: {error}", 1
@@ -197,11 +265,10 @@ async def _tell_vitals(context: Context) -> None:
     started, cpu = time.monotonic(), time.process_time()
     subject = VITALS_TAKEN.subject(context.bus.run, context.actor_id)
     while True:
-        values = dict(context.vitals)
-        values["cpu_s"] = round(time.process_time(), 3)
-        values["cpu_share"] = round((time.process_time() - cpu) / max(1e-9, time.monotonic() - started), 4)
+        message = context.take_vitals()
+        message.values["cpu_s"] = round(time.process_time(), 3)
+        message.values["cpu_share"] = round((time.process_time() - cpu) / max(1e-9, time.monotonic() - started), 4)
         started, cpu = time.monotonic(), time.process_time()
-        message = Vitals(context.role, context.actor_id, os.getpid(), time.time(), values)
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))

@@ -32,7 +32,11 @@ async def main(context: Context) -> None:
     while not context.stop.is_set():
         decisions = fold.decide(time.time())
         context.vitals.update(
-            ready_groups=fold.ready, open_groups=fold.open, late=fold.late, packed=fold.packed, trained=fold.trained
+            ready_groups=fold.ready,
+            open_groups=fold.open,
+            late=fold.state.late,
+            packed=fold.state.packed,
+            trained=fold.state.trained,
         )
         if reason := fold.hopeless():
             raise ActorFault(reason)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from actors.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
+from asyncrl.ledger.names import Names
 from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
@@ -38,21 +40,17 @@ _OBJECTIVE = (
 )
 
 
-class Group:
+class Group(msgspec.Struct):
     """An open group: what is known of its members."""
 
-    __slots__ = ("attempts", "dropped", "expired", "failed", "graded", "issued_ns", "prompt_id", "size", "stage")
-
-    def __init__(self, prompt_id: str, size: int, stage: Stage) -> None:
-        self.prompt_id = prompt_id
-        self.size = size
-        self.stage = stage
-        self.issued_ns = 0  # server's clock at the first member's issue
-        self.graded: dict[int, TrajectoryGraded] = {}
-        self.failed: dict[int, TrajectoryFailed] = {}
-        self.dropped: set[int] = set()  # members with an end of their own
-        self.attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
-        self.expired = False  # its deadline has passed with members open
+    prompt_id: str
+    size: int
+    stage: Stage
+    graded: dict[int, TrajectoryGraded] = {}
+    failed: dict[int, TrajectoryFailed] = {}
+    dropped: set[int] = set()  # members with an end of their own
+    attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
+    expired: bool = False  # its deadline has passed with members open
 
     @property
     def complete(self) -> bool:
@@ -68,7 +66,7 @@ class Plan(NamedTuple):
     """The settings of packing."""
 
     batch_groups: dict[Stage, int]
-    warmup_steps: int
+    origin: int  # step of the weights before the first batch
     steps: int
     max_lag: int
     ahead: int
@@ -88,7 +86,7 @@ class Plan(NamedTuple):
                 "warmup": cast.warmup.batch_rows // cast.warmup.rows_per_trajectory,
                 "rl": cast.buffer.batch_groups,
             },
-            warmup_steps=cast.warmup.steps,
+            origin=cast.origin,
             steps=learner.steps,
             max_lag=cast.buffer.max_lag,
             ahead=cast.ahead,
@@ -101,25 +99,31 @@ class Plan(NamedTuple):
         )
 
 
+class BufferState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    packed: int
+    trained: int
+    groups: dict[str, Group] = {}
+    ready: dict[Stage, dict[str, None]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}})  # complete
+    closed: Names = msgspec.field(default_factory=Names)
+    waiting_drop: dict[str, None] = {}  # complete or expired, with members to end
+    issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
+    opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
+    late: int = 0  # claims and grades that came after the end
+    graded_ns: int = 0  # server's clock at the newest grade
+    last_failure: str = ""
+    failed_ns: list[int] = []  # server's clock when the latest groups failed
+
+
 class BufferFold:
     """Groups wait until complete, then in the order of their completion for the batch that takes them."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._groups: dict[str, Group] = {}
-        self._ready: dict[Stage, dict[str, Group]] = {"warmup": {}, "rl": {}}  # complete, in order of completion
-        self._closed: set[str] = set()
-        self._waiting_drop: dict[str, Group] = {}  # complete or expired, with members to end
-        self._issued_ns: dict[str, int] = {}  # of groups nothing else is known of yet
-        self._opened_ns = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
-        self._warmup_next = 0  # no open group of the warm-up has a smaller number
-        self.packed = -plan.warmup_steps
-        self.trained = -plan.warmup_steps
-        self.late = 0  # claims and grades that came after the end
-        self._graded_ns = 0  # server's clock at the newest grade
-        self._last_failure = ""
-        # When the latest groups failed: as many as may be open at once, for a service that is back soon ends no run.
-        self._failed_ns: deque[int] = deque(maxlen=(plan.max_lag + 1) * plan.batch_groups["rl"])
+        self.state = BufferState(packed=plan.origin, trained=plan.origin)
+        # As many failures as groups may be open at once: a service that is back soon ends no run.
+        self._most_failed = (plan.max_lag + 1) * plan.batch_groups["rl"]
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Issues are read by their headers alone."""
@@ -128,79 +132,82 @@ class BufferFold:
         elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
             self._on_claim(message, record.time_ns)
         elif topic is RUN_OPENED:
-            self._opened_ns = record.time_ns
+            self.state.opened_ns = record.time_ns
         elif topic is BATCH_TRAINED:
-            self.trained = max(self.trained, message.step)
+            self.state.trained = max(self.state.trained, message.step)
         elif topic is BATCH_PACKED:
-            self.packed = max(self.packed, message.step)
+            self.state.packed = max(self.state.packed, message.step)
             for group in message.groups:
                 self._close(group.prompt_id)
         elif topic is GROUP_DROPPED:
             self._close(message.prompt_id)
             if message.reason == "failed":
-                self._failed_ns.append(record.time_ns)
+                self.state.failed_ns = [*self.state.failed_ns, record.time_ns][-self._most_failed :]
         elif topic is TRAJECTORY_DROPPED:
             self._on_dropped(message)
 
     def decide(self, now_s: float) -> list[Decision]:
         """What to say now, at this moment of the server's clock (seconds since the epoch)."""
         decisions = self._expire(now_s)
-        for group in self._waiting_drop.values():
-            decisions += self._end_failed(group)
+        for prompt_id in self.state.waiting_drop:
+            decisions += self._end_failed(self.state.groups[prompt_id])
         return decisions or self._pack()
 
     def next_deadline(self) -> float | None:
         """When the oldest open group's deadline passes, seconds since the epoch; None when nothing is open."""
-        for prompt_id, issued_ns in self._issued_ns.items():  # in the order of issue
-            group = self._groups.get(prompt_id)
+        for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
+            group = self.state.groups.get(prompt_id)
             if group is None or not (group.complete or group.expired):
                 return self._deadline_s(issued_ns)
         return None
 
     def hopeless(self) -> str:
         """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
-        failed = self._failed_ns
-        if len(failed) < (failed.maxlen or 0) or failed[0] <= self._graded_ns:
+        failed = self.state.failed_ns
+        if len(failed) < self._most_failed or failed[0] <= self.state.graded_ns:
             return ""
-        return f"{len(failed)} groups in a row failed and nothing was graded meanwhile; the last: {self._last_failure}"
+        last = self.state.last_failure
+        return f"{len(failed)} groups in a row failed and nothing was graded meanwhile; the last: {last}"
 
     @property
     def ready(self) -> int:
         """Complete groups that wait for a batch."""
-        return len(self._ready["warmup"]) + len(self._ready["rl"])
+        return len(self.state.ready["warmup"]) + len(self.state.ready["rl"])
 
     @property
     def open(self) -> int:
         """Groups with members under way."""
-        return len(self._issued_ns.keys() | self._groups.keys()) - self.ready
+        return len(self.state.issued_ns.keys() | self.state.groups.keys()) - self.ready
 
     def _on_issued(self, record: Record) -> None:
         headers = record.headers
         prompt_id = headers["trajectory"].rsplit("-", 1)[0]
-        if prompt_id in self._closed or prompt_id in self._issued_ns:
+        if prompt_id in self.state.closed or prompt_id in self.state.issued_ns:
             return
-        self._issued_ns[prompt_id] = record.time_ns
-        if prompt_id not in self._groups:
-            stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
-            self._groups[prompt_id] = Group(prompt_id, int(headers["group-size"]), stage)
+        self.state.issued_ns[prompt_id] = record.time_ns
+        stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
+        group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
+        group.size, group.stage = int(headers["group-size"]), stage  # a claim that was read before may say otherwise
+        if group.complete:
+            self._settle(group)
 
     def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
         prompt_id = message.prompt_id
         if isinstance(message, TrajectoryGraded):
-            self._graded_ns = max(self._graded_ns, time_ns)
+            self.state.graded_ns = max(self.state.graded_ns, time_ns)
         else:
-            self._last_failure = f"{message.trajectory_id}: {message.reason}: {message.detail}"
-        if prompt_id in self._closed:
-            self.late += 1
+            self.state.last_failure = f"{message.trajectory_id}: {message.reason}: {message.detail}"
+        if prompt_id in self.state.closed:
+            self.state.late += 1
             return
-        group = self._groups.get(prompt_id)
+        group = self.state.groups.get(prompt_id)
         if group is None:
-            group = self._groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
+            group = self.state.groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
         member = message.member
         known = group.graded.get(member) or group.failed.get(member)
         repeated = known is not None and known.attempt >= message.attempt
         if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
-            self.late += 1
+            self.state.late += 1
             return
         if not 0 <= member < group.size:
             raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
@@ -210,17 +217,17 @@ class BufferFold:
             group.graded[member] = message
         else:
             group.failed[member] = message
-        if group.complete:
+        if group.complete and prompt_id in self.state.issued_ns:  # claims about what was never issued end nothing
             self._settle(group)
 
     def _on_dropped(self, message: TrajectoryDropped) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
-        group = self._groups.get(prompt_id)
+        group = self.state.groups.get(prompt_id)
         if group is not None and message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
                 del group.graded[int(member)]
-                self._ready[group.stage].pop(prompt_id, None)
+                self.state.ready[group.stage].pop(prompt_id, None)
             group.attempts[int(member)] = message.attempt + 1
         elif group is not None:
             group.dropped.add(int(member))
@@ -233,32 +240,32 @@ class BufferFold:
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
         if ends_missing or live < min(2, group.size) or self._is_flat(group):
-            self._waiting_drop[group.prompt_id] = group
+            self.state.waiting_drop[group.prompt_id] = None
         else:
-            self._waiting_drop.pop(group.prompt_id, None)
-            self._ready[group.stage].setdefault(group.prompt_id, group)
+            self.state.waiting_drop.pop(group.prompt_id, None)
+            self.state.ready[group.stage].setdefault(group.prompt_id)
 
     def _is_flat(self, group: Group) -> bool:
         rewards = {member.reward for member in group.live()}
         return self._plan.drop_zero_variance and group.stage == "rl" and len(rewards) == 1
 
     def _close(self, prompt_id: str) -> None:
-        self._closed.add(prompt_id)
-        self._issued_ns.pop(prompt_id, None)
-        self._waiting_drop.pop(prompt_id, None)
-        group = self._groups.pop(prompt_id, None)
+        self.state.closed.add(prompt_id)
+        self.state.issued_ns.pop(prompt_id, None)
+        self.state.waiting_drop.pop(prompt_id, None)
+        group = self.state.groups.pop(prompt_id, None)
         if group is not None:
-            self._ready[group.stage].pop(prompt_id, None)
+            self.state.ready[group.stage].pop(prompt_id, None)
 
     def _deadline_s(self, issued_ns: int) -> float:
-        return max(issued_ns, self._opened_ns) / 1e9 + self._plan.deadline_s
+        return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s
 
     def _expire(self, now_s: float) -> list[Decision]:
         decisions: list[Decision] = []
-        for prompt_id, issued_ns in self._issued_ns.items():
+        for prompt_id, issued_ns in self.state.issued_ns.items():
             if self._deadline_s(issued_ns) > now_s:
                 break
-            group = self._groups[prompt_id]
+            group = self.state.groups[prompt_id]
             if group.complete or group.expired:
                 continue
             if len(group.graded.keys() - group.dropped) < min(2, group.size):
@@ -281,12 +288,13 @@ class BufferFold:
 
     def _pack(self) -> list[Decision]:
         """The next batch, once enough groups are ready and the learner is near enough."""
-        plan, step = self._plan, self.packed + 1
-        if step > plan.steps or self.packed - self.trained > plan.ahead:
+        plan, step = self._plan, self.state.packed + 1
+        if step > plan.steps or self.state.packed - self.state.trained > plan.ahead:
             return []
         stage: Stage = "warmup" if step <= 0 else "rl"
         count = plan.batch_groups[stage]
-        ready = self._in_data_order(count) if stage == "warmup" else list(self._ready["rl"].values())
+        names = self._in_data_order(count) if stage == "warmup" else list(self.state.ready["rl"])
+        ready = [self.state.groups[name] for name in names]
         if len(ready) < count:
             return []
         min_version = step - 1 - plan.max_lag
@@ -307,19 +315,16 @@ class BufferFold:
         message = BatchPacked(step, stage, groups, min_version, plan.objective if stage == "rl" else {"loss": "sft"})
         return [Decision(BATCH_PACKED, message, id=f"{step}")]
 
-    def _in_data_order(self, count: int) -> list[Group]:
+    def _in_data_order(self, count: int) -> list[str]:
         """The next groups of the warm-up. They have no age, so their order can be that of the data: a warm-up is the
         same every time, whoever was fast."""
-        while prompt_name("warmup", self._warmup_next) in self._closed:
-            self._warmup_next += 1
-        chosen: list[Group] = []
-        number = self._warmup_next
+        chosen: list[str] = []
+        number = self.state.closed.least_missing("w")
         while len(chosen) < count:
             name = prompt_name("warmup", number)
-            group = self._ready["warmup"].get(name)
-            if group is not None:
-                chosen.append(group)
-            elif name not in self._closed:
+            if name in self.state.ready["warmup"]:
+                chosen.append(name)
+            elif name not in self.state.closed:
                 break
             number += 1
         return chosen

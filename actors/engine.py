@@ -8,16 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from actors.actor import ActorDown, Context
+from actors.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
-from asyncrl.engine.client import EngineClient, EngineRefused, EngineUnavailable
+from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
 from asyncrl.engine.launch import EngineFailed, EngineProcess
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
 from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
-from topics.wire import Message, WireError, decode
+from topics.wire import Message, WireError
 
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
@@ -36,6 +36,8 @@ class EngineActor:
         self._target: WeightsPublished | None = None
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
+        self._answers = True
+        self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         self._server: EngineProcess | None = None
         self._client: EngineClient | None = None
         self._address = ""
@@ -47,29 +49,37 @@ class EngineActor:
         """Start (or find) the server, then follow the weights."""
         await self._reader.start()
         stop = asyncio.create_task(self.context.stop.wait())
+        probes: list[asyncio.Task[None]] = []
         try:
             await self._open()
+            if self._client is not None:
+                probes = [asyncio.create_task(probe(self._client)) for probe in (self._probe, self._watch_load)]
+                for probe in probes:
+                    self.context.watch(probe)
             while not self.context.stop.is_set():
                 target = self._target
-                if target is not None and target.key != self._loaded:
+                self._news.clear()
+                if target is not None and target.key != self._loaded and self._answers:
                     await self._update(target)
                     continue
-                self._news.clear()
                 news = asyncio.create_task(self._news.wait())
                 await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
         except (EngineFailed, EngineUnavailable, EngineRefused) as error:
             raise ActorDown(f"engine {self._address or self.settings.kind}: {error}") from error
         finally:
-            stop.cancel()
+            for task in (stop, *probes):
+                task.cancel()
             await self._leave()
 
     def _on_published(self, record: Record) -> None:
-        try:
-            self._target = decode(WeightsPublished, record.data)
-        except WireError as error:
-            self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
-            return
+        self.context.heed(record, self._aim)
+
+    def _aim(self, _: Topic[Any], published: WeightsPublished) -> None:
+        store = self.context.files.weights.resolve()
+        if not Path(published.location).resolve().is_relative_to(store):
+            raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")
+        self._target = published
         self._news.set()
 
     async def _open(self) -> None:
@@ -94,13 +104,51 @@ class EngineActor:
         if not self.context.stop.is_set():
             raise EngineFailed(f"the server ended: {words}")
 
+    async def _probe(self, client: EngineClient) -> None:
+        """Ask the server for its health all the time: a frozen one takes requests and answers none."""
+        lease_s, answered_at = self.context.cast.keepers.lease_s, time.monotonic()
+        while True:
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(lease_s / 2):
+                    if await client.health() or self._updating:
+                        answered_at = time.monotonic()
+            silent_s = began - answered_at
+            if silent_s > lease_s and self._answers:
+                words = f"its server at {self._address} has not answered for {silent_s:.0f} s"
+                if self._server is not None:
+                    self._server.kill()
+                    raise ActorDown(f"{words}; it is killed")
+                # Somebody else's server: it gets its weights again when it is back.
+                self._answers, self._loaded = False, ""
+                await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, words))
+            elif silent_s < 0 and not self._answers:
+                self._answers = True
+                self._news.set()
+            await asyncio.sleep(lease_s / 4)
+
+    async def _watch_load(self, client: EngineClient) -> None:
+        """Tell in the vital signs when the server last answered, and when it last had nothing to do or came further."""
+        last, vitals = EngineLoad(0, 0), self.context.vitals
+        vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
+        while True:
+            with contextlib.suppress(EngineUnavailable, EngineRefused, TimeoutError):
+                async with asyncio.timeout(VITALS_S):
+                    load = await client.load()
+                now = vitals["answered_at_s"] = time.time()
+                # Requests that come to a paused server add to its queue, and no token to its caches.
+                if not load.requests or load.tokens != last.tokens:
+                    vitals["moved_at_s"] = now
+                vitals["requests"], last = load.requests, load
+            await asyncio.sleep(VITALS_S)
+
     async def _update(self, target: WeightsPublished) -> None:
         """Bring the server to a version: requests come back with their partial tokens, then the weights are swapped.
 
         Raises:
             EngineUnavailable, EngineRefused: the server is gone, or does not take the version.
         """
-        began = time.monotonic()
+        began, self._updating = time.monotonic(), True
         engine_id = self.context.actor_id
         await self._say(ENGINE_UPDATING, EngineUpdating(engine_id, target.line, target.version))
         crash_point("engine.updating")
@@ -117,7 +165,7 @@ class EngineActor:
             if confirmed != target.key:
                 raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
-        self._loaded = target.key
+        self._loaded, self._updating = target.key, False
         seconds = round(time.monotonic() - began, 4)
         self.context.vitals.update(version=target.version, update_s=seconds)
         ready = EngineReady(

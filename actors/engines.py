@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,9 +14,10 @@ from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParam
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.scripted import ScriptedClient
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineReady
-from topics.table import topic_of
 from topics.topic import ENGINES, Topic
-from topics.wire import Int32Array, WireError, decode
+from topics.wire import Int32Array, WireError
+
+_ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
 
 
 class Sampler(Protocol):
@@ -126,15 +128,7 @@ class EnginePool:
                     return
 
     def _on_record(self, record: Record) -> None:
-        topic = topic_of(record.subject)
-        if topic is None:
-            return
-        try:
-            self._fold(topic, decode(topic.message, record.data))
-        except WireError as error:
-            self._context.watch(asyncio.ensure_future(self._context.bury(record, str(error))))
-            return
-        self._tell()
+        self._context.heed(record, self._fold)
 
     def _fold(self, topic: Topic[Any], message: Any) -> None:
         engine = self._engines.get(message.engine_id)
@@ -149,14 +143,15 @@ class EnginePool:
                 engine.client.now_at(message.key)
         elif engine is not None and (topic is ENGINE_UPDATING or topic is ENGINE_GONE):
             engine.ready = None
+        self._tell()
 
     def _open(self, address: str) -> Sampler:
         settings = self._context.cast.engine
-        if address.startswith("scripted:"):
+        if address.startswith("scripted:") and settings.kind == "scripted":
             return ScriptedClient(
                 mean_s=settings.scripted_mean_s, sigma=settings.scripted_sigma, tokens=settings.scripted_tokens
             )
-        if not address.startswith(("http://", "https://")):
+        if not _ADDRESS.match(address):
             raise WireError(f"{address!r} is no address of an engine; expected http://host:port")
         return EngineClient(address, api_key=self._api_key)
 

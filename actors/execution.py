@@ -10,10 +10,12 @@ import numpy as np
 
 from actors.actor import Context
 from actors.engines import Engine, EnginePool, version_of
+from actors.suspects import Suspects
+from actors.together import Together
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.log import read_last
-from asyncrl.bus.talk import Fenced, read, say, say_fenced
+from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.bus.talk import BlobMissing, Fenced, attempt_of, read, say, say_fenced
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.functions import last_lines
@@ -35,7 +37,7 @@ from topics.trajectories import (
     TrajectoryProgressed,
     count_versions,
 )
-from topics.wire import Float32Array, Int32Array
+from topics.wire import Float32Array, Int32Array, WireError
 
 _QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
 
@@ -51,6 +53,8 @@ class Tools(NamedTuple):
     pool: EnginePool
     tokenizer: TaskTokenizer
     function: RolloutFunction
+    together: Together
+    suspects: Suspects
 
 
 class Execution:
@@ -66,9 +70,13 @@ class Execution:
         self._journal = Journal()
         self._lines: set[int] = set()
         self._newest = 0  # sequence of the newest message inside this trajectory's fence
+        self._chain = (0, 0)  # sequences of the first and the newest published progress
         self._kept_tokens = 0  # sampled tokens in the newest published progress
+        self._progressed = 1  # delivery in which it last came further
         self._keeping = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
+        self._due = False  # progress is about to be published
+        self._over = False
 
     async def run(self, *, look: bool) -> bool:
         """Run the rollout function and publish what came of it; True when the work is done and said.
@@ -79,10 +87,15 @@ class Execution:
         try:
             if look and await self._look():
                 return True
-            if self._issued.stage == "warmup":
-                await self._say_result(self._supervised(), "", truncated=False)
-            else:
-                await self._roll_out()
+            turn = self._tools.suspects.turn(self._delivery, self._name, self._issued.attempt, self._progressed)
+            async with turn as poison:
+                if poison:
+                    await self._context.bury(self._delivery.record, f"poison: {poison}")
+                    await self._say_failure("poison", poison)
+                elif self._issued.stage == "warmup":
+                    await self._say_result(self._supervised(), "", truncated=False)
+                else:
+                    await self._roll_out()
         except Fenced:
             self._context.count("fenced")
             return await self._is_generated()
@@ -99,6 +112,8 @@ class Execution:
                 with contextlib.suppress(Fenced):
                     await self.keep()
             raise
+        finally:
+            self._over = True
         return True
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
@@ -109,11 +124,13 @@ class Execution:
                 answer.done, answer.finish = True, "length"
                 return
             self._delivery.parked += 1
+            self._delivery.place = f"an engine with version {self._issued.min_version}"
             try:
                 engine = await self._tools.pool.choose(self._issued.min_version)
             finally:
                 self._delivery.parked -= 1
             self._delivery.advanced()
+            self._delivery.place = engine.engine_id
             try:
                 finish = await self._sample_on(engine, input_ids, answer, limits)
             except EngineUnavailable as error:
@@ -123,6 +140,7 @@ class Execution:
                 continue
             finally:
                 self._tools.pool.release(engine)
+                self._delivery.place = ""
             self._delivery.advanced()
             if finish != "abort":
                 answer.done, answer.finish = True, finish
@@ -133,12 +151,15 @@ class Execution:
         """Publish the journal as it is now; returns when it is stored."""
         async with self._keeping:
             crash_point("progress.before")
+            news = self._journal.news()
             message = TrajectoryProgressed(
                 trajectory_id=self._name,
                 attempt=self._issued.attempt,
                 delivery=self._delivery.at.deliveries,
                 offset=self._journal.tokens,
-                journal=self._journal.recorded(),
+                journal=news,
+                previous=self._chain[1],
+                first=self._chain[0],
                 lines=sorted(self._lines),
             )
             self._newest = await say_fenced(
@@ -150,6 +171,8 @@ class Execution:
                 expected=self._newest,
             )
             crash_point("progress.stored")
+            self._journal.told(news)
+            self._chain = (self._chain[0] or self._newest, self._newest)
             self._kept_tokens = message.offset
             self._context.count("progressed")
         self._delivery.advanced()
@@ -162,27 +185,54 @@ class Execution:
         """Read what was said of this trajectory before: True when nothing is left to do; else resume from it."""
         bus = self._context.bus
         newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
-        deliveries = self._delivery.at.deliveries
         if newest is None:
-            since = deliveries - 1
-        elif (attempt := int(newest.headers["attempt"])) != self._issued.attempt:
-            if attempt > self._issued.attempt:
-                return True  # this attempt has ended, another was issued
-            self._newest, since = newest.sequence, deliveries - 1
+            return False
+        if (attempt := attempt_of(newest)) is None:
+            self._pass_over(newest, "its header attempt is no number")
+        elif attempt != self._issued.attempt:
+            self._newest = newest.sequence
+            return attempt > self._issued.attempt  # this attempt has ended, another was issued
         elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
             return True
         else:
-            progress = await read(bus, TrajectoryProgressed, newest)
-            self._newest = newest.sequence
-            since = deliveries - progress.delivery
-            self._journal = Journal(progress.journal)
-            self._kept_tokens = progress.offset
-            self._lines.update(progress.lines)
-            self._context.count("resumed_elsewhere")
-        if since >= self._settings.poison_after:
-            await self._say_failure("poison", f"{since} deliveries without progress")
-            return True
+            await self._resume(newest)
         return False
+
+    async def _resume(self, newest: Record) -> None:
+        """Go on from the newest progress, or from the start where it cannot be read."""
+        try:
+            progress = await self._read_progress(newest)
+        except (WireError, BlobMissing) as error:
+            self._pass_over(newest, str(error))
+            return
+        self._newest, self._progressed = newest.sequence, progress.delivery
+        self._kept_tokens = self._delivery.tokens = progress.offset
+        self._lines.update(progress.lines)
+        self._context.count("resumed_elsewhere")
+
+    def _pass_over(self, newest: Record, reason: str) -> None:
+        """What stands last inside the fence cannot be read: it is buried, and the work goes on behind it."""
+        self._context.bury_soon(newest, reason)
+        self._newest = newest.sequence
+
+    async def _read_progress(self, newest: Record) -> TrajectoryProgressed:
+        """Take over all that was told, from the newest message back to the first; returns the newest.
+
+        Raises:
+            WireError, BlobMissing: a part of it is damaged or gone.
+        """
+        chain, record = [], newest
+        while True:
+            chain.append(await read(self._context.bus, TrajectoryProgressed, record))
+            if not (previous := chain[-1].previous):
+                break
+            found = await read_message(self._context.bus, TRAJECTORIES, previous)
+            if found is None or previous >= record.sequence:
+                raise WireError(f"message {previous}, which message {record.sequence} continues, is not there")
+            record = found
+        self._journal = Journal(progress.journal for progress in reversed(chain))
+        self._chain = (record.sequence, newest.sequence)
+        return chain[0]
 
     async def _is_generated(self) -> bool:
         bus = self._context.bus
@@ -190,7 +240,7 @@ class Execution:
         return (
             newest is not None
             and topic_of(newest.subject) is TRAJECTORY_GENERATED
-            and int(newest.headers["attempt"]) == self._issued.attempt
+            and attempt_of(newest) == self._issued.attempt
         )
 
     async def _roll_out(self) -> None:
@@ -232,8 +282,7 @@ class Execution:
         def on_tokens(chunk: Chunk) -> None:
             nonlocal true
             true &= self._extend(answer, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
-            if self._journal.tokens - self._kept_tokens >= settings.progress_tokens:
-                self._keep_soon()
+            self._keep_when_due()
 
         generation = await engine.client.generate(
             np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
@@ -258,19 +307,36 @@ class Execution:
         self._lines.add(line)
         extend(answer, tokens, logprobs, version)
         self._delivery.advanced()
+        self._delivery.tokens += len(tokens)
         self._context.count("tokens", len(tokens))
         return True
 
+    def _keep_when_due(self) -> None:
+        """Publish progress with that of others a little before `progress_tokens` would be lost, and else at once."""
+        limit, unkept = self._settings.progress_tokens, self._journal.tokens - self._kept_tokens
+        if unkept >= limit:
+            self._keep_soon()
+        elif unkept >= limit - limit // 8 and not self._due:
+            self._due = True
+            self._tools.together.add(self._keep_with_others)
+
+    def _keep_with_others(self) -> None:
+        self._due = False
+        if self._journal.tokens - self._kept_tokens > self._settings.progress_tokens // 2:
+            self._keep_soon()  # else it was published meanwhile
+
     def _keep_soon(self) -> None:
         """Publish progress beside the generation that goes on; a lost fence ends the work here."""
-        if self._background is None or self._background.done():
+        if not self._over and (self._background is None or self._background.done()):
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
             return
-        if not isinstance(error, Fenced):
+        if isinstance(error, Fenced):
+            self._context.count("fenced")
+        else:
             self._context.fail(error)
         self._delivery.end(done=False)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from actors.actor import ActorDown, Context
+from actors.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.log import LogReader, Record, patiently, read_last, read_message
 from asyncrl.bus.talk import (
@@ -24,17 +25,18 @@ from asyncrl.bus.talk import (
     TIME_TO_LIVE,
     BlobMissing,
     body_of,
-    check_names,
     say,
+    unpack,
+    unpack_headers,
 )
+from asyncrl.bus.talk import WRITER as NONCE
 from asyncrl.crash import crash_point
-from topics.actors import KeeperBeat, KeeperClaimed
-from topics.table import BY_NAME, TOPICS, topic_of
+from topics.actors import KeeperBeat, KeeperClaimed, KeeperFolded
+from topics.table import BY_NAME, TOPICS
 from topics.topic import Stream, Topic
-from topics.wire import Message, WireError, decode, prepare
+from topics.wire import Message, WireError, prepare
 
 BEAT_S = 3.0
-NONCE = "writer"  # header that says which writer appended a record
 
 
 class Decision(NamedTuple):
@@ -81,6 +83,7 @@ class Keeper:
         self.own = own
         self.nonce = secrets.token_hex(8)
         self._fold = fold
+        self._snapshots = Snapshots(context, own, fold)
         self._tail = 0  # sequence up to which the own log is folded or this writer's
         self._foreign = 0  # sequence of the newest record on the own log that somebody else appended
         self._claimed = False
@@ -105,7 +108,10 @@ class Keeper:
     async def start(self) -> None:
         """Fold everything that was ever said, then claim the own log; a spare claims it when its writer is silent."""
         self.context.watch(asyncio.create_task(self._hear_stop()))
+        streams = [reader.stream for reader in self._readers]
+        folded = await self._snapshots.restore(streams)
         for reader in self._readers:
+            self._lines[reader.stream.name].folded = reader.last = folded.get(reader.stream.name, 0)
             await reader.start()
         for reader in self._readers:
             async with asyncio.timeout(120):
@@ -207,29 +213,34 @@ class Keeper:
         while line.waiting:
             record = line.waiting[0]
             try:
-                self._fold_in(line, record, await body_of(self.context.bus, record))
+                is_snapshot = record.subject == self._snapshots.subject  # only a start reads it
+                self._fold_in(line, record, b"" if is_snapshot else await body_of(self.context.bus, record))
             except (WireError, BlobMissing) as error:
-                await self.context.bury(record, str(error))
+                self.context.bury_soon(record, str(error))
+                self._passed(line, record)
             line.waiting.popleft()
         line.fetching = False
         self._news.set()
 
     def _fold_in(self, line: _Line, record: Record, body: bytes) -> None:
-        topic = topic_of(record.subject)
         message: Any = None
         try:
-            if topic is None or topic.stream is not record.stream:
-                raise WireError("its subject is in no row of the topic table")
-            if not line.headers_only:
-                message = decode(topic.message, body)
-                check_names(message, record)
+            if line.headers_only or record.subject == self._snapshots.subject:
+                topic = unpack_headers(record)
+            else:
+                topic, message = unpack(record, body)
             self._check_claim(topic, record)
-            if topic.message not in (KeeperBeat, KeeperClaimed):
+            if topic.message not in (KeeperBeat, KeeperClaimed, KeeperFolded):
                 self._fold.apply(topic, message, record)
         except (WireError, LookupError, ValueError) as error:  # the latter two: values that are not what they must be
             reason = str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}"
-            self.context.watch(asyncio.create_task(self.context.bury(record, reason)))
+            self.context.bury_soon(record, reason)
+        self._passed(line, record)
+
+    def _passed(self, line: _Line, record: Record) -> None:
+        """A record is behind us, folded or buried."""
         line.folded = record.sequence
+        self._snapshots.since = 0 if record.subject == self._snapshots.subject else self._snapshots.since + 1
         if record.stream is self.own:
             self._heard_at = time.monotonic()
         if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
@@ -240,12 +251,13 @@ class Keeper:
                 self._readers_back.remove(entry)
                 if not entry[1].done():
                     entry[1].set_result(None)
+        if self._claimed and self._snapshots.due and not any(line.fetching for line in self._lines.values()):
+            positions = {name: line.folded for name, line in self._lines.items()}
+            self.context.watch(asyncio.create_task(self._say_snapshot(self._snapshots.take(positions))))
 
     def _check_claim(self, topic: Topic[Any], record: Record) -> None:
         if topic.message is not KeeperClaimed or record.stream is not self.own:
             return
-        if NONCE not in record.headers:
-            raise WireError("a claim without a writer")
         if record.headers[NONCE] == self.nonce:
             self._claimed = True
         elif self._claimed:
@@ -300,6 +312,13 @@ class Keeper:
         while not (self._claimed or self.context.stop.is_set()):
             await self._catch_up()
             await self.append([Decision(claimed, message)])
+
+    async def _say_snapshot(self, snapshot: KeeperFolded) -> None:
+        """Put a snapshot on the log; one that comes second is left out, another follows."""
+        assert self._snapshots.topic is not None
+        crash_point("snapshot.taken")
+        await self.append([Decision(self._snapshots.topic, snapshot)])
+        crash_point("snapshot.said")
 
     async def _beat(self) -> None:
         beat = Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
@@ -12,20 +11,24 @@ from typing import TypeVar
 from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from actors.learner_fold import LearnerFold
+from actors.objective import batch_rules, open_trainer, step_spec
 from actors.payloads import Payloads
-from asyncrl.algorithms.batches import BatchRules, BatchStats, TrainRow, build_rows
-from asyncrl.algorithms.losses import Correction
-from asyncrl.algorithms.schedules import learning_rate_factor
+from asyncrl.algorithms.batches import BatchStats, TrainRow, build_rows
 from asyncrl.crash import crash_point
-from asyncrl.settings import Cast
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, weights_digest, write_checkpoint
-from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec, Trainer
-from asyncrl.training.scripted import ScriptedTrainer
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    load_checkpoint,
+    read_checkpoint,
+    weights_digest,
+    write_checkpoint,
+)
+from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.evals import EVAL_REQUESTED, EvalRequested
-from topics.topic import BATCHES, TRAINING
+from topics.streams import CHECKPOINT_REQUESTED
+from topics.topic import BATCHES, FLEET, TRAINING
 from topics.weights import (
     CHECKPOINT_SAVED,
     TRAINING_FINISHED,
@@ -42,47 +45,6 @@ async def main(context: Context) -> None:
     await Learner(context).run()
 
 
-def open_trainer(cast: Cast, model: Path) -> Trainer:
-    """The trainer that the cast names."""
-    settings = cast.learner
-    if settings.trainer == "scripted":
-        return ScriptedTrainer(settings.scripted_step_s)
-    return TorchTrainer(
-        model,
-        TorchSettings(
-            device=settings.device,
-            dtype=settings.dtype,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        ),
-    )
-
-
-def step_spec(cast: Cast, step: int) -> StepSpec:
-    """The objective of one step: a pure function of the settings."""
-    learner, warmup = cast.learner, cast.warmup
-    if step <= 0:
-        number = step + warmup.steps
-        rate = warmup.lr * learning_rate_factor(number, kind="constant", warmup_steps=warmup.lr_warmup_steps)
-        return StepSpec(step=step, loss="sft", learning_rate=rate, grad_clip=learner.max_grad_norm)
-    factor = learning_rate_factor(
-        step, kind=learner.schedule, warmup_steps=learner.lr_warmup_steps, total_steps=learner.steps
-    )
-    return StepSpec(
-        step=step,
-        loss="grpo",
-        learning_rate=learner.lr * factor,
-        clip=(learner.clip_low, learner.clip_high),
-        correction=Correction(
-            proximal="current" if learner.correction == "decoupled" else "behaviour",
-            mode=learner.correction_mode if learner.correction == "decoupled" else "none",
-            cap=learner.correction_cap,
-        ),
-        grad_clip=learner.max_grad_norm,
-    )
-
-
 class Learner:
     """Trains batch after batch, in the order of the batch log."""
 
@@ -90,22 +52,23 @@ class Learner:
         cast = context.cast
         self.context = context
         self.cast = cast
-        self.fold = LearnerFold(1 - cast.warmup.steps)
-        self.keeper = Keeper(context, TRAINING, [Input(BATCHES, [BATCH_PACKED])], self.fold)
+        self.fold = LearnerFold(cast.origin + 1)
+        inputs = [Input(BATCHES, [BATCH_PACKED]), Input(FLEET, [CHECKPOINT_REQUESTED])]
+        self.keeper = Keeper(context, TRAINING, inputs, self.fold)
         self.store = FileStore(context.files.weights)
-        self.payloads = Payloads(context)
-        self.step = -cast.warmup.steps  # newest step in the weights
+        self.payloads = Payloads(context.bus, context.cast.rollout.temperature)
+        self.step = cast.origin  # newest step in the weights
         self.line = 0
         self.batch_sequence = 0
         self._saying: asyncio.Task[None] | None = None
-        self._kept: list[str] = []  # locations of the newest versions in the store, oldest first
-        self._pruning: asyncio.Task[None] | None = None
+        self._resumed = False  # all that was said to be trained is in the weights
 
     async def run(self) -> None:
         """Resume where the log says, then train to the end."""
         opening = asyncio.create_task(
             asyncio.to_thread(open_trainer, self.cast, self.context.files.model_path(self.cast))
         )
+        self.context.doing("loads the model")
         await self.keeper.start()
         self.trainer = await opening
         if self.context.stop.is_set():
@@ -127,18 +90,19 @@ class Learner:
         """Load the newest checkpoint, train again what was trained after it, and publish only what differs."""
         said = self.fold.trained
         self.line = self.fold.line
-        published = sorted(self.fold.published.values(), key=lambda version: (version.line, version.version))
-        self._kept = [version.location for version in published]
         for saved in reversed(self.fold.checkpoints):
             try:
-                found = await asyncio.to_thread(read_checkpoint, Path(saved.path))
-                await asyncio.to_thread(self.trainer.load, Path(saved.path))
+                found = await asyncio.to_thread(load_checkpoint, Path(saved.path), self.trainer)
             except CheckpointError as error:
                 self.context.log.warning("checkpoint unusable", path=saved.path, reason=str(error))
                 continue
             self.step, self.batch_sequence = found.step, found.batch_sequence
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
+        else:
+            if self.cast.start.checkpoint:
+                path = self.context.files.base / self.cast.start.checkpoint
+                await asyncio.to_thread(load_checkpoint, path, self.trainer)
         differs = self._differs()
         while self.step < said and not self.context.stop.is_set():
             await self._train_next(publish=False)
@@ -149,6 +113,7 @@ class Learner:
         if self._publishes(self.step) and (differs or self.step not in self.fold.published):
             await self._say([await self._publish()])
         await self._ask_for_evaluation()
+        self._resumed = True
 
     def _differs(self) -> bool:
         """Whether these weights were published with other bits."""
@@ -163,7 +128,8 @@ class Learner:
         packed, sequence = found
         groups = await self.payloads.take(packed)
         began = time.monotonic()
-        rows, stats = build_rows(groups, self._rules(packed))
+        self.context.doing(f"trains batch {packed.step}")
+        rows, stats = build_rows(groups, batch_rules(self.cast, packed))
         metrics = await self._while_fetching(packed.step + 1, asyncio.to_thread(self._update, rows, packed.step))
         metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step, self.batch_sequence = packed.step, sequence
@@ -176,7 +142,8 @@ class Learner:
         await self._say(decisions)
         self.context.vitals.update(step=self.step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
-        if self.step == 0 or self.step % self.cast.learner.checkpoint_every == 0:
+        due = self.step == 0 or self.step % self.cast.learner.checkpoint_every == 0
+        if due or self.fold.asks_for_checkpoint(self.step):
             await self._save()
 
     def _update(self, rows: Sequence[TrainRow], step: int) -> dict[str, float]:
@@ -197,34 +164,20 @@ class Learner:
         )
         return Decision(BATCH_TRAINED, message, id=f"{self.line}:{packed.step}")
 
-    def _rules(self, packed: BatchPacked) -> BatchRules:
-        learner = self.cast.learner
-        if packed.stage == "warmup":
-            return BatchRules(step=packed.step, advantage="none", aggregation="token")
-        return BatchRules(
-            step=packed.step,
-            min_version=packed.min_version,
-            advantage=learner.advantage,
-            aggregation=learner.aggregation,
-            constant_tokens=self.cast.rollout.max_new_tokens,
-        )
-
     def _publishes(self, step: int) -> bool:
-        return step >= 0 and (step % self.cast.learner.publish_every == 0 or step == self.cast.learner.steps)
+        always = (self.cast.start.step, self.cast.learner.steps)
+        return step >= 0 and (step % self.cast.learner.publish_every == 0 or step in always)
 
     async def _publish(self) -> Decision:
         """Put the weights into the store; the decision says so."""
-        if self._pruning is not None:
-            await self._pruning  # it takes whatever it was not told to keep for old, also what is written meanwhile
         message = await asyncio.to_thread(self.store.publish, self.trainer, line=self.line, version=self.step)
         crash_point("weights.renamed")
-        self._kept = [*self._kept, message.location][-self.cast.learner.keep_versions :]
-        self._pruning = asyncio.create_task(asyncio.to_thread(self.store.prune, self._kept))
         return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
 
     async def _ask_for_evaluation(self) -> None:
         settings = self.cast.eval
-        due = self.step in (0, self.cast.learner.steps) or (settings.every and self.step % settings.every == 0)
+        ends = (self.cast.start.step, self.cast.learner.steps)
+        due = self.step in ends or (settings.every and self.step % settings.every == 0)
         name = f"v{self.step:06d}"
         if settings.prompts and due and self.step >= 0 and name not in self.fold.evals:
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
@@ -232,6 +185,7 @@ class Learner:
 
     async def _save(self) -> None:
         """Write a checkpoint; it counts once it is said."""
+        self.context.doing(f"saves checkpoint {self.step}")
         await self._said()
         crash_point("learner.saving")
         if any(saved.step == self.step and saved.line == self.line for saved in self.fold.checkpoints):
@@ -245,8 +199,6 @@ class Learner:
         await self._say([Decision(CHECKPOINT_SAVED, message, id=path.name)])
         await self._said()
         crash_point("checkpoint.said")
-        for old in self.fold.checkpoints[: -self.cast.learner.keep_checkpoints]:
-            await asyncio.to_thread(shutil.rmtree, old.path, ignore_errors=True)
         self.fold.forget(self.fold.checkpoints[max(0, len(self.fold.checkpoints) - 2)].step)
 
     async def _finish(self) -> None:
@@ -273,7 +225,10 @@ class Learner:
     async def _batch(self, step: int) -> tuple[BatchPacked, int] | None:
         """A batch and its sequence, once it is packed; None when the actor shall stop first."""
         began = time.monotonic()
+        self.context.doing(f"waits for batch {step}")
         while (found := self.fold.batch(step)) is None and not self.context.stop.is_set():
+            if self._resumed and self.fold.asks_for_checkpoint(self.step):
+                await self._save()
             await self.keeper.changes()
         self.context.count("waited_s", time.monotonic() - began)
         return found

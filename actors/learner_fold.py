@@ -7,6 +7,7 @@ from typing import Any
 from asyncrl.bus.log import Record
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.evals import EVAL_REQUESTED
+from topics.streams import CHECKPOINT_REQUESTED
 from topics.topic import Topic
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
 
@@ -21,6 +22,8 @@ class LearnerFold:
         self.checkpoints: list[CheckpointSaved] = []
         self.evals: set[str] = set()
         self.finished = False
+        self._first = first_step
+        self._asked_after = first_step - 2  # a checkpoint is asked for of a later step than this
         self._batches: dict[int, tuple[BatchPacked, int]] = {}
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -39,10 +42,17 @@ class LearnerFold:
             self.evals.add(message.eval_id)
         elif topic is TRAINING_FINISHED:
             self.finished = True
+        elif topic is CHECKPOINT_REQUESTED:
+            self._asked_after = max(self._asked_after, message.after)
 
     def batch(self, step: int) -> tuple[BatchPacked, int] | None:
         """A batch and its sequence in the batch log, once packed."""
         return self._batches.get(step)
+
+    def asks_for_checkpoint(self, step: int) -> bool:
+        """Whether a checkpoint of this step is wanted before its turn: a request stands until a later one is saved."""
+        newest = self.checkpoints[-1].step if self.checkpoints else self._first - 1
+        return step > newest and self._asked_after >= newest
 
     def forget(self, step: int) -> None:
         """Batches up to this step are in a checkpoint."""

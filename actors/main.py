@@ -6,8 +6,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from actors.actor import open_context, play
-from asyncrl.bus.errors import BusError
+from actors.actor import FATAL, open_context, play
+from asyncrl.bus.errors import BusDenied, BusError
 from asyncrl.crash import plays
 from asyncrl.telemetry.logs import open_log
 
@@ -23,7 +23,7 @@ async def run(role: str, actor_id: str, run_dir: Path) -> int:
         context = await open_context(role, actor_id, run_dir, log)
     except (BusError, OSError, ValueError) as error:
         log.error("actor did not start", reason=str(error))
-        return 1
+        return FATAL if isinstance(error, BusDenied) else 1
     return await play(context, module.main)
 
 

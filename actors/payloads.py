@@ -8,14 +8,15 @@ from typing import Any
 
 import xxhash
 
-from actors.actor import ActorFault, Context
+from actors.actor import ActorFault
 from asyncrl.algorithms.batches import GradedTrajectory
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
-from asyncrl.bus.talk import body_of
+from asyncrl.bus.talk import BlobMissing, body_of
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TrajectoryGenerated
-from topics.wire import decode, prepare
+from topics.wire import WireError, decode, prepare
 
 _AT_ONCE = 64  # payloads asked for at once
 
@@ -23,8 +24,13 @@ _AT_ONCE = 64  # payloads asked for at once
 class Payloads:
     """The trajectories of batches, fetched as soon as a batch is known."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, bus: Bus, temperature: float) -> None:
+        """
+        Args:
+            temperature: at which the tokens of RL were sampled.
+        """
+        self._bus = bus
+        self._temperature = temperature
         prepare(TrajectoryGenerated)
         self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
 
@@ -44,7 +50,7 @@ class Payloads:
 
     async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
         limit = asyncio.Semaphore(_AT_ONCE)
-        temperature = self._context.cast.rollout.temperature if packed.stage == "rl" else 1.0
+        temperature = self._temperature if packed.stage == "rl" else 1.0
 
         async def fetch(member: BatchMember) -> GradedTrajectory:
             async with limit:
@@ -58,12 +64,15 @@ class Payloads:
         return [[next(fetched) for _ in group.members] for group in packed.groups]
 
     async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:
-        record = await read_message(self._context.bus, TRAJECTORIES, member.payload.sequence)
+        record = await read_message(self._bus, TRAJECTORIES, member.payload.sequence)
         if record is None:
             raise ActorFault(
                 f"batch {step}: the tokens of {member.trajectory_id} (message {member.payload.sequence}) are gone"
             )
-        body = await body_of(self._context.bus, record)
+        try:
+            body = await body_of(self._bus, record)
+        except (BlobMissing, WireError) as error:
+            raise ActorFault(f"batch {step}: the tokens of {member.trajectory_id}: {error}") from error
         digest = xxhash.xxh3_64_hexdigest(body)
         if digest != member.payload.digest:
             raise ActorFault(

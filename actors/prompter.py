@@ -8,10 +8,12 @@ from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from actors.prompter_fold import PrompterFold, Wanted
 from asyncrl.tasks.data import DataError, DataSource, open_source
+from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.topic import BATCHES, PROMPTS, TRAINING
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
+from topics.topic import ACTORS, BATCHES, FLEET, PROMPTS, TRAINING
 from topics.trajectories import TRAJECTORY_DROPPED
 from topics.weights import TRAINING_FINISHED
 
@@ -32,6 +34,8 @@ async def main(context: Context) -> None:
         [
             Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
             Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED]),
+            Input(ACTORS, [REISSUE_REQUESTED]),
+            Input(FLEET, [ADMISSION_PAUSED, ADMISSION_RESUMED]),
         ],
         fold,
         own_headers_only=True,
@@ -56,7 +60,7 @@ def decide(wanted: Wanted, seed: int, rows_per_trajectory: int, source: DataSour
         first = wanted.number * rows_per_trajectory
         rows = [source.row(number) for number in range(first, first + rows_per_trajectory)]
     else:
-        rows = [source.row(wanted.number)]
+        rows = [source.row(wanted.row)]
     name = f"{wanted.prompt_id}-{wanted.member}"
     message = PromptIssued(
         prompt_id=wanted.prompt_id,
@@ -67,5 +71,6 @@ def decide(wanted: Wanted, seed: int, rows_per_trajectory: int, source: DataSour
         attempt=wanted.attempt,
         min_version=wanted.min_version,
         seed=xxhash.xxh3_64_intdigest(f"{seed}:{name}:{wanted.attempt}".encode()) >> 1,
+        origin=wanted.origin,
     )
     return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")

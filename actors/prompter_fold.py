@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
+
+import msgspec
 
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
+from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
+from topics.prompts import PROMPT_ISSUED, Stage, prompt_name, reissue_name
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
 from topics.topic import Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 from topics.weights import TRAINING_FINISHED
+
+_PROMPT = re.compile(r"p\d{6,}")
 
 
 class Wanted(NamedTuple):
@@ -23,11 +30,17 @@ class Wanted(NamedTuple):
     group_size: int
     min_version: int
     attempt: int = 0
+    origin: str = ""  # prompt whose row is issued again; `number` is then that of the request
 
     @property
     def prompt_id(self) -> str:
         """`p000042`."""
-        return prompt_name(self.stage, self.number)
+        return reissue_name(self.number) if self.origin else prompt_name(self.stage, self.number)
+
+    @property
+    def row(self) -> int:
+        """Place of its row in the source's endless order."""
+        return int(self.origin[1:]) if self.origin else self.number
 
 
 class StagePlan(NamedTuple):
@@ -46,23 +59,36 @@ def stage_plans(cast: Cast) -> dict[Stage, StagePlan]:
     }
 
 
+class PrompterState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    issued: dict[Stage, int]  # groups whose every member is issued
+    done: dict[Stage, int]  # trained batches
+    trained: int  # newest step
+    members: dict[str, int] = {}  # issued members of groups not yet complete
+    open: dict[Stage, set[str]] = msgspec.field(default_factory=lambda: {"warmup": set(), "rl": set()})
+    closed_early: set[str] = set()  # ends read before the issue they end: logs have no common order
+    packed: dict[int, list[str]] = {}
+    again: dict[str, int] = {}  # trajectories to issue again, with the attempt
+    attempts: dict[str, int] = {}  # newest attempt issued of open groups' trajectories, where above 0
+    trained_ahead: set[int] = set()  # trained before their packing was read
+    origins: list[str] = []  # prompts whose rows are to be issued again, in the order of the requests
+    reissued: set[int] = set()  # requests whose every member is issued
+    finished: bool = False
+    paused: bool = False  # payload streams are nearly full
+
+
 class PrompterFold:
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
     def __init__(self, cast: Cast) -> None:
         self._plans = stage_plans(cast)
         self._max_lag = cast.buffer.max_lag
-        self._issued: dict[Stage, int] = {"warmup": 0, "rl": 0}  # groups whose every member is issued
-        self._members: dict[str, int] = {}  # issued members of groups not yet complete
-        self._open: dict[Stage, set[str]] = {"warmup": set(), "rl": set()}
-        self._closed_early: set[str] = set()  # ends read before the issue they end: logs have no common order
-        self._packed: dict[int, list[str]] = {}
-        self._again: dict[str, int] = {}  # trajectories to issue again, with the attempt
-        self._attempts: dict[str, int] = {}  # newest attempt issued, where above 0
-        self._trained_ahead: set[int] = set()  # trained before their packing was read
-        self._done: dict[Stage, int] = {"warmup": 0, "rl": 0}  # trained batches
-        self.trained = -cast.warmup.steps
-        self.finished = False
+        self.state = PrompterState(
+            issued={"warmup": 0, "rl": cast.start.prompt},
+            done={"warmup": 0, "rl": cast.start.step},
+            trained=cast.origin,
+        )
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Issues are read by their headers alone."""
@@ -70,90 +96,125 @@ class PrompterFold:
             self._on_issued(record.headers)
         elif topic is BATCH_PACKED:
             groups = [group.prompt_id for group in message.groups]
-            if message.step in self._trained_ahead:
-                self._trained_ahead.discard(message.step)
+            if message.step in self.state.trained_ahead:
+                self.state.trained_ahead.discard(message.step)
                 self._close(groups)
             else:
-                self._packed[message.step] = groups
+                self.state.packed[message.step] = groups
         elif topic is BATCH_TRAINED:
-            if message.step <= self.trained:
+            if message.step <= self.state.trained:
                 return  # trained again after a rollback: its groups returned their credit already
-            self.trained = message.step
-            self._done[message.stage] += 1
-            groups_or_none = self._packed.pop(message.step, None)
+            self.state.trained = message.step
+            self.state.done[message.stage] += 1
+            groups_or_none = self.state.packed.pop(message.step, None)
             if groups_or_none is None:
-                self._trained_ahead.add(message.step)
+                self.state.trained_ahead.add(message.step)
             else:
                 self._close(groups_or_none)
         elif topic is GROUP_DROPPED:
             self._close([message.prompt_id])
         elif topic is TRAJECTORY_DROPPED:
             attempt = message.attempt + 1
-            if message.again and self._attempts.get(message.trajectory_id, 0) < attempt:
-                self._again[message.trajectory_id] = attempt
+            if message.again and self.state.attempts.get(message.trajectory_id, 0) < attempt:
+                self.state.again[message.trajectory_id] = attempt
+        elif topic is REISSUE_REQUESTED:
+            self._on_reissue(message.prompt_id)
         elif topic is TRAINING_FINISHED:
-            self.finished = True
+            self.state.finished = True
+        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
+            self.state.paused = topic is ADMISSION_PAUSED
 
     def wanted(self) -> list[Wanted]:
         """What may be issued now, in order."""
-        if self.finished:
+        if self.state.finished:
             return []
-        again = [self._wanted_again(name, attempt) for name, attempt in self._again.items()]
+        again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
         warmup, plan = self._wanted_of("warmup"), self._plans["warmup"]
-        all_warm = self._issued["warmup"] + len(warmup) >= plan.steps * plan.batch_groups
+        all_warm = self.state.issued["warmup"] + len(warmup) >= plan.steps * plan.batch_groups
         return again + warmup + (self._wanted_of("rl") if all_warm else [])
 
     @property
     def open_groups(self) -> int:
         """Groups issued and not yet ended."""
-        return len(self._open["warmup"]) + len(self._open["rl"])
+        return len(self.state.open["warmup"]) + len(self.state.open["rl"])
 
     @property
     def _min_version(self) -> int:
-        return max(0, self.trained - self._max_lag)
+        return max(0, self.state.trained - self._max_lag)
 
     def _wanted_of(self, stage: Stage) -> list[Wanted]:
         plan = self._plans[stage]
-        limit = (self._max_lag + 1) * plan.batch_groups
-        still_needed = (plan.steps - self._done[stage]) * plan.batch_groups
-        room = min(limit, still_needed) - len(self._open[stage])
-        first = self._issued[stage]
+        # While admission is paused no more is open than the next batch takes: with less nothing would ever be trained,
+        # and only what is trained makes room.
+        limit = plan.batch_groups if self.state.paused else (self._max_lag + 1) * plan.batch_groups
+        still_needed = (plan.steps - self.state.done[stage]) * plan.batch_groups
+        room = max(0, min(limit, still_needed) - len(self.state.open[stage]))
+        first = self.state.issued[stage]
         # A group cut short by a crash is finished first: it is open already and takes no new room.
-        unfinished = self._members.get(prompt_name(stage, first), 0)
-        return [
+        unfinished = self.state.members.get(prompt_name(stage, first), 0)
+        reissues, room = self._reissues(room) if stage == "rl" else ([], room)
+        return reissues + [
             Wanted(stage, number, member, plan.group_size, self._min_version)
             for number in range(first, first + room + bool(unfinished))
             for member in range(unfinished if number == first else 0, plan.group_size)
         ]
 
+    def _reissues(self, room: int) -> tuple[list[Wanted], int]:
+        """Members of groups that were asked for again, as far as there is room; and the room left for new prompts."""
+        found: list[Wanted] = []
+        size = self._plans["rl"].group_size
+        for number, origin in enumerate(self.state.origins):
+            begun = self.state.members.get(reissue_name(number), 0)
+            if number in self.state.reissued or not (begun or room > 0):
+                continue
+            room -= not begun
+            found += [
+                Wanted("rl", number, member, size, self._min_version, origin=origin) for member in range(begun, size)
+            ]
+        return found, room
+
     def _wanted_again(self, name: str, attempt: int) -> Wanted:
         prompt_id, member = name.rsplit("-", 1)
+        number = int(prompt_id[1:])
+        origin = self.state.origins[number] if prompt_id.startswith("r") else ""
         group_size = self._plans["rl"].group_size
-        return Wanted("rl", int(prompt_id[1:]), int(member), group_size, self._min_version, attempt)
+        return Wanted("rl", number, int(member), group_size, self._min_version, attempt, origin)
+
+    def _on_reissue(self, prompt_id: str) -> None:
+        origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith("r") else prompt_id
+        if not _PROMPT.fullmatch(origin):
+            raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
+        self.state.origins.append(origin)
 
     def _on_issued(self, headers: dict[str, str]) -> None:
         stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
         name, attempt = headers["trajectory"], int(headers["attempt"])
-        if attempt:
-            self._attempts[name] = max(attempt, self._attempts.get(name, 0))
-            if self._again.get(name, 0) <= attempt:
-                self._again.pop(name, None)
-            return
         prompt_id = name.rsplit("-", 1)[0]
-        count = self._members.pop(prompt_id, 0) + 1
-        if count == int(headers["group-size"]):
-            self._issued[stage] += 1
+        if attempt:
+            if prompt_id in self.state.open[stage]:  # else its end was read before, and nothing is issued again
+                self.state.attempts[name] = max(attempt, self.state.attempts.get(name, 0))
+            if self.state.again.get(name, 0) <= attempt:
+                self.state.again.pop(name, None)
+            return
+        count = self.state.members.pop(prompt_id, 0) + 1
+        if count != int(headers["group-size"]):
+            self.state.members[prompt_id] = count
+        elif prompt_id.startswith("r"):
+            self.state.reissued.add(int(prompt_id[1:]))
         else:
-            self._members[prompt_id] = count
-        if prompt_id in self._closed_early:
-            self._closed_early.discard(prompt_id)
+            self.state.issued[stage] += 1
+        if prompt_id in self.state.closed_early:
+            self.state.closed_early.discard(prompt_id)
         elif count == 1:
-            self._open[stage].add(prompt_id)
+            self.state.open[stage].add(prompt_id)
 
     def _close(self, prompt_ids: list[str]) -> None:
         for prompt_id in prompt_ids:
-            of_stage = self._open["warmup" if prompt_id.startswith("w") else "rl"]
+            for member in range(self._plans["rl"].group_size):
+                self.state.again.pop(f"{prompt_id}-{member}", None)
+                self.state.attempts.pop(f"{prompt_id}-{member}", None)
+            of_stage = self.state.open["warmup" if prompt_id.startswith("w") else "rl"]
             if prompt_id in of_stage:
                 of_stage.discard(prompt_id)
             else:
-                self._closed_early.add(prompt_id)
+                self.state.closed_early.add(prompt_id)

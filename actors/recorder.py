@@ -12,11 +12,10 @@ from actors.actor import Context
 from actors.recorder_fold import RecorderFold
 from asyncrl.bus.log import LogReader, Record, patiently, read_last_of_each
 from asyncrl.telemetry.plot import draw_reward
-from topics.actors import RUN_OPENED
+from topics.actors import KEEPER_TOPICS, RUN_OPENED
 from topics.table import topic_of
 from topics.topic import ACTORS, BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED
-from topics.wire import WireError, decode
 
 _LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
     TRAINING: (),
@@ -101,15 +100,8 @@ class Recorder:
         return max(0, int(state.get("num_subjects", 0)) - keepers - warmup)
 
     def _on_record(self, record: Record) -> None:
-        topic = topic_of(record.subject)
-        if topic is None:
-            return
-        try:
-            message = decode(topic.message, record.data)
-        except WireError as error:
-            self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
-            return
-        self.fold.apply(topic, message, record)
+        if topic_of(record.subject) not in KEEPER_TOPICS:
+            self.context.heed(record, lambda topic, message: self.fold.apply(topic, message, record))
         if self.fold.rows:
             self._news.set()
 

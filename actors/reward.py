@@ -5,6 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from actors.actor import ActorFault, Context
+from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import body_of, say
@@ -37,9 +38,7 @@ async def main(context: Context) -> None:
     try:
         worker = RewardWorker(context, grader)
         queue = QUEUES["reward"]
-        await WorkerLoop(
-            context, queue, TrajectoryGenerated, worker.handle, settings.in_flight, on_poison=worker.give_up
-        ).run()
+        await WorkerLoop(context, queue, TrajectoryGenerated, worker.handle, settings.in_flight).run()
     finally:
         await grader.close()
 
@@ -50,12 +49,22 @@ class RewardWorker:
     def __init__(self, context: Context, grader: Grader) -> None:
         self._context = context
         self._grader = grader
+        self._suspects = Suspects(context)
 
     async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         """Say a grade, or the claim that there can be none."""
+        async with self._suspects.turn(delivery, generated.trajectory_id, generated.attempt) as poison:
+            if poison:
+                await self._context.bury(delivery.record, f"poison: {poison}")
+                await self._say_failure(generated, delivery, "poison", poison)
+            else:
+                await self._grade(generated, delivery)
+        return True
+
+    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> None:
         if generated.stage == "warmup":
             await self._say_grade(generated, delivery, 0.0, {})
-            return True
+            return
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
         row = generated.rows[0]
@@ -75,14 +84,6 @@ class RewardWorker:
             await self._say_failure(generated, delivery, "reward", str(error))
         else:
             await self._say_grade(generated, delivery, result.reward, result.metrics)
-        return True
-
-    async def give_up(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
-        """Grading it ended worker after worker."""
-        await self._say_failure(
-            generated, delivery, "poison", f"{delivery.at.deliveries - 1} workers did not finish grading it"
-        )
-        return True
 
     async def _say_grade(
         self,

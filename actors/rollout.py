@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
+from actors.suspects import Suspects
+from actors.together import Together
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import QUEUES
@@ -14,12 +17,10 @@ from asyncrl.tasks.functions import FunctionError, load_function
 from asyncrl.tasks.journal import branch_tasks
 from asyncrl.tasks.rollout import RolloutFunction, single_turn
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
-from topics.groups import GROUP_DROPPED
+from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
-from topics.table import topic_of
-from topics.topic import BATCHES, PROMPTS
+from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
-from topics.wire import WireError, decode
 
 _EVERY = 1 << 31  # more than any attempt: a group ends with all of them
 
@@ -45,7 +46,7 @@ class RolloutWorker:
         except (TokenizerError, FunctionError) as error:
             raise ActorFault(str(error)) from error
         self.pool = EnginePool(context)
-        self.tools = Tools(context, self.pool, tokenizer, function)
+        self.tools = Tools(context, self.pool, tokenizer, function, Together(), Suspects(context))
         self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
@@ -93,18 +94,16 @@ class RolloutWorker:
         return not fresh or delivery.at.stream_sequence <= self._old_work
 
     def _on_end(self, record: Record) -> None:
+        self.context.heed(record, self._end)
+
+    def _end(self, topic: Topic[Any], message: GroupDropped | TrajectoryDropped) -> None:
         """Stop work on what the buffer has ended."""
-        key = record.subject.rsplit(".", 1)[1]
-        attempt = _EVERY
-        try:
-            if topic_of(record.subject) is GROUP_DROPPED:
-                ended = [name for name in self._working if name.rsplit("-", 1)[0] == key]
-            else:
-                attempt = decode(TrajectoryDropped, record.data).attempt
-                ended = [key] if key in self._working and self._working[key][0] <= attempt else []
-        except WireError as error:
-            self.context.watch(asyncio.ensure_future(self.context.bury(record, str(error))))
-            return
+        if isinstance(message, GroupDropped):
+            key, attempt = message.prompt_id, _EVERY
+            ended = [name for name in self._working if name.rsplit("-", 1)[0] == key]
+        else:
+            key, attempt = message.trajectory_id, message.attempt
+            ended = [key] if key in self._working and self._working[key][0] <= attempt else []
         self._ended[key] = attempt
         for name in ended:
             self.context.count("stopped")

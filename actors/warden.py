@@ -10,6 +10,9 @@ from typing import Any
 
 from actors.actor import FATAL, ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
+from actors.pulse import Pulses
+from actors.trimmer import Trimmer
+from actors.watchman import watch_for_stalls
 from asyncrl.bus.log import Record
 from asyncrl.bus.server import die_with_parent
 from asyncrl.crash import crash_point
@@ -23,6 +26,7 @@ from topics.actors import (
     STOP_REQUESTED,
     FleetScaled,
 )
+from topics.batches import BATCH_TRAINED
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
 from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Topic
 from topics.weights import TRAINING_FINISHED
@@ -60,8 +64,10 @@ class WardenFold:
         self.asked: dict[str, int] = {}
         self.stopping = ""
         self.finished = False
+        self.trained = 0  # batches said to be trained
         self.reasons: dict[str, str] = {}  # last words of each actor
         self.pids: dict[str, int] = {}  # process that played each actor last
+        self.left: set[str] = set()  # actors that have said their last word
         self.evals_open: set[str] = set()
         self._scored: set[str] = set()
 
@@ -75,12 +81,17 @@ class WardenFold:
             self.stopping = ""  # what was asked before the run was opened again has been done
         elif topic is STOP_REQUESTED:
             self.stopping = message.reason or "asked to stop"
+        elif topic is BATCH_TRAINED:
+            self.trained += 1
         elif topic is TRAINING_FINISHED:
             self.finished = True
         elif topic is ACTOR_STARTED:
             self.pids[message.actor_id] = message.pid
-        elif topic is ACTOR_STOPPED and message.reason:
-            self.reasons[message.actor_id] = message.reason
+            self.left.discard(message.actor_id)
+        elif topic is ACTOR_STOPPED:
+            self.left.add(message.actor_id)
+            if message.reason:
+                self.reasons[message.actor_id] = message.reason
         elif topic is EVAL_REQUESTED and message.eval_id not in self._scored:
             self.evals_open.add(message.eval_id)
         elif topic is EVAL_SCORED:
@@ -99,9 +110,10 @@ class Deaths:
         """It is started (again)."""
         self._began = time.monotonic()
 
-    def add(self) -> None:
-        """It died."""
-        self.count = 1 if time.monotonic() - self._began > _HEALTHY_S else self.count + 1
+    def add(self, *, excused: bool = False) -> None:
+        """It died; `excused` where somebody killed it in the middle of good work."""
+        healthy = excused or time.monotonic() - self._began > _HEALTHY_S
+        self.count = 1 if healthy else self.count + 1
 
     @property
     def hopeless(self) -> bool:
@@ -122,6 +134,7 @@ class _Child:
         self.actor_id = actor_id
         self.process: asyncio.subprocess.Process | None = None
         self.deaths = Deaths()
+        self.trained = 0  # batches when it died last
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
 
@@ -139,13 +152,14 @@ class Warden:
         self.fold = WardenFold()
         self._children: dict[str, _Child] = {}
         self._failed = asyncio.Event()
+        self._pulses = Pulses(context.bus, context.cast.keepers.lease_s, self._on_silent)
         self._failure = ""
         self.keeper = Keeper(
             context,
             FLEET,
             [
                 Input(ACTORS, [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED]),
-                Input(TRAINING, [TRAINING_FINISHED, EVAL_REQUESTED]),
+                Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED]),
                 Input(EVALS, [EVAL_SCORED]),
             ],
             self.fold,
@@ -154,6 +168,10 @@ class Warden:
     async def run(self) -> None:
         """Start everybody, then follow what is asked until the run ends."""
         await self.keeper.start()
+        self.context.watch(asyncio.create_task(self._pulses.watch()))
+        self.context.watch(asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self.fold.trained)))
+        trimming = asyncio.create_task(Trimmer(self.context, self.keeper).run())
+        self.context.watch(trimming)
         if not self.fold.wanted:
             await self._scale(first_fleet(self.context.cast))
         if self.context.stop.is_set() or self.fold.stopping or (self.fold.finished and not self.fold.evals_open):
@@ -175,6 +193,7 @@ class Warden:
                     break
             await self.keeper.changes(until=finished_at + _LAST_EVAL_S if finished_at else None)
         await self._stop_all()
+        trimming.cancel()
         await self.keeper.close()
         if self._failure:
             raise ActorFault(self._failure)
@@ -217,10 +236,12 @@ class Warden:
             await self._start(child)
             assert child.process is not None
             code = await child.process.wait()
-            if child.leaving or (code == 0 and self.fold.finished):
+            self._pulses.end(child.actor_id)
+            if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self.fold.left)):
                 return
-            child.deaths.add()
-            reason = self.fold.reasons.get(child.actor_id, f"exit code {code}")
+            child.deaths.add(excused=code < 0 and self.fold.trained > child.trained)
+            child.trained = self.fold.trained
+            reason = self.fold.reasons.pop(child.actor_id, f"exit code {code}")
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
@@ -249,8 +270,18 @@ class Warden:
             )
         crash_point("actor.started")
         child.deaths.begin()
+        self._pulses.begin(child.actor_id)
         if child.leaving:
             child.process.terminate()
+
+    def _on_silent(self, actor_id: str) -> None:
+        """A process that says nothing is frozen: SIGKILL ends it where SIGTERM would wait with it."""
+        child = self._children.get(actor_id)
+        if actor_id in self.fold.left:
+            self._pulses.begin(actor_id)  # it has said its last word, and may take its time to end
+        elif child is not None and child.process is not None and child.process.returncode is None:
+            self.context.log.warning("actor is silent; killed", actor=actor_id)
+            child.process.kill()
 
     async def _listening(self, child: _Child) -> None:
         """Wait until an actor hears that it shall leave: before that, the signal ends it without a word."""

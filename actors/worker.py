@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from typing import Generic, TypeVar
 
 from nats.aio.msg import Msg
@@ -19,22 +20,40 @@ from asyncrl.bus.provision import WorkQueue
 from asyncrl.bus.pull import Position, Puller, position
 from asyncrl.bus.talk import BlobMissing, read
 from asyncrl.crash import crash_point
+from topics.actors import HeldWork
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
+
+_TOLD = 8  # pieces of held work that the vital signs tell of
+_TOLD_AFTER_S = 2.0
 
 
 class Delivery(Generic[M]):
     """One piece of work, leased to this worker."""
 
-    __slots__ = ("_bus", "advanced_at", "at", "message", "parked", "record", "task", "verdict")
+    __slots__ = (
+        "_bus",
+        "advanced_at",
+        "at",
+        "began_at",
+        "message",
+        "parked",
+        "place",
+        "record",
+        "task",
+        "tokens",
+        "verdict",
+    )
 
     def __init__(self, context: Context, record: Record, at: Position, raw: Msg) -> None:
         self._bus = context.bus
         self.record = record
         self.at = at
         self.message = raw
-        self.advanced_at = time.monotonic()
+        self.began_at = self.advanced_at = time.monotonic()
+        self.place = ""  # what it waits for, as its vital signs tell it
+        self.tokens = 0  # sampled so far
         self.parked = 0  # waits for somebody else (an engine): no reason to think that it hangs
         self.task: asyncio.Task[None] | None = None
         self.verdict: bool | None = None  # why it was ended from outside: done, or somebody else's
@@ -48,6 +67,12 @@ class Delivery(Generic[M]):
     def advanced(self) -> None:
         """The work came further: its lease deserves renewal."""
         self.advanced_at = time.monotonic()
+
+    def told(self, now: float) -> HeldWork:
+        """What the vital signs tell of it."""
+        name = self.record.subject.rsplit(".", 1)[1]
+        held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
+        return HeldWork(name, held_s, quiet_s, self.place, self.tokens)
 
     async def renew(self) -> None:
         """Keep the lease for another term."""
@@ -65,8 +90,7 @@ class WorkerLoop(Generic[M]):
     """Holds up to `slots` deliveries at once, one task each.
 
     The handler returns True when the work is done and said (it is then acknowledged), False to leave it to whoever
-    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored. Work that came back more
-    often than `poison_after` goes to `on_poison` instead: it may be what kills its workers.
+    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored.
     """
 
     def __init__(
@@ -76,16 +100,15 @@ class WorkerLoop(Generic[M]):
         kind: type[M],
         handler: Handler[M],
         slots: int,
-        on_poison: Handler[M] | None = None,
     ) -> None:
         self._context = context
         self._queue = queue
         self._kind = kind
         self._handler = handler
-        self._on_poison = on_poison
         self._slots = slots
         prepare(kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
+        context.holding = self._oldest
         self._done: list[Delivery[M]] = []  # said, and not yet acknowledged
         self._acking: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
@@ -166,8 +189,6 @@ class WorkerLoop(Generic[M]):
         crash_point("work.received")
         try:
             message = await read(context.bus, self._kind, delivery.record)
-            if self._on_poison is not None and delivery.at.deliveries > context.cast.rollout.poison_after:
-                return await self._on_poison(message, delivery)
             return await self._handler(message, delivery)
         except (WireError, BlobMissing) as error:
             reason = str(error)
@@ -191,6 +212,12 @@ class WorkerLoop(Generic[M]):
                     await self._context.bus.send(delivery.message.reply, b"+ACK")
                 await self._context.bus.request(done[-1].message.reply, b"+ACK")
             crash_point("work.acknowledged")
+
+    def _oldest(self) -> list[HeldWork]:
+        """What is held for seconds, the oldest first. A dictionary keeps the order in which work came."""
+        now = time.monotonic()
+        oldest = islice(self._held.values(), _TOLD)
+        return [delivery.told(now) for delivery in oldest if now - delivery.began_at > _TOLD_AFTER_S]
 
     async def _renew_leases(self) -> None:
         settings = self._context.cast.rollout

@@ -95,25 +95,51 @@ def load_cast(path_or_name: str, *, overrides: Sequence[str] = (), files: bool =
         CastError: with every problem of the cast and of the overrides.
     """
     source, label, base = _find(path_or_name)
-    text = _read(source, label)
-    raw, problems, kept = _parse(text)
-    broken = bool(problems)
-    wanted: list[str] = []
-    for override in overrides:
-        problem = _override(raw, override, wanted)
-        problems += [problem] if problem else []
-    places = _Places(key_lines(kept), wanted)
-    findings: list[Finding] = []
-    cast = _convert(Cast, raw, "", findings)
-    if not broken:
-        # What depends on a key that is itself wrong would be judged by a default nobody wrote.
-        wrong = {key for finding in findings for key in finding.keys}
-        further = [*contradictions(cast), *(check_files(cast, base) if files else [])]
-        findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
-    problems += [places.problem(finding) for finding in findings]
+    raw, problems, kept = _parse(_read(source, label))
+    cast, further = _resolved(raw, overrides, key_lines(kept), whole=not problems, base=base if files else None)
+    problems += further
     if problems:
         raise CastError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
     return LoadedCast(cast, base, source)
+
+
+def with_overrides(cast: Cast, overrides: Sequence[str], *, base: Path | None = None) -> Cast:
+    """The settings of a run with others in their place, checked as those of a file are.
+
+    Args:
+        overrides: `a.b.c=value`, as for `load_cast`.
+        base: folder of the cast's relative paths, where its files shall be looked at as well.
+
+    Raises:
+        CastError: with every problem of the overrides.
+    """
+    changed, problems = _resolved(msgspec.to_builtins(cast), overrides, {}, base=base)
+    if problems:
+        raise CastError(f"run {cast.run}", problems)
+    return changed
+
+
+def _resolved(
+    raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int], *, whole: bool = True, base: Path | None
+) -> tuple[Cast, list[Problem]]:
+    """Settings from TOML values and overrides, with all that is wrong with them.
+
+    Args:
+        lines: of the keys in their file.
+        whole: whether all of the file could be read.
+        base: where the files that the cast names are looked for; None leaves them alone.
+    """
+    wanted: list[str] = []
+    problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
+    findings: list[Finding] = []
+    cast = _convert(Cast, raw, "", findings)
+    if whole:
+        # What depends on a key that is itself wrong would be judged by a default nobody wrote.
+        wrong = {key for finding in findings for key in finding.keys}
+        further = [*contradictions(cast), *(check_files(cast, base) if base else [])]
+        findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
+    places = _Places(lines, wanted)
+    return cast, problems + [places.problem(finding) for finding in findings]
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, payload_room
 from asyncrl.settings import Cast, CreateModelSettings
 
+_MB = 1_000_000
 FILE_ENDINGS = (".jsonl", ".parquet")
 
 
@@ -24,7 +26,21 @@ class Finding(NamedTuple):
 
 def contradictions(cast: Cast) -> list[Finding]:
     """Settings that are each in range and cannot hold together."""
-    checks = (_nats, _model, _lengths, _sampling, _groups, _warmup, _leases, _lag, _learner, _engine, _task)
+    checks = (
+        _nats,
+        _room,
+        _model,
+        _lengths,
+        _sampling,
+        _groups,
+        _warmup,
+        _leases,
+        _lag,
+        _learner,
+        _start,
+        _engine,
+        _task,
+    )
     return [finding for check in checks for finding in check(cast)]
 
 
@@ -33,17 +49,41 @@ def _nats(cast: Cast) -> Iterator[Finding]:
     if "@" in nats.url:
         message = "the URL holds credentials, and casts are copied and shown; use nats.user and nats.password_file"
         yield Finding(("nats.url",), message)
-    elif nats.url and not _is_address(nats.url, "nats", "tls"):
+    elif nats.url and not all(_is_address(url, "nats", "tls") for url in nats.url.split(",")):
         yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
     if bool(nats.user) != bool(nats.password_file):
         given, missing = ("user", "password_file") if nats.user else ("password_file", "user")
         yield Finding(
             (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
         )
-    if nats.user and not nats.url:
+    logins = [key for key in ("user", "nkey_file", "credentials") if getattr(nats, key)]
+    if len(logins) > 1:
+        keys = tuple(f"nats.{key}" for key in logins)
+        yield Finding(keys, f"{' and '.join(keys)} each say who logs in; set one of them")
+    for key in (*logins, *(key for key in ("tls_ca", "tls_cert") if getattr(nats, key))):
+        if not nats.url:
+            message = f"nats.{key} is given without nats.url; a server started here has its own"
+            yield Finding((f"nats.{key}", "nats.url"), message)
+    if nats.url and nats.tls_ca and not nats.url.startswith("tls://"):
+        message = f'nats.tls_ca is given, but nats.url = "{nats.url}" does not insist on TLS; write tls://'
+        yield Finding(("nats.tls_ca", "nats.url"), message)
+    if bool(nats.tls_cert) != bool(nats.tls_key):
+        given, missing = ("tls_cert", "tls_key") if nats.tls_cert else ("tls_key", "tls_cert")
         yield Finding(
-            ("nats.user", "nats.url"), "nats.user is given without nats.url; a server started here has its own"
+            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
         )
+
+
+def _room(cast: Cast) -> Iterator[Finding]:
+    room, given = payload_room(cast), cast.nats.stream_max_mb * _MB
+    if room.least > given:
+        message = (
+            f"nats.stream_max_mb = {cast.nats.stream_max_mb} cannot hold open trajectories and the next batches: up to "
+            f"(buffer.max_lag + 3) * {cast.buffer.batch_groups} groups of {cast.rollout.group_size} trajectories of "
+            f"{room.trajectory / 1e3:,.0f} kB are {room.least / _MB:,.0f} MB, and a full stream may stop the run for "
+            f"ever; set it to {math.ceil(room.least / _MB / PAUSE_SHARE):,} or more"
+        )
+        yield Finding(("nats.stream_max_mb", "buffer.max_lag", "buffer.batch_groups", "rollout.group_size"), message)
 
 
 def _model(cast: Cast) -> Iterator[Finding]:
@@ -173,6 +213,22 @@ def _learner(cast: Cast) -> Iterator[Finding]:
         yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
 
 
+def _start(cast: Cast) -> Iterator[Finding]:
+    start = cast.start
+    if not start.checkpoint:
+        for key, given in (("start.step", start.step), ("start.prompt", start.prompt)):
+            if given:
+                message = f"{key} = {given} without start.checkpoint: an untrained model begins at 0; name a checkpoint"
+                yield Finding((key, "start.checkpoint"), message)
+        return
+    if cast.warmup.steps:
+        message = f"warmup.steps = {cast.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
+        yield Finding(("warmup.steps", "start.checkpoint"), message)
+    if cast.learner.steps <= start.step:
+        message = f"learner.steps = {cast.learner.steps} leaves nothing to train after start.step = {start.step}; raise"
+        yield Finding(("learner.steps", "start.step"), f"{message} learner.steps")
+
+
 def _engine(cast: Cast) -> Iterator[Finding]:
     engine = cast.engine
     external = engine.kind == "external"
@@ -233,7 +289,7 @@ def _slot_groups(cast: Cast) -> float:
 
 def hints(cast: Cast) -> list[str]:
     """What will work, but slower or otherwise than its writer may think."""
-    return [*_speed_hints(cast), *_meaning_hints(cast)]
+    return [*_speed_hints(cast), *_room_hints(cast), *_meaning_hints(cast)]
 
 
 _BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
@@ -254,6 +310,20 @@ def _speed_hints(cast: Cast) -> Iterator[str]:
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
+
+
+def _room_hints(cast: Cast) -> Iterator[str]:
+    room, nats = payload_room(cast), cast.nats
+    needed = room.full if nats.keep == "checkpoint" else room.batch * cast.learner.steps
+    if needed <= CHECKPOINT_SHARE * nats.stream_max_mb * _MB:
+        return
+    most = math.ceil(needed / CHECKPOINT_SHARE / _MB)
+    size = f"{needed / _MB:,.0f} MB if trajectories are as long as they may be; nats.stream_max_mb = {most:,} has room"
+    if nats.keep == "run":
+        yield f'nats.keep = "run" may fill the stream before the end: {cast.learner.steps} batches are {size}'
+    else:
+        kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
+        yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {size}"
 
 
 def _meaning_hints(cast: Cast) -> Iterator[str]:

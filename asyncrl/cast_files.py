@@ -9,10 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.logins import given_logins
 from asyncrl.cast_check import Finding
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import DataError, DataSource, open_source
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 from asyncrl.training.model_dir import ModelError, check_model_directory
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -50,7 +53,8 @@ def check_files(cast: Cast, base: Path) -> list[Finding]:
         cast: the settings.
         base: folder that the cast's relative paths are looked for in.
     """
-    return [*_directory(cast), *_secrets(cast, base), *_model(cast, base), *_functions(cast, base), *_data(cast, base)]
+    checks = (_secrets, _logins, _model, _start, _functions, _data)
+    return [*_directory(cast), *(finding for check in checks for finding in check(cast, base))]
 
 
 def _directory(cast: Cast) -> Iterator[Finding]:
@@ -77,6 +81,17 @@ def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
             yield Finding((key,), f"found {found} in {path}, expected a readable file that holds the secret")
 
 
+def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
+    given = [key for key in ("credentials", "nkey_file", "tls_ca", "tls_cert") if getattr(cast.nats, key)]
+    if not (given and cast.nats.url):
+        return
+    try:
+        for login in given_logins(cast.nats, base).values():
+            login.login()
+    except (BusUnreachable, OSError, ValueError) as error:
+        yield Finding(tuple(f"nats.{key}" for key in given), str(error))
+
+
 def _model(cast: Cast, base: Path) -> Iterator[Finding]:
     if not cast.model.path:
         return
@@ -93,6 +108,20 @@ def _model(cast: Cast, base: Path) -> Iterator[Finding]:
         if tokens > context:
             message = f"a request would take {tokens} tokens, but the model at {path} takes {context}; lower it"
             yield Finding((key, "model.path"), message)
+
+
+def _start(cast: Cast, base: Path) -> Iterator[Finding]:
+    if not cast.start.checkpoint:
+        return
+    try:
+        found = read_checkpoint(located(base, cast.start.checkpoint))
+    except CheckpointError as error:
+        yield Finding(("start.checkpoint",), str(error))
+        return
+    if found.step != cast.start.step:
+        yield Finding(
+            ("start.step", "start.checkpoint"), f"found {cast.start.step}, the checkpoint is of step {found.step}"
+        )
 
 
 def _functions(cast: Cast, base: Path) -> Iterator[Finding]:

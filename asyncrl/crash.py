@@ -96,6 +96,18 @@ POINTS: dict[str, CrashPoint] = {
             "folds them: they have taken effect",
         ),
         CrashPoint(
+            "snapshot.taken",
+            ("prompter", "buffer"),
+            "what a keeper knows is written down, and not on its log",
+            "starts from the snapshot before",
+        ),
+        CrashPoint(
+            "snapshot.said",
+            ("prompter", "buffer"),
+            "a snapshot is on the log",
+            "starts from it and folds what came after it",
+        ),
+        CrashPoint(
             "learner.stepped",
             ("learner",),
             "the optimiser has stepped, `batch.trained` is not said",
@@ -125,6 +137,24 @@ POINTS: dict[str, CrashPoint] = {
             ("learner",),
             "`checkpoint.saved` is said, older ones are not removed",
             "goes on from it; older ones are removed later",
+        ),
+        CrashPoint(
+            "trim.blobs_purged",
+            ("warden",),
+            "blobs are purged, the messages that name them are not",
+            "finds them below the floor still, and purges both: nobody reads what is below it",
+        ),
+        CrashPoint(
+            "trim.purged",
+            ("warden",),
+            "messages are purged, `stream.trimmed` is not said",
+            "trims from where the stream begins now; the audit knows from checkpoints and ends what may be gone",
+        ),
+        CrashPoint(
+            "prune.inside",
+            ("warden",),
+            "an old checkpoint or version is renamed aside, not removed",
+            "removes it; nothing looks for it under that name",
         ),
         CrashPoint(
             "weights.written",

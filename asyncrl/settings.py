@@ -26,17 +26,40 @@ class NatsSettings(Settings):
     """Where the topics live."""
 
     url: str = ""
-    """NATS URL, `nats://host:port` or `tls://host:port`; empty starts a server on loopback for this run."""
+    """NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one on
+    loopback for this run."""
     user: str = ""
-    """User name, when the URL needs one."""
+    """User name, when the URL needs one: it plays every role."""
     password_file: str = ""
     """File that holds the password (never the password itself)."""
+    nkey_file: str = ""
+    """File that holds an nkey seed, instead of user and password."""
+    credentials: str = ""
+    """Folder with a user for each role, as `asyncrl roles RUN --config FOLDER` makes it, instead of one for all."""
+    tls_ca: str = ""
+    """File with the certificates that sign the server's; empty for those the system trusts."""
+    tls_cert: str = ""
+    """Client certificate, where the server asks for one."""
+    tls_key: str = ""
+    """Its key."""
     stream_max_mb: Positive = 4096
     """MB that each payload stream may hold on the server's disk."""
+    keep: Literal["checkpoint", "run"] = "checkpoint"
+    """How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
+    replay a run from its beginning; size `stream_max_mb` for that)."""
+    servers: Literal[1, 3] = 1
+    """NATS servers that the run starts here when `url` is empty; of three, any one may die at any time."""
+    replicas: Literal[1, 3, 5] = 1
+    """Servers that keep each stream, on a cluster given as `url`; with `servers = 3` they are three."""
     ledger_max_mb: Positive = 1024
     """MB that each ledger log may hold on the server's disk."""
     publish_deadline_s: Seconds = 120.0
     """Seconds without an acknowledgement after which an actor gives its work back and exits."""
+
+    @property
+    def copies(self) -> int:
+        """Servers that keep each stream."""
+        return self.replicas if self.url else self.servers
 
 
 class CreateModelSettings(Settings):
@@ -116,14 +139,14 @@ class RolloutSettings(Settings):
     """Drop tokens less likely than this share of the likeliest."""
     stop: list[str] = msgspec.field(default_factory=list)
     """Strings that end a generation."""
-    progress_tokens: Positive = 256
+    progress_tokens: Positive = 512
     """Tokens after which a growing trajectory publishes its progress: at most these are sampled twice."""
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""
     stall_s: Seconds = 120.0
     """Seconds without any progress after which a worker stops renewing a lease."""
     poison_after: Positive = 5
-    """Deliveries without progress after which a trajectory ends as poison."""
+    """Deliveries without progress after which a trajectory ends as poison; all but the first two are made alone."""
 
 
 class WarmupSettings(Settings):
@@ -269,6 +292,8 @@ class KeeperSettings(Settings):
     """Processes per keeper that fold all the time and take over when the writer falls silent."""
     lease_s: Seconds = 10.0
     """Seconds of silence after which a spare takes over."""
+    snapshot_every: Positive = 20_000
+    """Messages after which prompter and buffer put what they know on their log, to start from."""
 
 
 class RecorderSettings(Settings):
@@ -276,6 +301,17 @@ class RecorderSettings(Settings):
 
     plot: bool = True
     """Whether `reward.png` is drawn at the end."""
+
+
+class StartSettings(Settings):
+    """What training begins with instead of an untrained model. `asyncrl fork` writes it."""
+
+    checkpoint: str = ""
+    """Checkpoint directory to begin with, weights and optimiser; empty begins with the model as it is."""
+    step: Count = 0
+    """Step of that checkpoint: the first batch is the one after it."""
+    prompt: Count = 0
+    """Number of the first prompt that is issued, in the order of the data."""
 
 
 class Cast(Settings):
@@ -311,6 +347,13 @@ class Cast(Settings):
     """Single writers and their spares."""
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     """Files for people."""
+    start: StartSettings = msgspec.field(default_factory=StartSettings)
+    """What training begins with."""
+
+    @property
+    def origin(self) -> int:
+        """Step of the weights before the first batch; below 0 before a warm-up."""
+        return self.start.step - self.warmup.steps
 
     @property
     def ahead(self) -> int:

@@ -11,6 +11,8 @@ import pytest
 
 from actors.actor import Context, RunFiles
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.logins import save_logins
+from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.provision import provision
 from asyncrl.bus.server import EmbeddedServer, die_with_parent
 from asyncrl.settings import Cast
@@ -79,6 +81,7 @@ class Stage:
         self.files.cast.write_bytes(msgspec.json.encode(cast))
         (root / "base").write_text(str(root))
         server.address.save(self.files.address)
+        save_logins(dict.fromkeys(ROLES, server.address), self.files.credentials)
         self._processes: list[asyncio.subprocess.Process] = []
 
     def make_model(self) -> None:

@@ -24,6 +24,7 @@ class Feed:
     def __init__(self, fold, own=()):
         self.fold = fold
         self.sequence = 0
+        self.known = set()  # prompts that were issued
 
     def say(self, topic, message, *, at_s=0.0, headers=None):
         self.sequence += 1
@@ -47,10 +48,13 @@ class Feed:
             stage=stage,
             attempt=attempt,
         )
+        self.known.add(prompt_id)
         return self.say(PROMPT_ISSUED, message, at_s=at_s)
 
-    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
+    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0, early=False):
         prompt_id, member = name.rsplit("-", 1)
+        if prompt_id not in self.known and not early:
+            self.issued(name, size=size, stage=stage)
         counts = [VersionCount(version, tokens) for version, tokens in versions]
         message = TrajectoryGraded(
             trajectory_id=name,
@@ -70,8 +74,10 @@ class Feed:
             self.graded(f"{prompt_id}-{member}", reward, versions=versions, size=len(rewards), stage=stage)
         return self
 
-    def failed(self, name, reason="rollout", *, size=2):
+    def failed(self, name, reason="rollout", *, size=2, early=False):
         prompt_id, member = name.rsplit("-", 1)
+        if prompt_id not in self.known and not early:
+            self.issued(name, size=size)
         message = TrajectoryFailed(
             trajectory_id=name,
             prompt_id=prompt_id,

@@ -19,6 +19,10 @@ async def five_turns(row, context):
         tokens += context.tokenizer.encode(await context.tool("look", look, turn, row.metadata)).tolist()
 
 
+async def one_long_turn(row, context):
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))
+
+
 async def parallel_pair(row, context):
     start = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
 

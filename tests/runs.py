@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.bus.server import BusAddress, EmbeddedServer
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.server import EmbeddedServer
 
 LIMIT_S = 120.0  # no run of a test is longer
 _MARK = "ASYNCRL_TEST_RUN"  # environment variable that every process of a run inherits
@@ -152,14 +153,21 @@ async def up(folder: Path, *settings: str, cast: str = SHORT, arguments: Sequenc
         file, name = Path(cast), cast
     name = next((setting.removeprefix("run=") for setting in settings if setting.startswith("run=")), name)
     words = [word for setting in settings for word in ("--set", setting)]
-    async with _started(folder, name, str(file), *words, *arguments) as run:
+    async with _started(folder, name, "up", str(file), *words, *arguments) as run:
         yield run
 
 
 @asynccontextmanager
 async def resume(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     """Run `asyncrl up --resume NAME` in `folder`, with further words of the command line."""
-    async with _started(folder, name, "--resume", name, *words) as run:
+    async with _started(folder, name, "up", "--resume", name, *words) as run:
+        yield run
+
+
+@asynccontextmanager
+async def fork(folder: Path, name: str, new: str, *words: str) -> AsyncIterator[Run]:
+    """Run `asyncrl fork NAME NEW` in `folder`, with further words of the command line."""
+    async with _started(folder, new, "fork", name, new, *words) as run:
         yield run
 
 
@@ -167,7 +175,7 @@ async def resume(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
 async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     mark = secrets.token_hex(8)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "asyncrl.cli.main", "up", *words),
+        *(sys.executable, "-m", "asyncrl.cli.main", *words),
         cwd=folder,
         env={**os.environ, _MARK: mark, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdin=asyncio.subprocess.DEVNULL,
@@ -181,7 +189,7 @@ async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
         await run.gone()
 
 
-async def command(folder: Path, *words: str) -> tuple[int, str]:
+async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
     """Run `asyncrl WORDS` to its end; returns its exit code and all it said."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "asyncrl.cli.main", *words),
@@ -191,7 +199,7 @@ async def command(folder: Path, *words: str) -> tuple[int, str]:
         stderr=asyncio.subprocess.STDOUT,
     )
     try:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(limit_s):
             said, _ = await process.communicate()
     finally:
         if process.returncode is None:

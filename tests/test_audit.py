@@ -9,6 +9,7 @@ from asyncrl.cli.audit import audit_run
 from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.streams import STREAM_TRIMMED, StreamTrimmed
 from topics.topic import STREAMS
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
@@ -206,14 +207,38 @@ def test_late_and_forged_claims_end_nothing():
     assert story.wrong() == []
 
 
+def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 1)
+    assert story.wrong() == [("lost", "p000000-0")]
+
+    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "d", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    assert story.wrong() == []
+    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
+    assert story.wrong() == [("lost", "p000001-0")]
+
+
+def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 5)
+    story.say(STREAM_TRIMMED, StreamTrimmed("TRAJECTORIES", 7, 6, 1000))
+
+    assert story.wrong(first_result=3) == []
+    assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why
+
+
 # --- on a real server
+
+
+WRITER = {"writer": "story"}
 
 
 async def tell(story, bus):
     """Say a story on the topics of a run."""
     for log in story.logs.values():
         for number, (topic, message) in enumerate(log):
-            await say(bus, topic, message, key=getattr(message, topic.key) if topic.key else "", id=f"{number}")
+            key = getattr(message, topic.key) if topic.key else ""
+            await say(bus, topic, message, key=key, id=f"{number}", headers=WRITER)
 
 
 async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_path):
@@ -230,7 +255,9 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     assert (code, said.splitlines()[0]) == (0, f"run {bus.run}: clean")
 
     for step in range(4, 34):  # thirty empty batches, and one left out before each
-        await say(bus, BATCH_PACKED, BatchPacked(2 * step, "rl", [], 2 * step - 2), id=f"left out {step}")
+        await say(
+            bus, BATCH_PACKED, BatchPacked(2 * step, "rl", [], 2 * step - 2), id=f"left out {step}", headers=WRITER
+        )
     code, said = await command(tmp_path, "audit", bus.run, *at)
     assert (code, said.splitlines()[0]) == (1, f"run {bus.run}: 30 violations")
     assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in said

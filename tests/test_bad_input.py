@@ -16,11 +16,12 @@ from conftest import Connect, Stage, until
 from test_topics import example
 
 from actors.actor import Context
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusUnreachable, ProvisionError
+from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, stream_states
-from asyncrl.bus.server import BusAddress, EmbeddedServer, find_server, free_port
+from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.launch import Launch, LaunchError
@@ -56,7 +57,7 @@ async def test_a_port_behind_which_something_else_listens_is_named():
 async def test_a_wrong_password_is_refused_at_once_and_named(server: EmbeddedServer, user: str, password: str):
     address = BusAddress(server.address.url, user, password)
 
-    with pytest.raises(BusUnreachable, match=r"refused user .* check nats.user and nats.password_file") as error:
+    with pytest.raises(BusDenied, match=r"refused user .* check nats.user and nats.password_file") as error:
         async with asyncio.timeout(5):
             await Bus.connect(address, "a-run", deadline_s=60)
     assert (repr(user) if user else "without a name") in str(error.value)

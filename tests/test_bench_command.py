@@ -14,6 +14,7 @@ from asyncrl.cli import bench
 from asyncrl.cli.bench import bus as bus_bench
 from asyncrl.cli.bench.bus import Sizes, bench_bus
 from asyncrl.cli.bench.goals import goals_of
+from asyncrl.cli.bench.recovery import of_long_logs
 from asyncrl.cli.bench.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
 from asyncrl.cli.bench.stage import BenchError
 
@@ -33,6 +34,20 @@ def test_the_schedule_takes_lists_of_means_lags_and_seeds():
 @pytest.mark.parametrize(("mean_s", "together"), [(10.0, 15), (1.0, 5), (0.1, 1), (0.01, 1)])
 def test_long_means_run_side_by_side(mean_s: float, together: int):
     assert parallel_for(mean_s) == together
+
+
+def test_the_recovery_takes_how_long_the_logs_are_and_how_often_to_kill():
+    arguments = parse("recovery", "--messages", "5000", "--kills", "7")
+
+    assert (arguments.messages, arguments.kills) == (5000, 7)
+
+
+@pytest.mark.slow
+async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
+    times = await of_long_logs(tmp_path, 600, 1)
+
+    assert times.keys() == {"prompter_s", "buffer_s"}
+    assert all(0 < seconds < 60 for [seconds] in times.values())
 
 
 def test_a_table_says_which_goals_are_met():

@@ -12,7 +12,7 @@ from topics.trajectories import TrajectoryDropped
 def feed(**changes):
     plan = Plan(
         batch_groups={"warmup": 2, "rl": 2},
-        warmup_steps=0,
+        origin=0,
         steps=10,
         max_lag=1,
         ahead=1,
@@ -84,7 +84,7 @@ def test_a_decision_takes_effect_when_it_is_read_back():
 def test_a_trajectory_behind_max_lag_is_dropped_with_its_lag():
     fed = feed(steps=20)
     for step in range(1, 7):
-        fed.packed(step, f"q{step}-").trained(step)
+        fed.packed(step, f"q{step}").trained(step)
     fed.graded("p000000-0", versions=[(2, 3)], size=3).graded("p000000-1", versions=[(6, 3)], size=3)
     fed.graded("p000000-2", versions=[(5, 3)], size=3)
     fed.group("p000001", versions=[(6, 3)])
@@ -101,7 +101,7 @@ def test_a_trajectory_behind_max_lag_is_dropped_with_its_lag():
 def test_a_partly_stale_trajectory_is_kept_for_masking_or_dropped(drop_stale, dropped):
     fed = feed(steps=20, drop_stale=drop_stale, min_fresh=0.25)
     for step in range(1, 7):
-        fed.packed(step, f"q{step}-").trained(step)
+        fed.packed(step, f"q{step}").trained(step)
     for number in range(2):
         fed.group(f"p{number:06d}", versions=[(4, 3), (6, 1)])
 
@@ -113,7 +113,7 @@ def test_a_partly_stale_trajectory_is_kept_for_masking_or_dropped(drop_stale, dr
 def test_a_group_with_fewer_than_two_fresh_members_is_dropped_whole():
     fed = feed(steps=20)
     for step in range(1, 7):
-        fed.packed(step, f"q{step}-").trained(step)
+        fed.packed(step, f"q{step}").trained(step)
     fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)]).group("p000001")
 
     assert said(fed.fold.decide(0)) == [
@@ -125,7 +125,7 @@ def test_a_group_with_fewer_than_two_fresh_members_is_dropped_whole():
 def test_a_stale_member_can_be_issued_again_and_its_group_waits_for_it():
     fed = feed(steps=20, drop_stale=True, reissue=True, batch_groups={"warmup": 1, "rl": 1})
     for step in range(1, 7):
-        fed.packed(step, f"q{step}-").trained(step)
+        fed.packed(step, f"q{step}").trained(step)
     fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)])
 
     drops = said(fed.read_back(fed.fold.decide(0)))
@@ -203,7 +203,7 @@ def test_what_comes_after_the_end_is_counted_as_late_and_changes_nothing():
     fed.group("p000000").group("p000001").read_back(fed.fold.decide(0))
     fed.graded("p000000-0").failed("p000001-1")
 
-    assert fed.fold.late == 2
+    assert fed.fold.state.late == 2
     assert fed.fold.decide(0) == []
 
 
@@ -212,11 +212,11 @@ def test_a_second_grade_of_a_member_is_late():
     fed.graded("p000000-0", 1.0).graded("p000000-0", 0.0).graded("p000000-1").group("p000001")
 
     assert only_batch(fed.fold.decide(0)).groups[0].members[0].reward == 1.0
-    assert fed.fold.late == 1
+    assert fed.fold.state.late == 1
 
 
 def test_warm_up_batches_follow_the_data_whoever_was_fast():
-    fed = feed(warmup_steps=1)
+    fed = feed(origin=-1)
     for number in (3, 1, 2):
         fed.group(f"w{number:06d}", (0.0,), stage="warmup", versions=[(-1, 9)])
     assert fed.fold.decide(0) == []

@@ -203,7 +203,9 @@ async def increment(bus: Bus, times: int) -> None:
     while times:
         message, key = Counted({"n": value + 1}), f"stranger:{value}:{last}"
         try:
-            sequence = await say(bus, FLEET_SCALED, message, id=key, headers={EXPECT_LAST: str(last)})
+            sequence = await say(
+                bus, FLEET_SCALED, message, id=key, headers={EXPECT_LAST: str(last), NONCE: "stranger"}
+            )
         except WrongSequence:
             sequence = last + 1
         else:
@@ -256,7 +258,7 @@ async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened
 
     for number in range(20):
         appending = asyncio.create_task(one.keeper.append(several))
-        await say(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}")
+        await say(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}", headers={NONCE: "stranger"})
         said += not await appending
 
     runs: list[list[int]] = [[]]
@@ -322,7 +324,9 @@ async def test_unreadable_records_are_buried_and_the_keeper_goes_on(opened: Open
 
     await bus.store(SCALE_REQUESTED.subject(bus.run), b"garbage", {"by": "hand"})
     await bus.store(FLEET_SCALED.subject(bus.run), b"\xc1", {})
-    await say(bus, FLEET_SCALED, FleetScaled({"other": 1}))  # readable, but not what the fold needs
+    await say(
+        bus, FLEET_SCALED, FleetScaled({"other": 1}), headers={NONCE: "stranger"}
+    )  # readable, but not what the fold needs
     await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
 
     await until(lambda: one.fold.asked == 2, "what came after them is folded")

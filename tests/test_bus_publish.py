@@ -2,11 +2,13 @@
 
 import asyncio
 import re
+import signal
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from conftest import Connect, until
+from conftest import DEADLINE_S, Connect, until
 from test_topics import example
 
 from asyncrl.bus.connection import Bus
@@ -296,7 +298,7 @@ async def test_a_forged_blob_reference_is_refused(bus: Bus, reference: str):
 
 
 async def test_a_blob_reference_with_absurd_numbers_costs_nothing(bus: Bus):
-    record = Record(ACTORS, 1, ACTOR_STOPPED.subject(bus.run, "a"), {BLOB: f"a:1:c:{10**12}"}, b"", 0)
+    record = Record(ACTORS, 1, ACTOR_STOPPED.subject(bus.run, "a"), {BLOB: "a:1:c0:9999999"}, b"", 0)
 
     with pytest.raises(BlobMissing, match="chunk 0 of"):
         await asyncio.wait_for(read(bus, ActorStopped, record), 5)
@@ -335,3 +337,18 @@ async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: Embed
     records = await asyncio.wait_for(reading, 15)
 
     assert [record.sequence for record in records if record is not None] == [sequence, sequence]
+
+
+async def test_a_server_that_answers_late_is_heard_all_the_same(bus: Bus, server: EmbeddedServer):
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{server.process.pid}/stat")
+    await until(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", "the server has stopped")
+    assert not await bus.answers(0.05)
+    server.process.send_signal(signal.SIGCONT)
+
+    sequence = await say_stopped(bus, 1)
+
+    assert await bus.answers(DEADLINE_S)
+    assert await read_message(bus, ACTORS, sequence) is not None
+    assert bus.reconnects == 0

@@ -2,7 +2,8 @@
 
 import asyncio
 
-from conftest import LEASE_S, Connect, until
+import pytest
+from conftest import DEADLINE_S, LEASE_S, Connect, until
 from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
@@ -10,7 +11,8 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import QUEUES, make_queue, queue_states
 from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.server import EmbeddedServer
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
+from asyncrl.bus.talk import say
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import ACTORS, PROMPTS
 
@@ -308,4 +310,22 @@ async def test_what_a_fold_raises_is_not_lost(bus: Bus):
 
     await until(lambda: len(faults) == 1, "the fault is told")
     assert str(faults[0]) == "record 1 is not what I thought"
+    await reader.close()
+
+
+async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_its_end(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    stopped = [ActorStopped("rollout", f"rollout-{number}") for number in range(3)]
+    sequences = [await say(bus, ACTOR_STOPPED, message, key=message.actor_id) for message in stopped]
+    records: list[Record] = []
+    reader, grant = LogReader(bus, ACTORS, records.append), Puller.grant
+    monkeypatch.setattr("asyncrl.bus.log._WINDOW", 2)  # and no more than that
+    monkeypatch.setattr(Puller, "grant", lambda puller, count=0: grant(puller, count) if count else None)
+    await reader.start()
+    await until(lambda: len(records) == 2, "all but the last are read")
+
+    await bus.api(f"STREAM.MSG.DELETE.{ACTORS.full_name(bus.run)}", {"seq": sequences[-1]})
+
+    await asyncio.wait_for(reader.caught_up.wait(), DEADLINE_S)
     await reader.close()

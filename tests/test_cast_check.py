@@ -99,6 +99,12 @@ def from_settings(*overrides: str) -> LoadedCast:
         (["nats.url=nats://host:4222", "nats.user=me"], "nats.user nats.password_file"),
         (["nats.url=nats://host:4222", "nats.password_file=p"], "nats.password_file nats.user"),
         (["nats.user=me", "nats.password_file=p"], "nats.user nats.url"),
+        (["nats.nkey_file=seed"], "nats.nkey_file nats.url"),
+        (["nats.credentials=users"], "nats.credentials nats.url"),
+        (["nats.url=tls://host:1", "nats.nkey_file=seed", "nats.credentials=users"], "nats.nkey_file nats.credentials"),
+        (["nats.url=nats://host:4222", "nats.tls_ca=ca.pem"], "nats.tls_ca nats.url"),
+        (["nats.url=tls://host:4222", "nats.tls_cert=me.pem"], "nats.tls_cert nats.tls_key"),
+        (["nats.url=tls://host:4222", "nats.tls_key=me.key"], "nats.tls_key nats.tls_cert"),
     ],
 )
 def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_is_to_blame(overrides, keys):
@@ -120,6 +126,7 @@ def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_i
         ["buffer.max_lag=0", "learner.keep_versions=2"],
         ["model.path=somewhere", "rollout.max_new_tokens=5000"],
         ["nats.url=tls://host:4222", "nats.user=me", "nats.password_file=p"],
+        ["nats.url=tls://host:4222", "nats.credentials=users", "nats.tls_ca=ca.pem"],
     ],
 )
 def test_settings_that_only_look_odd_are_allowed(overrides):
@@ -249,6 +256,17 @@ def test_an_unknown_option_of_the_source_is_refused_at_its_line(written):
     problem = the_problem(written(SOUND + "[task]\noptions = { leters = 8 }\n"), files=True)
 
     assert (problem.line, problem.key) == (3, "task.options")
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("credentials", "operator.json"), ("nkey_file", "holds no nkey seed"), ("tls_ca", "holds no certificates")],
+)
+def test_a_login_that_cannot_be_used_is_refused_at_its_setting(key, found):
+    problem = the_problem("demo", "nats.url=tls://host:4222", f"nats.{key}=nowhere", files=True)
+
+    assert problem.key == f"--set nats.{key}"
+    assert found in problem.message
 
 
 def test_an_empty_password_file_is_refused(written, tmp_path):

@@ -12,7 +12,7 @@ from conftest import until
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.talk import say
+from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.find import WARDEN, FoundRun, RunNotFound, connected
 from asyncrl.cli.status import figures, read_view
 from asyncrl.cli.tapped import Tapped, as_json, as_line, read_condition
@@ -32,6 +32,8 @@ from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import ACTORS
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, Segment, TrajectoryGenerated, VersionCount
 from topics.wire import decode, encode
+
+WRITTEN = {WRITER: "a keeper"}  # on the log of one keeper
 
 
 def generated(name: str = "p000042-3", length: int = 11) -> TrajectoryGenerated:
@@ -123,7 +125,7 @@ async def test_status_reads_everything_from_the_topics(bus, found):
     await say_started(bus, WARDEN)
     await say_started(bus, "rollout-1")
     for step in (1, 2):
-        await say(bus, BATCH_TRAINED, trained(step))
+        await say(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
 
     view = await read_view(found)
     values = figures(view, view.last_ns)
@@ -145,7 +147,7 @@ async def test_status_counts_what_it_cannot_read(bus, found):
 
 
 async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):
-    await say(bus, BATCH_TRAINED, trained(7))
+    await say(bus, BATCH_TRAINED, trained(7), headers=WRITTEN)
 
     code, picture, _ = await terminal.type("status")
     _, values, _ = await terminal.type("status", bus.run, "--json")
@@ -202,7 +204,7 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     process = await terminal.start("scale", "rollout=2")
     await until(lambda: _is_said(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
     asked = await read_last(bus, ACTORS, SCALE_REQUESTED.subject(bus.run))
-    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 2}))
+    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 2}), headers=WRITTEN)
     await say_started(bus, "rollout-2")
     out, _ = await process.communicate()
 

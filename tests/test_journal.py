@@ -18,6 +18,7 @@ class Host:
         self.journal = journal
         self.turns = list(turns)
         self.sampled = 0
+        self.kept = []  # what was published, message by message
 
     async def sample(self, ids, answer, limits):
         self.sampled += 1
@@ -27,10 +28,10 @@ class Host:
         answer.done, answer.finish = True, "stop"
 
     async def keep(self):
-        message = TrajectoryProgressed(
-            trajectory_id="t", attempt=0, delivery=1, offset=0, journal=self.journal.recorded()
-        )
-        self.kept = decode(TrajectoryProgressed, encode(message)).journal
+        news = self.journal.news()
+        message = TrajectoryProgressed(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
+        self.journal.told(news)
+        self.kept.append(decode(TrajectoryProgressed, encode(message)).journal)
 
 
 class Text:

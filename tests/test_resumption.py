@@ -1,24 +1,30 @@
 """Work that was begun elsewhere ends as if nothing had happened: real workers, a real engine, real kill -9."""
 
 import asyncio
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+import torch
 from conftest import until
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from asyncrl.bus.log import LogReader
+from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.talk import say
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.launch import EngineProcess
 from asyncrl.settings import EngineSettings
+from asyncrl.tasks.journal import Journal
 from asyncrl.training.create import ModelShape, create_model
-from topics.engines import ENGINE_READY, EngineReady
+from topics.actors import VITALS_TAKEN
+from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import topic_of
-from topics.topic import GRADES, TRAJECTORIES
+from topics.topic import GRADES, TRAJECTORIES, VITALS
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.wire import decode
 
@@ -26,9 +32,11 @@ KEY = "0:0:made"
 HERE = Path(__file__).parent
 
 
-def make_endless_model(directory):
+def make_endless_model(directory, seed=1):
     """A model whose likeliest token is never the one that ends: its special tokens have logit 0."""
-    create_model(directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1, shape=ModelShape(context=1024))
+    create_model(
+        directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=seed, shape=ModelShape(context=1024)
+    )
     file = directory / "model.safetensors"
     weights = load_file(file)
     weights["lm_head.weight"][:3] = 0
@@ -76,9 +84,14 @@ async def scene(stage, bus, tmp_path):
         await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
         scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
 
+        recordings = {}
+
         def on_record(record):
             topic = topic_of(record.subject)
             message = decode(topic.message, record.data)
+            if topic is TRAJECTORY_PROGRESSED:  # each holds what is new since the one before
+                recordings.setdefault(message.trajectory_id, []).append(message.journal)
+                message.journal = Journal(recordings[message.trajectory_id]).answers
             into = {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_PROGRESSED: scene.progress}.get(topic)
             into = scene.failures if topic is TRAJECTORY_FAILED else into
             into[message.trajectory_id] = message
@@ -137,6 +150,81 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
     assert found.delivery == 2
     assert offset >= 2 * 120
     assert scene.calls("p000002-0") == ["1", "2", "3", "4", "5"]  # what tools had answered was not asked again
+
+
+async def to_version_1(scene, weights):
+    """What the engine actor does when weights are published."""
+    await say(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
+    await scene.client.abort_all()
+    await scene.client.wait_idle(10)
+    await scene.client.update_weights(weights, "0:1:other", False)
+    ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
+    await say(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
+
+
+def rescored(model, tokens):
+    """[T] log-probs of tokens at temperature 1 in one forward pass; the first has none."""
+    logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor(tokens)[None]).logits[0, :-1]
+    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[1:, None].long())[:, 0]
+    return np.concatenate([[np.nan], found.detach().numpy()])
+
+
+async def test_a_worker_killed_at_token_700_of_1000_after_a_weight_update(scene):
+    each = 64
+    scene = await scene("one_long_turn", max_new_tokens=1000, progress_tokens=each)
+    versions = [scene.stage.files.model, scene.tmp / "version1"]
+    make_endless_model(versions[1], seed=2)
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    name = "p000001-0"
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 300, "300 tokens are told")
+    await to_version_1(scene, versions[1])
+    await until(lambda: scene.progress[name].offset >= 700 - each, "700 tokens are near")
+    first.kill()
+    await first.wait()
+    told = scene.progress[name]
+    await scene.stage.start("rollout", 2)
+    found = (await scene.result(name)).segments[0]
+
+    sampled = found.mask != 0
+    assert sampled.sum() == 1000
+    assert told.delivery == 1
+    assert 700 - each <= told.offset < 1000
+    kept = told.journal["0"].tokens
+    assert found.tokens[sampled][: len(kept)].tolist() == kept.tolist()
+    assert (np.diff(found.versions[sampled]) >= 0).all()
+    assert set(found.versions[sampled].tolist()) == {0, 1}
+    expected = np.where(found.versions == 1, *(rescored(model, found.tokens) for model in reversed(versions)))
+    np.testing.assert_allclose(found.logprobs[sampled], expected[sampled], atol=1e-4)
+
+
+async def test_a_frozen_worker_that_wakes_up_is_refused(scene):
+    scene = await scene("one_long_turn", max_new_tokens=600, progress_tokens=64)
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 100, "100 tokens are told")
+    first.send_signal(signal.SIGSTOP)
+    await scene.stage.start("rollout", 2)
+    found = await scene.result(name)
+    last = await scene.bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(scene.bus.run)}")
+    first.send_signal(signal.SIGCONT)
+
+    async def refused():
+        return await fenced_by(scene, "rollout-1") > 0
+
+    await until(refused, "the first worker is refused")
+
+    assert found.delivery > 1  # the frozen one still had room, and was handed it again
+    assert scene.results[name] is found
+    newest = await scene.bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(scene.bus.run)}")
+    assert newest["state"]["last_seq"] == last["state"]["last_seq"]
+
+
+async def fenced_by(scene, actor_id):
+    """How often a worker lost a trajectory to another, as it says itself."""
+    vitals = await read_last(scene.bus, VITALS, VITALS_TAKEN.subject(scene.bus.run, actor_id))
+    return msgspec.json.decode(vitals.data)["values"].get("fenced", 0)
 
 
 async def test_a_worker_killed_during_a_tool_call(scene):

@@ -190,9 +190,6 @@ async def rollout(row, context):
 def never(completion):
     raise ValueError("never a grade")
 
-def huge(completion, trajectory_id):
-    return 1e308 if trajectory_id.endswith("-0") else -1e308
-
 def odd(completion, trajectory_id):
     return float(trajectory_id.endswith("-0"))
 '''
@@ -269,18 +266,12 @@ def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_ar
 
 
 @SLOW
-@pytest.mark.parametrize(
-    ("settings", "step"),
-    [(["reward.function=users.py:odd", "learner.lr=1e30"], 2), (["reward.function=users.py:huge"], 1)],
-)
-async def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_batch(
-    tmp_path: Path, settings: list[str], step: int
-):
+async def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_batch(tmp_path: Path):
     (tmp_path / "users.py").write_text(USERS)
-    async with up(tmp_path, *settings) as run:
+    async with up(tmp_path, "reward.function=users.py:odd", "learner.lr=1e30") as run:
         assert await run.ended() == 1, run.story
 
-    assert f"run short failed: learner-1: batch {step}: " in run.error
+    assert "run short failed: learner-1: batch 2: " in run.error
     (last,) = (run.root / "checkpoints").iterdir()
     assert f"the last checkpoint is intact: {last}" in run.error
     assert read_checkpoint(last).step == 0

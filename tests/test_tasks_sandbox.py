@@ -196,6 +196,7 @@ async def test_what_is_no_finite_number_fails_the_call(tmp_path):
         for value, found in [
             ("float('nan')", "returned nan"),
             ("float('-inf')", "returned -inf"),
+            ("1e31", "expected a number from -1e+30 to 1e+30"),
             ("None", "returned None"),
             ("'1.0'", "returned '1.0'"),
             ("[1.0]", "returned [1.0]"),

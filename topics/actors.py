@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import Meta
 
 from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, PROMPTS, TRAINING, VITALS, Topic
-from topics.wire import Message
+from topics.wire import Count, Id, Message, Sequence
+
+Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
 
 
 class RunOpened(Message):
     """A run begins, or goes on after a stop or a crash: how far it shall go."""
 
-    steps: int  # RL optimiser steps
-    warmup_steps: int
+    steps: Count  # RL optimiser steps
+    warmup_steps: Count
     settings: dict[str, Any]  # the cast as it was resolved; it names files that hold secrets, never the secrets
 
 
@@ -20,16 +25,16 @@ class ActorStarted(Message):
     """A process plays a role."""
 
     role: str
-    actor_id: str  # "rollout-2"
+    actor_id: Id  # "rollout-2"
     host: str
-    pid: int
+    pid: Count
 
 
 class ActorStopped(Message):
     """A process left its role; `reason` is empty when it was asked to."""
 
     role: str
-    actor_id: str
+    actor_id: Id
     reason: str = ""
 
 
@@ -37,26 +42,34 @@ class KeeperClaimed(Message):
     """From here on the writer named by the nonce keeps this log."""
 
     role: str
-    actor_id: str
-    nonce: str
+    actor_id: Id
+    nonce: Id
 
 
 class KeeperBeat(Message):
     """The writer of this log lives."""
 
-    nonce: str
+    nonce: Id
+
+
+class KeeperFolded(Message):
+    """What the writer of this log knew when it had folded each log up to a position: a later start begins there."""
+
+    format: Id  # of the state; another one cannot be read
+    positions: dict[str, Count]  # sequence of the newest record folded, by stream
+    state: bytes  # MessagePack
 
 
 class FleetScaled(Message):
     """How many processes play each role from here on."""
 
-    wanted: dict[str, int]
+    wanted: dict[str, Processes]
 
 
 class ScaleRequested(Message):
     """Somebody asks for other numbers of processes."""
 
-    wanted: dict[str, int]
+    wanted: dict[str, Processes]
 
 
 class StopRequested(Message):
@@ -65,14 +78,42 @@ class StopRequested(Message):
     reason: str = ""
 
 
+class ReissueRequested(Message):
+    """Somebody asks for a new group on the row of a prompt whose own group came to nothing."""
+
+    prompt_id: Id  # "p000042", or "r000003" for its row once more
+
+
+class HeldWork(msgspec.Struct, omit_defaults=True):
+    """A piece of work that an actor has had for seconds."""
+
+    id: str  # "p000042-3"
+    held_s: float  # since it was received
+    quiet_s: float  # since it last came further
+    place: str = ""  # what it waits for: "engine-1", "an engine with version 7"; "" for the user's function
+    tokens: int = 0  # sampled so far
+
+
 class Vitals(Message):
     """An actor's vital signs: gauges and counters by name, units in the names."""
 
     role: str
-    actor_id: str
-    pid: int
+    actor_id: Id
+    pid: Count
     at_s: float  # seconds since the epoch, the actor's clock
     values: dict[str, float]
+    held: list[HeldWork] = msgspec.field(default_factory=list)  # the oldest few
+    doing: str = ""  # "trains batch 7"; for how long is in values as `doing_s`
+    denied: str = ""  # the newest refusal of the server, in its words
+
+
+class WorkIsolated(Message):
+    """A worker begins on something that came back again and again, with nothing else beside it."""
+
+    trajectory_id: Id
+    attempt: Count
+    delivery: Count
+    tries: Count  # begun alone since it last came further, with this one
 
 
 class BlobStored(Message):
@@ -83,14 +124,19 @@ class BlobStored(Message):
 
 
 class DeadLetter(Message):
-    """A message that could not be read."""
+    """A message that could not be read, or that ended worker after worker (poison)."""
 
     topic: str
     stream: str
-    sequence: int
+    sequence: Sequence
     reason: str
     headers: dict[str, str]
-    body: bytes
+    body: bytes  # its beginning
+
+    @property
+    def place(self) -> str:
+        """`GRADES-17`: a message has one letter, whoever fails to read it and however often."""
+        return f"{self.stream}-{self.sequence}"
 
 
 _ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
@@ -99,17 +145,24 @@ RUN_OPENED = Topic(
     "run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("warden", "buffer", "recorder", "monitor")
 )
 ACTOR_STARTED = Topic("actor.started", ActorStarted, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
-ACTOR_STOPPED = Topic(
-    "actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden", "recorder"), key="actor_id"
-)
+ACTOR_STOPPED = Topic("actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
 SCALE_REQUESTED = Topic("control.scaled", ScaleRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
 STOP_REQUESTED = Topic("control.stopped", StopRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
-FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, said_by=("warden",), heard_by=("warden", "recorder"))
+REISSUE_REQUESTED = Topic("control.reissued", ReissueRequested, ACTORS, said_by=("operator",), heard_by=("prompter",))
+FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, said_by=("warden",), heard_by=("warden",))
+WORK_ISOLATED = Topic(
+    "work.isolated",
+    WorkIsolated,
+    ACTORS,
+    said_by=("rollout", "reward"),
+    heard_by=("rollout", "reward"),
+    key="trajectory_id",
+)
 VITALS_TAKEN = Topic(
-    "vitals.taken", Vitals, VITALS, said_by=_ALL, heard_by=("monitor", "recorder"), key="actor_id", json=True
+    "vitals.taken", Vitals, VITALS, said_by=_ALL, heard_by=("monitor", "warden"), key="actor_id", json=True
 )
 BLOB_STORED = Topic("blob.stored", BlobStored, BLOBS, said_by=_ALL, heard_by=_ALL, key="blob_id")
-DEAD_LETTER = Topic("dead.kept", DeadLetter, DEAD, said_by=_ALL, heard_by=("operator",), key="actor_id")
+DEAD_LETTER = Topic("dead.kept", DeadLetter, DEAD, said_by=_ALL, heard_by=("operator",), key="place")
 
 
 def _keeper_topics() -> tuple[Topic[Any], ...]:
@@ -117,8 +170,12 @@ def _keeper_topics() -> tuple[Topic[Any], ...]:
     topics: list[Topic[Any]] = []
     for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
         role = stream.keeper
-        topics.append(Topic(f"{role}.claimed", KeeperClaimed, stream, said_by=(role,), heard_by=(role,)))
-        topics.append(Topic(f"{role}.beat", KeeperBeat, stream, said_by=(role,), heard_by=(role,)))
+        heard = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
+        topics.append(Topic(f"{role}.claimed", KeeperClaimed, stream, said_by=(role,), heard_by=heard))
+        topics.append(Topic(f"{role}.beat", KeeperBeat, stream, said_by=(role,), heard_by=heard))
+    for stream in (PROMPTS, BATCHES):  # the logs that grow with every trajectory
+        role = stream.keeper
+        topics.append(Topic(f"{role}.folded", KeeperFolded, stream, said_by=(role,), heard_by=(role, "recorder")))
     return tuple(topics)
 
 
@@ -130,7 +187,9 @@ TOPICS: tuple[Topic[Any], ...] = (
     ACTOR_STOPPED,
     SCALE_REQUESTED,
     STOP_REQUESTED,
+    REISSUE_REQUESTED,
     FLEET_SCALED,
+    WORK_ISOLATED,
     VITALS_TAKEN,
     BLOB_STORED,
     DEAD_LETTER,

@@ -6,26 +6,26 @@ from typing import Any
 
 import msgspec
 
-from topics.prompts import Stage
+from topics.prompts import Attempt, Stage
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Reference
-from topics.wire import Message
+from topics.wire import Count, Id, Message, Real, Sequence, Step
 
 
 class BatchMember(msgspec.Struct):
     """A trajectory of a batch, by reference."""
 
-    trajectory_id: str
-    attempt: int
+    trajectory_id: Id
+    attempt: Attempt
     payload: Reference
-    reward: float
-    tokens: int  # trainable tokens
+    reward: Real
+    tokens: Count  # trainable tokens
 
 
 class BatchGroup(msgspec.Struct):
     """The graded members of one prompt."""
 
-    prompt_id: str
+    prompt_id: Id
     members: list[BatchMember]
 
 
@@ -35,10 +35,10 @@ class BatchPacked(Message):
     Warm-up batches carry the steps 1 - warmup.steps .. 0, so that the last of them makes version 0.
     """
 
-    step: int
+    step: Step
     stage: Stage
     groups: list[BatchGroup]
-    min_version: int  # step - 1 - max_lag: older tokens are masked by the learner
+    min_version: Step  # step - 1 - max_lag: older tokens are masked by the learner
     objective: dict[str, Any] = msgspec.field(default_factory=dict)  # settings that change this step's mathematics
 
     def headers(self) -> dict[str, str]:
@@ -49,15 +49,15 @@ class BatchPacked(Message):
 class BatchTrained(Message):
     """Batch `step` is in the weights."""
 
-    step: int
-    line: int
+    step: Step
+    line: Count
     stage: Stage
     metrics: dict[str, float]  # loss, norms, ratios, seconds
-    lags: dict[int, int]  # trained tokens per lag; -1 for supervised tokens
-    masked: int  # tokens masked because they were beyond max_lag
-    rewards: list[float]  # mean reward and its standard deviation
-    trajectories: int
-    batch_sequence: int  # of its batch.packed in the BATCHES stream
+    lags: dict[int, Count]  # trained tokens per lag; -1 for supervised tokens
+    masked: Count  # tokens masked because they were beyond max_lag
+    rewards: list[Real]  # mean reward and its standard deviation
+    trajectories: Count
+    batch_sequence: Sequence  # of its batch.packed in the BATCHES stream
 
 
 BATCH_PACKED = Topic(
@@ -65,14 +65,14 @@ BATCH_PACKED = Topic(
     BatchPacked,
     BATCHES,
     said_by=("buffer",),
-    heard_by=("learner", "prompter", "recorder"),
+    heard_by=("learner", "prompter", "recorder", "warden"),
 )
 BATCH_TRAINED = Topic(
     "batch.trained",
     BatchTrained,
     TRAINING,
     said_by=("learner",),
-    heard_by=("prompter", "buffer", "recorder"),
+    heard_by=("prompter", "buffer", "warden", "recorder"),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (BATCH_PACKED, BATCH_TRAINED)

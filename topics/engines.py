@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from topics.topic import ENGINES, Topic
-from topics.wire import Message
+from topics.wire import Count, Id, Message, Seconds, Version
 
 
 class EngineUpdating(Message):
     """The server is taking a new version: its requests come back with their partial tokens; hold them."""
 
-    engine_id: str
-    line: int
-    version: int
+    engine_id: Id
+    line: Count
+    version: Version
 
 
 class EngineReady(Message):
     """The server has confirmed its version and takes requests."""
 
-    engine_id: str
-    address: str
-    line: int
-    version: int
+    engine_id: Id
+    address: Annotated[str, Meta(max_length=1024)]
+    line: Count
+    version: Version
     digest: str
-    slots: int  # requests it runs at once
-    update_s: float = 0.0  # seconds from engine.updating to here
+    slots: Annotated[int, Meta(ge=1, le=2**20)]  # requests it runs at once
+    update_s: Seconds = 0.0  # seconds from engine.updating to here
 
     @property
     def key(self) -> str:
@@ -36,11 +38,11 @@ class EngineReady(Message):
 class EngineGone(Message):
     """The server takes no more requests."""
 
-    engine_id: str
+    engine_id: Id
     reason: str
 
 
-_HEARD = ("rollout", "evaluator", "recorder")
+_HEARD = ("rollout", "evaluator", "recorder", "warden")
 
 ENGINE_UPDATING = Topic(
     "engine.updating", EngineUpdating, ENGINES, said_by=("engine",), heard_by=_HEARD, key="engine_id"

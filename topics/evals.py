@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from topics.topic import EVALS, TRAINING, Topic
-from topics.wire import Message
+from topics.wire import Count, Id, Message, Real, Seconds, Version
 
 
 class EvalRequested(Message):
     """Held-out prompts shall be answered by an engine that has at least this version."""
 
-    eval_id: str  # "v000000-held-out"
-    version: int
-    prompts: int
-    temperature: float
+    eval_id: Id  # "v000000-held-out"
+    version: Version
+    prompts: Annotated[int, Meta(ge=1, le=1_000_000)]
+    temperature: Annotated[float, Meta(ge=0.0, le=1000.0)]
 
 
 class EvalScored(Message):
     """What an evaluation found."""
 
-    eval_id: str
-    version: int  # that was asked for
-    versions: dict[int, int]  # tokens per version that really answered
-    accuracy: float  # mean reward
-    prompts: int
-    failed: int  # prompts without a grade; they count as reward 0
-    seconds: float
+    eval_id: Id
+    version: Version  # that was asked for
+    versions: dict[int, Count]  # tokens per version that really answered
+    accuracy: Real  # mean reward
+    prompts: Count
+    failed: Count  # prompts without a grade; they count as reward 0
+    seconds: Seconds
     samples: list[dict[str, Any]] = msgspec.field(default_factory=list)  # a few: prompt, completion, label, reward
 
 
 EVAL_REQUESTED = Topic(
-    "eval.requested", EvalRequested, TRAINING, said_by=("learner",), heard_by=("evaluator", "recorder")
+    "eval.requested", EvalRequested, TRAINING, said_by=("learner",), heard_by=("evaluator", "warden", "recorder")
 )
 EVAL_SCORED = Topic("eval.scored", EvalScored, EVALS, said_by=("evaluator",), heard_by=("recorder", "warden"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from topics.topic import BATCHES, Topic
-from topics.wire import Message
+from topics.wire import Count, Id, Message
 
 GroupDropReason: TypeAlias = Literal["deadline", "failed", "lag", "zero_variance"]
 
@@ -13,10 +13,10 @@ GroupDropReason: TypeAlias = Literal["deadline", "failed", "lag", "zero_variance
 class GroupDropped(Message):
     """An end: no member of this group is trained on; one credit returns to the prompter."""
 
-    prompt_id: str
+    prompt_id: Id
     reason: GroupDropReason
-    members: int = 0  # members that had no end of their own before
-    tokens: int = 0  # trainable tokens thrown away
+    members: Count = 0  # members that had no end of their own before
+    tokens: Count = 0  # trainable tokens thrown away
 
 
 GROUP_DROPPED = Topic(
@@ -24,7 +24,7 @@ GROUP_DROPPED = Topic(
     GroupDropped,
     BATCHES,
     said_by=("buffer",),
-    heard_by=("prompter", "rollout", "recorder"),
+    heard_by=("prompter", "rollout", "recorder", "warden"),
     key="prompt_id",
 )
 

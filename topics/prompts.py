@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 from topics.topic import PROMPTS, Topic
-from topics.wire import Message
+from topics.wire import Id, Message, Version
 
 Stage: TypeAlias = Literal["warmup", "rl"]
+GroupSize: TypeAlias = Annotated[int, Meta(ge=1, le=65536)]
+Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
+Attempt: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 
 
 def prompt_name(stage: Stage, number: int) -> str:
     """`p000042`; the warm-up's rows have an order of their own, `w000042`."""
     return f"{'w' if stage == 'warmup' else 'p'}{number:06d}"
+
+
+def reissue_name(number: int) -> str:
+    """`r000003`: the group of the fourth request to issue a prompt's row again."""
+    return f"r{number:06d}"
 
 
 class PromptRow(msgspec.Struct, omit_defaults=True):
@@ -28,14 +37,15 @@ class PromptRow(msgspec.Struct, omit_defaults=True):
 class PromptIssued(Message):
     """One trajectory is wanted: member `member` of the group of a prompt."""
 
-    prompt_id: str  # "p000042"; "w000007" in the warm-up, whose rows have an order of their own
-    member: int  # 0 .. group_size - 1
-    group_size: int
+    prompt_id: Id  # "p000042"; "w000007" in the warm-up, whose rows have an order of their own; "r000003" if reissued
+    member: Member  # 0 .. group_size - 1
+    group_size: GroupSize
     rows: list[PromptRow]  # one row; in supervised stages each becomes a segment
-    attempt: int = 0  # raised when the prompter issues the trajectory again
+    attempt: Attempt = 0  # raised when the prompter issues the trajectory again
     stage: Stage = "rl"
-    min_version: int = 0  # no engine behind this version may sample it
+    min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of this trajectory's sampling
+    origin: str = ""  # prompt whose row this is, where somebody asked to issue it again
 
     @property
     def trajectory_id(self) -> str:
@@ -44,13 +54,29 @@ class PromptIssued(Message):
 
     def headers(self) -> dict[str, str]:
         """What folds need, so that they never read the rows."""
-        return {
+        found = {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
             "stage": self.stage,
             "group-size": str(self.group_size),
             "min-version": str(self.min_version),
         }
+        return found | ({"origin": self.origin} if self.origin else {})
+
+
+class IssueHeads(msgspec.Struct, rename="kebab"):
+    """What the headers of an issue say, and folds rely on."""
+
+    trajectory: Id
+    attempt: Attempt
+    stage: Stage
+    group_size: GroupSize
+    min_version: Version
+    origin: Id = ""
+
+    def __post_init__(self) -> None:
+        if int(self.trajectory.rsplit("-", 1)[1]) >= self.group_size:
+            raise ValueError(f"{self.trajectory} is no member of a group of {self.group_size}")
 
 
 PROMPT_ISSUED = Topic(
@@ -58,8 +84,9 @@ PROMPT_ISSUED = Topic(
     PromptIssued,
     PROMPTS,
     said_by=("prompter",),
-    heard_by=("rollout", "prompter", "buffer"),
+    heard_by=("rollout", "prompter", "buffer", "warden"),
     key="trajectory_id",
+    heads=IssueHeads,
 )
 
 TOPICS = (PROMPT_ISSUED,)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from topics import actors, batches, engines, evals, groups, prompts, trajectories, weights
+from topics import actors, batches, engines, evals, groups, prompts, stalls, streams, trajectories, weights
 from topics.topic import Topic
 
 TOPICS: tuple[Topic[Any], ...] = (
@@ -15,6 +15,8 @@ TOPICS: tuple[Topic[Any], ...] = (
     *weights.TOPICS,
     *engines.TOPICS,
     *evals.TOPICS,
+    *stalls.TOPICS,
+    *streams.TOPICS,
     *actors.TOPICS,
 )
 

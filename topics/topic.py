@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
+import msgspec
+
 from topics.wire import Message
 
 M = TypeVar("M", bound=Message)
@@ -44,9 +46,10 @@ class Topic(Generic[M]):
     message: type[M]
     stream: Stream | None  # None: core NATS, not kept
     said_by: tuple[str, ...]
-    heard_by: tuple[str, ...]
+    heard_by: tuple[str, ...]  # besides the monitor and the warden, who may hear everything, and the log's own keeper
     key: str = ""  # what stands behind the participle: "trajectory_id"; "" for nothing
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
+    heads: type[msgspec.Struct] | None = None  # what the headers say, where folds read nothing else
 
     def subject(self, run: str, key: str = "") -> str:
         """The subject of one message."""

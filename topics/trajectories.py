@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from topics.prompts import PromptRow, Stage
+from topics.prompts import Attempt, GroupSize, Member, PromptRow, Stage
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
-from topics.wire import Float32Array, Int32Array, Message, UInt8Array
+from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Sequence, UInt8Array, Version
 
 FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused"]
 DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "deadline", "lag"]
@@ -35,8 +36,8 @@ class Segment(msgspec.Struct, omit_defaults=True):
 class VersionCount(msgspec.Struct):
     """How many trainable tokens one version sampled."""
 
-    version: int  # -1 for supervised tokens
-    tokens: int
+    version: Version  # -1 for supervised tokens
+    tokens: Count
 
 
 def count_versions(segments: list[Segment]) -> list[VersionCount]:
@@ -65,37 +66,41 @@ class Answer(msgspec.Struct, omit_defaults=True):
     logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T]
     finish: str = ""  # "stop" or "length" once done
+    start: Count = 0  # tokens told in the messages before; those here follow them
 
 
 class _OfTrajectory(Message, kw_only=True):
-    trajectory_id: str
-    attempt: int = 0
-    delivery: int = 1
+    trajectory_id: Id
+    attempt: Attempt = 0
+    delivery: Count = 1
 
 
 class TrajectoryProgressed(_OfTrajectory):
-    """Everything a rollout function has been told so far; another worker resumes from it."""
+    """What a rollout function has been told since the message before; another worker resumes from all of them."""
 
-    offset: int  # tokens sampled so far, over all answers
+    offset: Count  # tokens sampled so far, over all answers
     journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
+    previous: Count = 0  # sequence of the progress that this one continues; 0: it is the first
+    first: Count = 0  # sequence of the first; 0: this one
     lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens
 
     def headers(self) -> dict[str, str]:
-        """What deciding needs without reading the tokens."""
+        """What deciding and trimming need without reading the tokens."""
         return {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
             "delivery": str(self.delivery),
             "offset": str(self.offset),
+            "first": str(self.first),
         }
 
 
 class TrajectoryGenerated(_OfTrajectory):
     """One finished execution of the policy on a prompt, not yet graded."""
 
-    prompt_id: str
-    member: int
-    group_size: int
+    prompt_id: Id
+    member: Member
+    group_size: GroupSize
     stage: Stage
     rows: list[PromptRow]
     segments: list[Segment]
@@ -117,21 +122,21 @@ class TrajectoryGenerated(_OfTrajectory):
 class Reference(msgspec.Struct):
     """Where a trajectory's tokens are, and what they must be."""
 
-    sequence: int  # in the TRAJECTORIES stream
+    sequence: Sequence  # in the TRAJECTORIES stream
     digest: str  # xxh3_64 of the payload, hex; verified on fetch
-    size: int  # bytes
+    size: Count  # bytes
 
 
 class TrajectoryGraded(_OfTrajectory):
     """A reward for a generated trajectory."""
 
-    prompt_id: str
-    member: int
-    group_size: int
+    prompt_id: Id
+    member: Member
+    group_size: GroupSize
     stage: Stage
     payload: Reference
     versions: list[VersionCount]
-    reward: float
+    reward: Real
     truncated: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
@@ -143,9 +148,9 @@ class TrajectoryGraded(_OfTrajectory):
 class TrajectoryFailed(_OfTrajectory):
     """A worker's claim that this trajectory cannot be finished. The buffer decides its end."""
 
-    prompt_id: str
-    member: int
-    group_size: int
+    prompt_id: Id
+    member: Member
+    group_size: GroupSize
     stage: Stage
     reason: FailureReason
     detail: str
@@ -158,17 +163,26 @@ class TrajectoryFailed(_OfTrajectory):
 class TrajectoryDropped(Message):
     """An end: this trajectory is never trained on."""
 
-    trajectory_id: str
-    attempt: int
+    trajectory_id: Id
+    attempt: Attempt
     reason: DropReason
-    tokens: int = 0  # trainable tokens thrown away
-    lag: int = 0  # versions behind, where the reason is `lag`
+    tokens: Count = 0  # trainable tokens thrown away
+    lag: Count = 0  # versions behind, where the reason is `lag`
     again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
 
     def headers(self) -> dict[str, str]:
         """What routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
+
+
+class ResultHeads(msgspec.Struct):
+    """What the headers of a result say, and folds rely on."""
+
+    trajectory: Id
+    attempt: Attempt
+    delivery: Count
+    versions: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")]
 
 
 _WORKERS = ("rollout", "reward")
@@ -178,7 +192,7 @@ TRAJECTORY_PROGRESSED = Topic(
     TrajectoryProgressed,
     TRAJECTORIES,
     said_by=("rollout",),
-    heard_by=("rollout",),
+    heard_by=("rollout", "warden"),
     key="trajectory_id",
 )
 TRAJECTORY_GENERATED = Topic(
@@ -186,8 +200,9 @@ TRAJECTORY_GENERATED = Topic(
     TrajectoryGenerated,
     TRAJECTORIES,
     said_by=("rollout",),
-    heard_by=("reward", "rollout", "learner"),
+    heard_by=("reward", "rollout", "learner", "warden"),
     key="trajectory_id",
+    heads=ResultHeads,
 )
 TRAJECTORY_GRADED = Topic(
     "trajectory.graded",

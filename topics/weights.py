@@ -7,14 +7,14 @@ from typing import Any
 import msgspec
 
 from topics.topic import TRAINING, Topic
-from topics.wire import Message
+from topics.wire import Count, Message, Step, Version
 
 
 class TensorInfo(msgspec.Struct):
     """One tensor of a version."""
 
     name: str
-    shape: list[int]
+    shape: list[Count]
     dtype: str
     digest: str  # xxh3_64 of its bytes, hex
 
@@ -22,8 +22,8 @@ class TensorInfo(msgspec.Struct):
 class WeightsPublished(Message):
     """A version is in the weight store, complete. Its identity is (run, line, version, digest)."""
 
-    line: int
-    version: int
+    line: Count
+    version: Version
     digest: str  # xxh3_128 over names, shapes, dtypes and bytes of all tensors
     store: str  # "files"
     location: str  # directory with a Hugging Face model
@@ -39,23 +39,23 @@ class WeightsPublished(Message):
 class CheckpointSaved(Message):
     """A checkpoint counts from here on: everything needed to go on after `step`."""
 
-    line: int
-    step: int
+    line: Count
+    step: Step
     digest: str
     path: str
-    batch_sequence: int  # of the last batch.packed it contains
+    batch_sequence: Count  # of the last batch.packed it contains
 
 
 class TrainingFinished(Message):
     """The learner has done what it was asked for."""
 
-    step: int
+    step: Step
     reason: str  # "steps" or what stopped it
     exported: str = ""  # directory of the final Hugging Face model
 
 
 WEIGHTS_PUBLISHED = Topic(
-    "weights.published", WeightsPublished, TRAINING, said_by=("learner",), heard_by=("engine", "recorder")
+    "weights.published", WeightsPublished, TRAINING, said_by=("learner",), heard_by=("engine", "recorder", "warden")
 )
 CHECKPOINT_SAVED = Topic(
     "checkpoint.saved", CheckpointSaved, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")

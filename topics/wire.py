@@ -6,10 +6,11 @@ values whose type the field's description gives (`<i4`, `<f4`, `u1`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -39,6 +40,19 @@ else:
         """[T] uint8 on the wire."""
 
         dtype = np.dtype("u1")
+
+
+ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
+
+# What a value may be is checked when it arrives: nothing behind the decoder meets a NaN or a count below 0.
+Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
+Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: supervised
+Step: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the warm-up ends with 0
+Sequence: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]  # of a message in its stream
+GREATEST = 1e30  # of all numbers: its square is finite, too
+Real: TypeAlias = Annotated[float, Meta(ge=-GREATEST, le=GREATEST)]  # no NaN, no infinity
+Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=GREATEST)]
 
 
 class WireError(ValueError):

@@ -7,9 +7,8 @@ answers with an error or dies, and `publish` makes a task and a random token for
 from __future__ import annotations
 
 import asyncio
-import re
+import contextlib
 import secrets
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -19,50 +18,37 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from asyncrl.bus.errors import BusDenied, BusGone, BusRefused, BusUnreachable, WrongSequence
-from asyncrl.bus.server import BusAddress
+from asyncrl.bus.acks import PASSING, Ack, read_ack
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable
+from asyncrl.bus.refusals import denied_subject, refusal
 from asyncrl.crash import crash_point
 
+_LAST_WORDS_S = 3.0  # for a server to take in what was said before the connection is closed
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
-STREAM_FULL = 10077
-WRONG_SEQUENCE = (10070, 10071, 10164)
-_SUBJECT = re.compile(r'to "?([^\s"]+)')
 
 
 class Disconnected(Exception):
     """The connection was lost while a request was under way; whether it was carried out is unknown."""
 
 
-class _AckError(msgspec.Struct):
-    code: int
-    err_code: int = 0
-    description: str = ""
-
-
-class Ack(msgspec.Struct):
-    """The server's word that a message is stored."""
-
-    stream: str = ""
-    seq: int = 0
-    duplicate: bool = False
-    error: _AckError | None = None
-
-
-_ACK = msgspec.json.Decoder(Ack)
-
-
 class Bus:
     """A connection of one actor to the topics of one run."""
 
-    def __init__(self, client: Client, run: str, publish_deadline_s: float) -> None:
+    def __init__(self, client: Client, address: BusAddress, run: str, publish_deadline_s: float) -> None:
         self.client = client
+        self.address = address
         self.run = run
+        self.name = ""  # who speaks here
         self.publish_deadline_s = publish_deadline_s
         self.reconnects = 0
+        self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_fault: Callable[[Exception], None] | None = None  # a reader raised, or the connection ended
-        self._prefix = f"_INBOX.{secrets.token_hex(8)}"
+        self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed from here
+        self._prefix = ""
         self._closing = False
+        self._ending: asyncio.Task[None] | None = None
         self._next = 0
         self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
         self._window = asyncio.Semaphore(512)  # publishes under way; more only lengthens the server's queue
@@ -74,77 +60,79 @@ class Bus:
         """Connect, or say why not.
 
         Raises:
-            BusUnreachable: nothing answered within `deadline_s`, or the server refused the credentials.
+            BusUnreachable: nothing answered within `deadline_s`.
+            BusDenied: the server refused the login, or its certificate is not trusted: at once.
         """
         faults: list[str] = []
         try:
             async with asyncio.timeout(deadline_s):
                 while True:
-                    bus = cls(Client(), run, publish_deadline_s)
+                    bus = cls(Client(), address, run, publish_deadline_s)
+                    bus.name = name
                     try:
-                        await bus._open(address, name or f"asyncrl {run}", faults)
-                    except (OSError, nats.errors.Error, ssl.SSLError) as error:
+                        await bus._open(name or f"asyncrl {run}", faults)
+                    except BusDenied:
                         await _close_quietly(bus.client)
+                        raise
+                    except (OSError, nats.errors.Error) as error:
                         faults.append(str(error) or type(error).__name__)
-                        if _is_final(faults, error):
-                            raise BusUnreachable(_why_not(address, faults, deadline_s)) from error
+                        if (final := refusal(address, error)) is not None:
+                            await _close_quietly(bus.client, 0.1)  # a handshake that failed is never quite closed
+                            raise final from error
+                        await _close_quietly(bus.client)
                         await asyncio.sleep(0.1)  # a server that starts, or that hung up on us: it tells nobody when
                     else:
                         return bus
         except TimeoutError as error:
             await _close_quietly(bus.client)
-            raise BusUnreachable(_why_not(address, faults, deadline_s)) from error
+            said = next((fault for fault in reversed(faults) if fault), "no answer")
+            raise BusUnreachable(
+                f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({said}); is the server running there?"
+            ) from error
 
-    async def _open(self, address: BusAddress, name: str, faults: list[str]) -> None:
+    async def _open(self, name: str, faults: list[str]) -> None:
         """Connect the client and listen for answers; what goes wrong meanwhile is added to `faults`."""
         connecting = True
 
         async def on_error(error: Exception) -> None:
             faults.append(str(error) or type(error).__name__)
             del faults[:-8]
-            self._on_error(error)
-            if connecting and "authorization" in str(error).lower():
-                raise error  # another attempt with the same credentials ends in the same way
-
-        async def on_disconnect() -> None:
-            self._on_disconnect()
+            final = refusal(self.address, error)
+            if final is None:
+                self._on_error(error)
+            elif connecting:
+                raise error  # another attempt with the same login ends in the same way
+            else:
+                self._end(final)
 
         async def on_closed() -> None:
-            if not (connecting or self._closing) and self.on_fault is not None:
-                self.on_fault(
-                    BusGone(f"the server ended the connection: {faults[-1] if faults else 'no reason given'}")
-                )
+            if not connecting:
+                reason = self.client.last_error or (faults[-1] if faults else "no reason given")
+                gone = BusGone(f"the server ended the connection: {reason}")
+                self._end(refusal(self.address, reason) or gone)
 
-        async def on_reconnect() -> None:
-            self.reconnects += 1
-            for callback in self.on_reconnect:
-                callback()
-
-        options: dict[str, Any] = {"user": address.user, "password": address.password} if address.user else {}
         await self.client.connect(
-            address.url,
+            self.address.url.split(","),
             name=name,
             error_cb=on_error,
-            disconnected_cb=on_disconnect,
-            reconnected_cb=on_reconnect,
+            disconnected_cb=self._on_disconnect,
+            reconnected_cb=self._on_reconnect,
             closed_cb=on_closed,
             max_reconnect_attempts=-1,
             reconnect_time_wait=0.1,  # type: ignore[arg-type]  # seconds; declared int, used as a float
             pending_size=64 * 1024 * 1024,
             skip_subject_validation=True,
-            **options,
+            **self.address.login(lambda: bool(self.client._server_info.get("tls_required"))),
         )
-        await self.client.subscribe(f"{self._prefix}.*", cb=self._on_reply, pending_msgs_limit=0)
         connecting = False
+        self._prefix = self._new_inbox()
+        await self.subscribe(f"{self._prefix}.*", self._on_reply)
 
     async def close(self) -> None:
         """Send what is buffered, then disconnect."""
         self._closing = True
-        try:
-            async with asyncio.timeout(3):
-                await self.client.flush()
-        except (TimeoutError, nats.errors.Error, OSError):
-            pass  # a server that is gone takes no last words
+        if self.client.is_connected:
+            await self.answers(_LAST_WORDS_S)
         await _close_quietly(self.client)
 
     @property
@@ -152,16 +140,109 @@ class Bus:
         """Greatest message the server takes, bytes."""
         return int(self.client.max_payload)
 
+    @property
+    def clustered(self) -> bool:
+        """Whether several servers keep copies, so that a reader may be behind a writer."""
+        return bool(self.client._server_info.get("cluster"))
+
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]]
     ) -> Callable[[], Awaitable[None]]:
-        """Listen to live traffic (core NATS: what is missed is gone); returns what ends it."""
-        subscription = await self.client.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
-        return subscription.unsubscribe
+        """Listen to live traffic (core NATS: what is missed is gone); returns what ends it.
+
+        Raises:
+            BusDenied: the server does not allow it.
+        """
+        denied: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._waiting[f"subscribe {subject}"] = (subject, denied)
+        try:
+            end = await self._listen(subject, callback)
+            # A ping is answered after what came before it was refused. A server that is away refuses later: a fault.
+            for _ in range(2):  # the first overtakes what waits to be written, and has it written
+                await self.answers(REQUEST_S)
+            if denied.done() and isinstance(error := denied.exception(), BusDenied):
+                raise error
+            return end
+        finally:
+            self._waiting.pop(f"subscribe {subject}", None)
+
+    async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]]) -> tuple[str, Callable[[], Awaitable[None]]]:
+        """A place for answers that nobody else may read: its name, for replies to `name.anything`, and what ends it."""
+        inbox = self._new_inbox()
+        return inbox, await self._listen(f"{inbox}.*", callback)
+
+    def _new_inbox(self) -> str:
+        return f"{self.address.inbox}.{secrets.token_hex(8)}"
+
+    async def _listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        try:
+            subscription = await self.client.subscribe(
+                subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
+            )
+        except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
+            raise BusUnreachable(f"the connection broke while {subject} was to be heard") from error
+
+        async def end() -> None:
+            with contextlib.suppress(nats.errors.Error, OSError, RuntimeError):  # a lost connection has forgotten it
+                await subscription.unsubscribe()
+
+        return end
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether the server answers a ping in time; then everything said before it has arrived.
+
+        `flush` of nats-py gives up what it waits for, and the late answer to that ends its reading without a word: the
+        client stays connected and deaf.
+        """
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        try:
+            await self.client._send_ping(answered)
+        except (nats.errors.Error, OSError, RuntimeError, AssertionError):
+            return False  # there is no connection, or it has just been closed
+        await asyncio.wait({answered}, timeout=within_s)
+        return answered.done() and not answered.cancelled()
+
+    async def request_all(self, subject: str, payload: bytes, on_answer: Callable[[Msg], bool]) -> None:
+        """Ask for answers until `on_answer` returns True, or raises.
+
+        Raises:
+            TimeoutError: they have not all come in time.
+            Disconnected: the connection broke meanwhile.
+            BusDenied: the server does not allow it.
+        """
+        done: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+
+        async def receive(message: Msg) -> None:
+            if not done.done():
+                try:
+                    if on_answer(message):
+                        done.set_result(message)
+                except (Disconnected, BusError) as error:
+                    done.set_exception(error)
+
+        inbox, end = await self.open_inbox(receive)
+        self._waiting[inbox] = (subject, done)
+        try:
+            async with asyncio.timeout(REQUEST_S):
+                await self._publish(subject, payload, f"{inbox}.a")
+                await done
+        finally:
+            self._waiting.pop(inbox, None)
+            if not self.client.is_closed:
+                await end()
 
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Say something that nobody needs to keep."""
-        await self.client.publish(subject, payload, headers=headers)
+        with contextlib.suppress(Disconnected):
+            await self._publish(subject, payload, "", headers)
+
+    async def _publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
+        try:
+            await self.client.publish(subject, payload, reply=reply, headers=headers)
+        except nats.errors.OutboundBufferLimitError as error:
+            raise Disconnected from error
+        except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
+            raise Disconnected from error
 
     async def request(
         self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None, timeout_s: float = REQUEST_S
@@ -179,10 +260,8 @@ class Bus:
         self._waiting[token] = (subject, future)
         timer = asyncio.get_running_loop().call_later(timeout_s, _time_out, future, subject)
         try:
-            await self.client.publish(subject, payload, reply=f"{self._prefix}.{token}", headers=headers)
+            await self._publish(subject, payload, f"{self._prefix}.{token}", headers)
             return await future
-        except nats.errors.OutboundBufferLimitError as error:
-            raise Disconnected from error
         finally:
             timer.cancel()
             self._waiting.pop(token, None)
@@ -209,17 +288,17 @@ class Bus:
                     reply = await self.request(subject, payload, headers, min(REQUEST_S, left))
                     crash_point("publish.stored")
                     if reply.data:
-                        ack = _ACK.decode(reply.data)
+                        ack = read_ack(reply.data)
                         if ack.error is None:
                             return ack
-                        self._raise_unless_full(subject, ack.error)
+                        ack.raise_unless_passing(subject)
                         reason = ack.error.description
                     else:
                         reason = "no stream listens to this subject"
                 except (TimeoutError, Disconnected):
                     reason = "no acknowledgement"
                 except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
-                    raise BusGone(f"{subject}: the connection is closed") from error
+                    raise self.ended_by or BusGone(f"{subject}: the connection is closed") from error
                 if loop.time() + pause > deadline:
                     raise BusGone(f"{subject}: {reason} within {self.publish_deadline_s:.0f} s")
                 await asyncio.sleep(pause)
@@ -245,25 +324,23 @@ class Bus:
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if "error" in answer:
             said = answer["error"]
+            if said.get("err_code") in PASSING:
+                raise BusUnreachable(f"the NATS cluster is not ready for {subject}: {said.get('description', '')}")
             raise BusRefused(subject, int(said.get("err_code", said["code"])), str(said.get("description", "")))
         return answer
-
-    @staticmethod
-    def _raise_unless_full(subject: str, error: _AckError) -> None:
-        if error.err_code in WRONG_SEQUENCE:
-            raise WrongSequence(f"{subject}: {error.description}")
-        if error.err_code != STREAM_FULL and error.code != 503:  # 503: no leader yet, or the server is starting
-            raise BusRefused(subject, error.err_code, error.description)
 
     async def _on_reply(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject.rsplit(".", 1)[1])
         if waiting is not None and not waiting[1].done():
             waiting[1].set_result(message)
 
-    def _on_disconnect(self) -> None:
-        for _, future in self._waiting.values():
-            if not future.done():
-                future.set_exception(Disconnected())
+    async def _on_disconnect(self) -> None:
+        self._tell_waiting(Disconnected())
+
+    async def _on_reconnect(self) -> None:
+        self.reconnects += 1
+        for callback in self.on_reconnect:
+            callback()
 
     def _on_error(self, error: Exception) -> None:
         """Turn a refusal that the server reports out of band into the fault of the request that caused it.
@@ -272,14 +349,37 @@ class Bus:
         """
         if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError) and self.on_fault is not None:
             self.on_fault(error)
-        text = str(error)
-        if "permissions violation" not in text.lower():
+        denied = denied_subject(error)
+        if denied is None:
             return
-        found = _SUBJECT.search(text)
-        denied = found.group(1).lower() if found else ""
-        for subject, future in self._waiting.values():
-            if subject.lower() == denied and not future.done():
-                future.set_exception(BusDenied(f"not allowed by the server: {text}"))
+        refused, heard = denied.error(self.address, self.run), False
+        for subject, future in list(self._waiting.values()):
+            if subject.lower() == denied.subject and not future.done():
+                refused, heard = denied.error(self.address, self.run, subject), True
+                future.set_exception(refused)
+        self.denied = str(refused)
+        if not heard and self.on_fault is not None:
+            self.on_fault(refused)
+
+    def _end(self, error: BusError) -> None:
+        """The connection is over for good: whoever waits hears why, and nobody tries again."""
+        if self._closing:
+            return
+        self._closing, self.ended_by = True, error
+        self._tell_waiting(error)
+        if self.on_fault is not None:
+            self.on_fault(error)
+
+        async def end() -> None:
+            await _close_quietly(self.client, 0.1)
+            self._tell_waiting(error)  # who came while the client was not closed yet
+
+        self._ending = asyncio.create_task(end())
+
+    def _tell_waiting(self, error: Exception) -> None:
+        for _, future in self._waiting.values():
+            if not future.done():
+                future.set_exception(error)
 
 
 def _time_out(future: asyncio.Future[Msg], subject: str) -> None:
@@ -287,23 +387,9 @@ def _time_out(future: asyncio.Future[Msg], subject: str) -> None:
         future.set_exception(TimeoutError(f"no answer on {subject}"))
 
 
-def _is_final(faults: list[str], error: Exception) -> bool:
-    """Whether another attempt must end in the same way: wrong credentials, wrong certificate."""
-    return isinstance(error, ssl.SSLError) or any("authorization" in fault.lower() for fault in faults)
-
-
-def _why_not(address: BusAddress, faults: list[str], deadline_s: float) -> str:
-    denied = next((fault for fault in reversed(faults) if "authorization" in fault.lower()), None)
-    if denied is not None:
-        user = repr(address.user) if address.user else "without a name"
-        return f"NATS at {address.url} refused user {user}: {denied}; check nats.user and nats.password_file"
-    said = next((fault for fault in reversed(faults) if fault), "no answer")
-    return f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({said}); is the server running there?"
-
-
-async def _close_quietly(client: Client) -> None:
+async def _close_quietly(client: Client, within_s: float = 3.0) -> None:
     try:
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(within_s):
             await client.close()
     except (TimeoutError, nats.errors.Error, OSError):
         pass  # closing a broken connection may break again

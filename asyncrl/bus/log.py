@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -18,7 +21,10 @@ from topics.topic import Stream
 
 T = TypeVar("T")
 
+ANSWERED = "Nats-Stream"  # header of what the server reads out of a stream; its answer goes wherever it is asked to
+_NO_MESSAGE = 10037
 _WINDOW = 1024  # messages asked for ahead
+_LOOK_S = 1.0  # between looks for the end of a log that is being read
 _FORGET_S = 60.0  # the server forgets a reader that is silent for this long
 
 
@@ -51,7 +57,7 @@ class LogReader:
         headers_only: bool = False,
     ) -> None:
         self._bus = bus
-        self._stream = stream
+        self.stream = stream
         self._on_record = on_record
         self._subjects = list(subjects)
         self._headers_only = headers_only
@@ -61,6 +67,7 @@ class LogReader:
         self._consumer = ""
         self._expected = 1
         self._restart: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._closed = False
 
     async def start(self) -> None:
@@ -70,7 +77,7 @@ class LogReader:
             BusError: the stream is not there, or may not be read.
         """
         name = f"r{secrets.token_hex(6)}"
-        stream = self._stream.full_name(self._bus.run)
+        stream = self.stream.full_name(self._bus.run)
         config: dict[str, Any] = {
             "name": name,
             "deliver_policy": "by_start_sequence",
@@ -89,14 +96,17 @@ class LogReader:
         self._expected = 1
         if not answer.get("num_pending"):
             self.caught_up.set()
+        elif self._looking is None:
+            self._looking = asyncio.create_task(self._look_for_the_end())
         self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
         await self._puller.start(_WINDOW)
 
     async def close(self) -> None:
         """Stop reading."""
         self._closed = True
-        if self._restart is not None:
-            self._restart.cancel()
+        for task in (self._restart, self._looking):
+            if task is not None:
+                task.cancel()
         if self._puller is not None:
             await self._puller.close()
         if self._consumer and self._bus.client.is_connected:
@@ -112,22 +122,38 @@ class LogReader:
         self._expected += 1
         self.last = at.stream_sequence
         self._on_record(
-            Record(self._stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
+            Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
         )
         if at.pending == 0:
             self.caught_up.set()
         assert self._puller is not None
         self._puller.grant()
 
+    async def _look_for_the_end(self) -> None:
+        """What was to come last may expire or be trimmed on its way: then no message tells that it is the last."""
+        while not self.caught_up.is_set():
+            await asyncio.sleep(_LOOK_S)
+            with contextlib.suppress(BusError):  # asked again
+                newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects or [">"]]
+                if self.last >= max((record.sequence for record in newest if record is not None), default=0):
+                    self.caught_up.set()
+
     def _lost(self, _reason: str) -> None:
         if self._restart is None and not self._closed:
             self._restart = asyncio.create_task(self._start_again())
+            self._restart.add_done_callback(self._restarted)
+
+    def _restarted(self, task: asyncio.Task[None]) -> None:
+        """A reader that cannot go on must not fall silent."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and self._bus.on_fault is not None:
+            self._bus.on_fault(error)
 
     async def _start_again(self) -> None:
         pause = 0.05
         assert self._puller is not None
         await self._puller.close()
-        while True:
+        while self._bus.ended_by is None:
             try:
                 await self.start()
                 break
@@ -139,12 +165,12 @@ class LogReader:
 
 async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None:
     """One message by its sequence, or None when it is not there (any more)."""
-    return await _direct_get(bus, stream, {"seq": sequence})
+    return await patiently(bus, lambda: _get(bus, stream, {"seq": sequence}))
 
 
 async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The newest message of a subject, or of all that a pattern matches; None where there is none."""
-    return await _direct_get(bus, stream, {"last_by_subj": subject})
+    return await patiently(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
 
 
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
@@ -153,44 +179,52 @@ async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -
 
 
 async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
-    body = {"multi_last": list(subjects)}
     records: list[Record] = []
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def receive(message: Msg) -> None:
-        if done.done():
-            return
-        status = (message.headers or {}).get("Status", "")
+    def receive(message: Msg) -> bool:
+        headers = message.headers or {}
+        status = headers.get("Status", "")
         if not status:
             records.append(_record(stream, message))
-        elif status in ("204", "404"):
-            done.set_result(None)
         elif status == "503":
-            done.set_exception(Disconnected())
-        else:
-            done.set_exception(BusRefused("DIRECT.GET", int(status), (message.headers or {}).get("Description", "")))
+            raise Disconnected
+        elif status not in ("204", "404"):
+            raise BusRefused("DIRECT.GET", int(status), headers.get("Description", ""))
+        return bool(status)
 
-    inbox = f"_INBOX.{secrets.token_hex(8)}"
-    unsubscribe = await bus.subscribe(inbox, receive)
-    try:
-        async with asyncio.timeout(5):
-            subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
-            await bus.client.publish(subject, msgspec.json.encode(body), reply=inbox)
-            await done
-    finally:
-        await unsubscribe()
+    body = msgspec.json.encode({"multi_last": list(subjects)})
+    await bus.request_all(f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}", body, receive)
     return records
 
 
-async def _direct_get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
+async def _get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
+    if bus.clustered:
+        return await _get_from_leader(bus, stream, body)
     subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
-    message = await patiently(bus, lambda: bus.request(subject, msgspec.json.encode(body)))
+    message = await bus.request(subject, msgspec.json.encode(body))
     headers = message.headers or {}
     if "Status" in headers and "Nats-Sequence" not in headers:
         if headers["Status"] == "404":
             return None
+        if headers["Status"] == "503":
+            raise Disconnected  # a server that starts does not have its streams yet
         raise BusRefused(subject, int(headers["Status"]), headers.get("Description", "no description"))
     return _record(stream, message)
+
+
+async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
+    """What the leader has: any copy answers a direct get, and one that is behind would deny what was acknowledged."""
+    try:
+        answer = await bus.api(f"STREAM.MSG.GET.{stream.full_name(bus.run)}", body)
+    except BusRefused as error:
+        if error.code == _NO_MESSAGE:
+            return None
+        raise
+    found = answer["message"]
+    lines = base64.b64decode(found.get("hdrs", "")).decode().split("\r\n")[1:]
+    headers = dict(line.split(": ", 1) for line in lines if line)
+    data = base64.b64decode(found.get("data", ""))
+    return Record(stream, found["seq"], found["subject"], headers, data, server_time_ns(found["time"]))
 
 
 async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
@@ -206,12 +240,19 @@ async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
             return await ask()
         except (TimeoutError, Disconnected, BusUnreachable) as error:
             if loop.time() > deadline:
-                raise BusGone(f"no answer to a read within {bus.publish_deadline_s:.0f} s") from error
+                raise BusGone(f"no answer within {bus.publish_deadline_s:.0f} s: {error}") from error
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
-            raise BusGone("a read: the connection is closed") from error
+            raise bus.ended_by or BusGone("a read: the connection is closed") from error
         await asyncio.sleep(0.1)  # nothing tells when the server is back
 
 
 def _record(stream: Stream, message: Msg) -> Record:
     headers = message.headers or {}
-    return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, 0)
+    headers.pop(ANSWERED, None)  # on a log it would tell that this answer was sent there
+    time_ns = server_time_ns(headers.get("Nats-Time-Stamp", ""))
+    return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time_ns)
+
+
+def server_time_ns(text: str) -> int:
+    """Nanoseconds since the epoch of a time as the server writes it (RFC 3339, to the microsecond); 0 for none."""
+    return int(datetime.fromisoformat(text).timestamp() * 1e6) * 1000 if text and text[0] != "0" else 0

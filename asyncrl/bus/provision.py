@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError
+from asyncrl.bus.log import patiently
 from topics.evals import EVAL_REQUESTED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import TOPICS
-from topics.topic import STREAMS, Keep, Stream, Topic
+from topics.topic import DEAD, STREAMS, Keep, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 
 _NAME_IN_USE = 10058
 _NO_STREAM = 10059
 _NO_CONSUMER = 10014
 _MB = 1_000_000
+_SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
 
 
@@ -39,7 +43,7 @@ QUEUES = {
 }
 
 
-def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int) -> dict[str, Any]:
+def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int, copies: int = 1) -> dict[str, Any]:
     """The server-side configuration of one stream."""
     subjects = [topic.pattern(run) for topic in TOPICS if topic.stream is stream]
     last = stream.keep is Keep.LAST
@@ -48,27 +52,31 @@ def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int) 
         "subjects": subjects,
         "retention": "limits",
         "storage": "memory" if last else "file",
-        "discard": "old" if last else "new",
+        "discard": "old" if last or stream is DEAD else "new",  # no flood of bad messages stops who reports them
         "max_bytes": (payload_mb if stream.keep is Keep.PAYLOAD else 64 if last else ledger_mb) * _MB,
         "max_msgs_per_subject": 1 if last else -1,
         "allow_direct": True,
         "allow_msg_ttl": True,
         "duplicate_window": 120_000_000_000,
-        "num_replicas": 1,
+        "num_replicas": copies,
         "description": stream.about,
     }
 
 
-async def provision(bus: Bus, *, payload_mb: int, ledger_mb: int, lease_s: float) -> None:
+async def provision(bus: Bus, *, payload_mb: int, ledger_mb: int, lease_s: float, copies: int = 1) -> None:
     """Make what is missing; what is there must be as the table says.
+
+    Args:
+        copies: servers that keep each stream; a cluster that finds itself is waited for.
 
     Raises:
         ProvisionError: a stream of that name is there with other settings, or the server has no room.
+        BusUnreachable, BusGone: JetStream does not answer.
     """
     for stream in STREAMS:
-        config = stream_config(bus.run, stream, payload_mb=payload_mb, ledger_mb=ledger_mb)
+        config = stream_config(bus.run, stream, payload_mb=payload_mb, ledger_mb=ledger_mb, copies=copies)
         try:
-            await bus.api(f"STREAM.CREATE.{config['name']}", config)
+            await _ask(bus, f"STREAM.CREATE.{config['name']}", config)
         except BusRefused as error:
             if error.code == _NAME_IN_USE:
                 raise ProvisionError(await _difference(bus, config)) from error
@@ -92,7 +100,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
         "replay_policy": "instant",
     }
     try:
-        await bus.api(f"CONSUMER.CREATE.{stream}.{queue.name}", {"stream_name": stream, "config": config})
+        await _ask(bus, f"CONSUMER.CREATE.{stream}.{queue.name}", {"stream_name": stream, "config": config})
     except BusRefused as error:
         raise ProvisionError(
             f"work queue {queue.name} on {stream} could not be made: {error.description}; "
@@ -103,7 +111,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
 async def is_provisioned(bus: Bus) -> bool:
     """Whether the run has streams on this server."""
     try:
-        await bus.api(f"STREAM.INFO.{STREAMS[0].full_name(bus.run)}")
+        await _ask(bus, f"STREAM.INFO.{STREAMS[0].full_name(bus.run)}")
     except BusRefused as error:
         if error.code == _NO_STREAM:
             return False
@@ -111,12 +119,12 @@ async def is_provisioned(bus: Bus) -> bool:
     return True
 
 
-async def stream_states(bus: Bus) -> dict[str, dict[str, Any]]:
-    """Messages, bytes and sequences of each of the run's streams, by stream name of the table."""
+async def stream_states(bus: Bus, streams: Sequence[Stream] = STREAMS) -> dict[str, dict[str, Any]]:
+    """Messages, bytes, sequences and `now` (the server's clock) of some of a run's streams, by name."""
     states = {}
-    for stream in STREAMS:
+    for stream in streams:
         info = await bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}")
-        states[stream.name] = {**info["state"], "max_bytes": info["config"]["max_bytes"]}
+        states[stream.name] = {**info["state"], "max_bytes": info["config"]["max_bytes"], "now": info["ts"]}
     return states
 
 
@@ -132,6 +140,29 @@ async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
             "pulls": int(info["num_waiting"]),  # open requests for work
         }
     return states
+
+
+async def settled(bus: Bus) -> None:
+    """Wait until each of the run's streams has a leader, and all copies of it are as new as the leader's.
+
+    Raises:
+        TimeoutError: they do not come together.
+    """
+    async with asyncio.timeout(_SETTLE_S):
+        for stream in STREAMS:
+            while True:
+                info = await _ask(bus, f"STREAM.INFO.{stream.full_name(bus.run)}")
+                group = info.get("cluster", {})
+                if group.get("leader") and all(copy.get("current") for copy in group.get("replicas") or []):
+                    break
+                await asyncio.sleep(0.2)  # nothing announces it
+
+
+async def _ask(bus: Bus, call: str, body: object = None) -> dict[str, Any]:
+    """Call the API; where several servers elect a leader first, again until they have one."""
+    if not bus.clustered:
+        return await bus.api(call, body)
+    return await patiently(bus, lambda: bus.api(call, body))
 
 
 async def _difference(bus: Bus, wanted: dict[str, Any]) -> str:

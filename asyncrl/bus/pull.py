@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
@@ -15,6 +14,8 @@ from asyncrl.bus.connection import Bus
 _EXPIRES_S = 30.0
 _GRACE_S = 5.0
 _AGAIN_S = 1.0
+_BEAT_S = 3.0  # in a cluster the server says that often that it has not forgotten a request
+_SILENT_S = 10.0  # in a cluster: the one that held the consumer is gone, while our own server lives
 
 
 class Position(NamedTuple):
@@ -52,7 +53,7 @@ class Puller:
     ) -> None:
         self._bus = bus
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-        self._inbox = f"_INBOX.{secrets.token_hex(8)}"
+        self._inbox = ""
         self._on_message = on_message
         self._on_lost = on_lost
         self._credit = 0  # messages allowed and not yet asked for
@@ -65,7 +66,7 @@ class Puller:
 
     async def start(self, credit: int) -> None:
         """Begin to receive up to `credit` messages."""
-        self._unsubscribe = await self._bus.subscribe(f"{self._inbox}.*", self._receive)
+        self._inbox, self._unsubscribe = await self._bus.open_inbox(self._receive)
         self._bus.on_reconnect.append(self._renew)
         self._heard()
         self.grant(credit)
@@ -95,7 +96,10 @@ class Puller:
             self._heard_at = loop.time()  # the server's silence counts from the question
         count, self._credit = self._credit, 0
         self._asked += count
-        body = msgspec.json.encode({"batch": count, "expires": int(_EXPIRES_S * 1e9)})
+        request = {"batch": count, "expires": int(_EXPIRES_S * 1e9)}
+        if self._bus.clustered:
+            request["idle_heartbeat"] = int(_BEAT_S * 1e9)
+        body = msgspec.json.encode(request)
         task = loop.create_task(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
         self._tasks.add(task)
         task.add_done_callback(self._asked_done)
@@ -147,7 +151,7 @@ class Puller:
         """Watch: an open request that neither delivered nor expired in time was forgotten by the server."""
         loop = asyncio.get_running_loop()
         quiet = loop.time() - self._heard_at
-        limit = _EXPIRES_S + _GRACE_S
+        limit = _SILENT_S if self._bus.clustered else _EXPIRES_S + _GRACE_S
         if self._asked and quiet >= limit:
             self._heard_at = loop.time()
             self._renew()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import json
-import os
 import secrets
 import shutil
 import signal
@@ -13,38 +12,15 @@ import socket
 import sys
 import sysconfig
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
-import msgspec
-
+from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.logins import known_logins, made_logins, save_logins
+from asyncrl.bus.permissions import Permissions, authorization, permissions
 
 _READY = b"Server is ready"
 _PR_SET_PDEATHSIG = 1
-
-
-class BusAddress(msgspec.Struct):
-    """How to reach the topics of a run."""
-
-    url: str
-    user: str = ""
-    password: str = ""
-
-    def save(self, path: Path) -> None:
-        """Write it for other terminals, readable by this user alone."""
-        write_private(path, msgspec.json.encode(self))
-
-    @classmethod
-    def read(cls, path: Path) -> BusAddress:
-        """Read what `save` wrote."""
-        return msgspec.json.decode(path.read_bytes(), type=cls)
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read, in one step."""
-    aside = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(aside, path)
 
 
 def die_with_parent() -> None:
@@ -77,27 +53,55 @@ def find_server() -> str:
     return found
 
 
-def _config(port: int, user: str, password: str, store: Path) -> str:
+Users: TypeAlias = list[tuple[BusAddress, Permissions | None]]
+
+
+class Place(NamedTuple):
+    """One server's place in a cluster."""
+
+    address: BusAddress  # of this one alone
+    users: Users
+    config: str  # how it finds the others
+
+
+def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
+    """The owner, and where there is a run its roles: those known from the start before, or new ones."""
+    users: Users = [(owner, None)]
+    if run:
+        logins = made_logins(run, owner.url, known_logins(folder))
+        save_logins(logins, folder)
+        users += [(login, permissions(role, run)) for role, login in logins.items()]
+    return users
+
+
+def _config(port: int, users: Users, store: Path, place: Place | None) -> str:
     return f"""listen: "127.0.0.1:{port}"
 max_payload: 8MB
 max_pending: 256MB
-authorization {{ user: {json.dumps(user)}, password: {json.dumps(password)} }}
 jetstream {{ store_dir: {json.dumps(str(store))}, sync_interval: "10s" }}
-"""
+{authorization(users)}{place.config if place is not None else ""}"""
 
 
 class EmbeddedServer:
-    """A `nats-server` child process that keeps its port and its store over restarts."""
+    """A `nats-server` child process that keeps its port and its store over restarts.
 
-    def __init__(self, directory: Path, port: int = 0) -> None:
+    Its owner may do everything. With a run it has one more user for each role, who may do what the topic table says.
+    """
+
+    def __init__(self, directory: Path, port: int = 0, run: str = "", place: Place | None = None) -> None:
         self.directory = directory
+        self._run = run
+        self._place = place
         address_file = directory / "nats.json"
-        if address_file.exists() and not port:
+        if place is not None:
+            self.address = place.address
+        elif address_file.exists() and not port:
             self.address = BusAddress.read(address_file)
         else:
             port = port or free_port()
             self.address = BusAddress(f"nats://127.0.0.1:{port}", "asyncrl", secrets.token_urlsafe(18))
         self.process: asyncio.subprocess.Process | None = None
+        self._ready = False
         self._drain: asyncio.Task[None] | None = None
 
     async def start(self, deadline_s: float = 20.0) -> BusAddress:
@@ -106,11 +110,11 @@ class EmbeddedServer:
         Raises:
             BusUnreachable: with the server's last words, when it does not come up.
         """
+        self._ready = False
         self.directory.mkdir(parents=True, exist_ok=True)
         port = int(self.address.url.rsplit(":", 1)[1])
         config = self.directory / "nats.conf"
-        text = _config(port, self.address.user, self.address.password, self.directory / "nats")
-        write_private(config, text.encode())
+        write_private(config, _config(port, self._users(), self.directory / "nats", self._place).encode())
         self.address.save(self.directory / "nats.json")
         self.process = await asyncio.create_subprocess_exec(
             find_server(),
@@ -137,12 +141,45 @@ class EmbeddedServer:
                 f"nats-server on port {port} did not start"
                 f"{'' if done else f' within {deadline_s:.0f} s'}: {words or 'no output'}"
             )
+        self._ready = True
         return self.address
+
+    @property
+    def nodes(self) -> list[EmbeddedServer]:
+        """The processes to keep alive."""
+        return [self]
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has come up, and its process lives."""
+        return self._ready and self.process is not None and self.process.returncode is None
+
+    def _users(self) -> Users:
+        if self._place is not None:
+            return self._place.users
+        return users_of(self.address, self._run, self.directory / "credentials")
+
+    async def answers(self, within_s: float) -> bool:
+        """Whether it greets who connects: a frozen server's port takes connections, and nobody says a word."""
+        host, port = self.address.url.removeprefix("nats://").rsplit(":", 1)
+        try:
+            async with asyncio.timeout(within_s):
+                reader, writer = await asyncio.open_connection(host, int(port))
+                greeting = await reader.readline()
+                writer.close()
+        except (OSError, TimeoutError):
+            return False
+        return greeting.startswith(b"INFO")
 
     async def ended(self) -> int:
         """Wait until the server process ends; returns its exit code."""
         assert self.process is not None
         return await self.process.wait()
+
+    def kill(self) -> None:
+        """End a server that does not answer."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
 
     async def stop(self) -> None:
         """Stop the server; its store stays."""

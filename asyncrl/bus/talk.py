@@ -3,32 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import xxhash
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
-from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.bus.log import ANSWERED, Record, read_last, read_message
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
 from topics.topic import BLOBS, Topic
-from topics.wire import Message, WireError, decode, encode
+from topics.wire import ID_PATTERN, Message, WireError, decode, encode
 
 M = TypeVar("M", bound=Message)
 
 INLINE_BYTES = 768 * 1024
 HEADER_ROOM = 16 * 1024
 _CHUNKS_AT_ONCE = 8
+_ID = re.compile(ID_PATTERN)
+_TRAJECTORY = re.compile(r"^[a-z]\d{1,12}-\d{1,5}\Z")
+_REFERENCE = re.compile(
+    r"^(?P<blob>\w{1,64}):(?P<size>\d{1,12}):(?P<digest>[0-9a-f]{2,32}):(?P<chunks>\d{1,7})\Z", re.ASCII
+)
 EXPECT_LAST = "Nats-Expected-Last-Sequence"
 EXPECT_MESSAGE = "Nats-Expected-Last-Msg-Id"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_FILTER = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID = "Nats-Msg-Id"
 TIME_TO_LIVE = "Nats-TTL"
+WRITER = "writer"  # header that says which writer appended a record to a keeper's log
+BY = "by"  # header that says who speaks: "rollout-2"
 BLOB = "blob"  # header of a record whose body lies in the blob stream: id:size:xxh3:chunks
 
 
@@ -42,6 +50,15 @@ class TwoContents(BusError):
 
 class BlobMissing(BusError):
     """A blob's chunks are not all there, or not what the record says."""
+
+
+class Blob(NamedTuple):
+    """A body that lies in the blob stream."""
+
+    name: str
+    size: int  # bytes
+    digest: str  # xxh3_64 of the body
+    chunks: int
 
 
 def pack(message: Message, topic: Topic[Any]) -> bytes:
@@ -96,9 +113,7 @@ def _digest(body: bytes) -> str:
 
 
 def _headers(topic: Topic[M], message: M, id: str, further: dict[str, str] | None) -> dict[str, str]:
-    describe = getattr(message, "headers", None)
-    headers: dict[str, str] = describe() if callable(describe) else {}  # a dead letter has a field of that name
-    headers.update(further or {})
+    headers = _described(message) | (further or {})
     headers[MESSAGE_ID] = f"{topic.name}:{id}"
     return headers
 
@@ -113,6 +128,8 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
     if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
         headers[BLOB] = await _store_blob(bus, body)
         stored = b""
+    if bus.name:
+        headers[BY] = bus.name
     ack = await bus.store(topic.subject(bus.run, key), stored, headers)
     if ack.duplicate and topic.stream is not None:
         # A repeat counts as stored only if what is there is what was to be said.
@@ -134,21 +151,86 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
     return message
 
 
+def unpack(record: Record, body: bytes) -> tuple[Topic[Any], Any]:
+    """The topic of a record, and its body as that topic's message.
+
+    Raises:
+        WireError: it is no such message, or not the one that its subject and its headers name.
+    """
+    topic = _topic_at(record)
+    if topic.json:
+        try:
+            message = msgspec.json.decode(body, type=topic.message)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise WireError(f"not a {topic.message.__name__}: {error}") from error
+    else:
+        message = decode(topic.message, body)
+    check_names(message, record)
+    return topic, message
+
+
+def unpack_headers(record: Record) -> Topic[Any]:
+    """The topic of a record that is read by its headers alone.
+
+    Raises:
+        WireError: its headers are not what they must be.
+    """
+    topic = _topic_at(record)
+    if topic.heads is not None:
+        named = record.subject.rsplit(".", 1)[1]
+        if not _TRAJECTORY.match(named) or record.headers.get("trajectory") != named:
+            raise WireError(f"its subject names {named!r}, its headers {record.headers.get('trajectory')!r}")
+        try:
+            msgspec.convert(record.headers, topic.heads, strict=False)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise WireError(f"its headers: {error}") from error
+    return topic
+
+
+def _topic_at(record: Record) -> Topic[Any]:
+    topic = topic_of(record.subject)
+    if topic is None or topic.stream is not record.stream:
+        raise WireError("its subject is in no row of the topic table")
+    if ANSWERED in record.headers:
+        raise WireError("an answer of the server, which somebody had sent here in place of a message")
+    if record.stream.keeper and not record.headers.get(WRITER):
+        raise WireError(f"on the log that the {record.stream.keeper} alone writes, and it names no writer")
+    return topic
+
+
 def check_names(message: Message, record: Record) -> None:
-    """Refuse a message whose ids contradict its subject or each other.
+    """Refuse a message whose ids contradict its subject, its headers or each other.
 
     Raises:
         WireError: they do.
     """
     topic = topic_of(record.subject)
-    if topic is None or not topic.key:
+    if topic is None:
         return
-    said, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
-    if said != named:
-        raise WireError(f"its subject names {topic.key} {named!r}, its body {said!r}")
-    member = getattr(message, "member", None)
-    if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
-        raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
+    if topic.key:
+        said, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
+        if said != named:
+            raise WireError(f"its subject names {topic.key} {named[:80]!r}, its body {said[:80]!r}")
+        if not (_TRAJECTORY if topic.key == "trajectory_id" else _ID).match(named):
+            raise WireError(f"{named[:80]!r} is no {topic.key}")
+        member = getattr(message, "member", None)
+        if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
+            raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
+    for name, value in _described(message).items():
+        if record.headers.get(name) != value:
+            raise WireError(f"its header {name} is {record.headers.get(name, '')[:80]!r}, its body says {value!r}")
+
+
+def _described(message: Message) -> dict[str, str]:
+    """The headers that a message asks for."""
+    describe = getattr(message, "headers", None)
+    return describe() if callable(describe) else {}  # a dead letter has a field of that name
+
+
+def attempt_of(record: Record) -> int | None:
+    """The attempt in a record's header; None where that is no number."""
+    text = record.headers.get("attempt", "")
+    return int(text) if text.isdecimal() and len(text) < 11 else None
 
 
 async def body_of(bus: Bus, record: Record) -> bytes:
@@ -181,12 +263,20 @@ async def _store_blob(bus: Bus, body: bytes) -> str:
     return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
 
 
+def blob_named(reference: str) -> Blob:
+    """What the header of a record says of its blob.
+
+    Raises:
+        WireError: it is no such reference.
+    """
+    parts = _REFERENCE.match(reference)
+    if parts is None:
+        raise WireError(f"not a blob reference: {reference[:80]!r}")
+    return Blob(parts["blob"], int(parts["size"]), parts["digest"], int(parts["chunks"]))
+
+
 async def _fetch_blob(bus: Bus, reference: str) -> bytes:
-    try:
-        blob, size, digest, count = reference.split(":")
-        expected, chunks = int(size), int(count)
-    except ValueError:
-        raise WireError(f"not a blob reference: {reference[:80]!r}") from None
+    blob, expected, digest, chunks = blob_named(reference)
     body = bytearray()
     for start in range(0, chunks, _CHUNKS_AT_ONCE):
         numbers = range(start, min(chunks, start + _CHUNKS_AT_ONCE))
@@ -196,6 +286,8 @@ async def _fetch_blob(bus: Bus, reference: str) -> bytes:
         if missing:
             raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")
         body += b"".join(record.data for record in found if record is not None)
+        if len(body) > expected:
+            break  # what follows cannot make it true
     if len(body) != expected or xxhash.xxh3_64_hexdigest(body) != digest:
         raise BlobMissing(f"blob {blob}: {len(body)} bytes found, {expected} expected, or their digest differs")
     return bytes(body)

@@ -19,7 +19,8 @@ from topics.actors import DEAD_LETTER, RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
-from topics.topic import Topic
+from topics.streams import STREAM_TRIMMED
+from topics.topic import TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
@@ -35,6 +36,7 @@ _ORDER: tuple[tuple[Topic[Any], ...], ...] = (
     (WEIGHTS_PUBLISHED,),
     (DEAD_LETTER,),
     (RUN_OPENED,),
+    (STREAM_TRIMMED,),
 )
 
 
@@ -71,6 +73,7 @@ async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str
         info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
         acknowledged[name] = int(info["ack_floor"]["stream_seq"])
         queues[name] = f"{info['num_pending']:,} waiting, {info['num_ack_pending']:,} under way"
+    results = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
     ledger = Ledger()
     for topics in _ORDER:
         stream = topics[0].stream
@@ -78,7 +81,7 @@ async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str
         headers_only = topics == (PROMPT_ISSUED,) or (topics == (TRAJECTORY_GENERATED,) and not deep)
         subjects = [topic.pattern(bus.run) for topic in topics]
         await read_log(bus, stream, subjects, ledger, headers_only=headers_only)
-    return audit(ledger, acknowledged), queues
+    return audit(ledger, acknowledged, first_result=int(results["state"]["first_seq"])), queues
 
 
 def findings_text(run: str, findings: Findings, queues: dict[str, str]) -> str:

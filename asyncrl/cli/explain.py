@@ -25,7 +25,7 @@ from topics.trajectories import (
     TRAJECTORY_PROGRESSED,
 )
 
-_ID = re.compile(r"([pw]\d{6,})-\d+")
+_ID = re.compile(r"([prw]\d{6,})-\d+")
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -11,13 +11,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 from nats.aio.msg import Msg
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.bus.provision import is_provisioned
-from asyncrl.bus.server import BusAddress
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
 from topics.table import topic_of
 from topics.topic import ACTORS
@@ -49,6 +50,14 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, positional: bool) -> N
     parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
     parser.add_argument("--user", default="", help="user name at that URL")
     parser.add_argument("--password-file", default="", help="file that holds the password")
+    parser.add_argument(
+        "--credentials", default="", metavar="FILE", help="who to be, such as runs/demo/credentials/monitor.json"
+    )
+
+
+def is_remote(arguments: argparse.Namespace) -> bool:
+    """Whether the command line says itself how to reach the run."""
+    return bool(arguments.url or arguments.credentials)
 
 
 def find_run(arguments: argparse.Namespace) -> FoundRun:
@@ -57,14 +66,10 @@ def find_run(arguments: argparse.Namespace) -> FoundRun:
     Raises:
         RunNotFound: there is none, or it is over.
     """
-    if arguments.url:
+    if is_remote(arguments):
         if not arguments.run_id:
-            raise RunNotFound("--url names a server, not a run: give the run's id as well")
-        try:
-            password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
-        except OSError as error:
-            raise RunNotFound(f"the password file cannot be read: {error}") from error
-        return FoundRun(arguments.run_id, BusAddress(arguments.url, arguments.user, password), None)
+            raise RunNotFound("--url and --credentials name a server, not a run: give the run's id as well")
+        return FoundRun(arguments.run_id, _given_address(arguments), None)
     root = find_directory(arguments, live=True)
     if not is_locked(root):
         raise RunNotFound(f"run {root.name} is over; its results are in {root}")
@@ -72,6 +77,19 @@ def find_run(arguments: argparse.Namespace) -> FoundRun:
         return FoundRun(root.name, BusAddress.read(root / "nats.json"), root)
     except FileNotFoundError:
         raise RunNotFound(f"run {root.name} is still starting: {root} has no nats.json yet; try again") from None
+
+
+def _given_address(arguments: argparse.Namespace) -> BusAddress:
+    if "@" in arguments.url:
+        raise RunNotFound("--url holds credentials, which everybody on this machine can read; use --password-file")
+    try:
+        if arguments.credentials:
+            address = BusAddress.read(Path(arguments.credentials))
+            return msgspec.structs.replace(address, url=arguments.url or address.url)
+        password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
+    except (OSError, ValueError) as error:
+        raise RunNotFound(f"who to be cannot be read: {error}") from error
+    return BusAddress(arguments.url, arguments.user, password)
 
 
 def find_directory(arguments: argparse.Namespace, *, live: bool) -> Path:
@@ -124,7 +142,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
     """
     try:
         bus = await Bus.connect(found.address, found.run, name=name, deadline_s=3.0)
-    except BusUnreachable as error:
+    except (BusUnreachable, BusDenied) as error:
         raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
     try:
         if not await is_provisioned(bus):
@@ -132,6 +150,8 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         if not over_is_fine and await is_over(bus):
             raise RunNotFound(f"run {found.run} is over")
         yield bus
+        if bus.ended_by is not None:
+            raise bus.ended_by
     finally:
         await bus.close()
 
@@ -161,7 +181,7 @@ async def run_ended(bus: Bus) -> None:
 
 async def _server_gone(bus: Bus) -> None:
     away = 0.0
-    while away < _AWAY_S:
+    while away < _AWAY_S and bus.ended_by is None:
         await asyncio.sleep(0.2)  # the client tells of the loss of a connection, never that it stays lost
         away = 0.0 if bus.client.is_connected else away + 0.2
 

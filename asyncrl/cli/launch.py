@@ -13,11 +13,16 @@ from pathlib import Path
 import msgspec
 
 from actors.actor import FATAL, RunFiles
+from actors.pulse import Pulses
 from actors.warden import Deaths
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
+from asyncrl.bus.logins import given_logins, save_logins
+from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.provision import is_provisioned, provision
-from asyncrl.bus.server import BusAddress, EmbeddedServer, die_with_parent
+from asyncrl.bus.server import EmbeddedServer, die_with_parent
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
@@ -25,6 +30,7 @@ from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
+_GREETING_S = 2.0  # for a server to greet who connects
 _RECOVER_S = 120.0  # for a server to read its store
 
 
@@ -48,7 +54,7 @@ class Launch:
         self.killed = False
         self.tell: Callable[[str], None] = lambda _: None  # hears of deaths that no topic tells of
         self._resumes = resumes is not None
-        self._server: EmbeddedServer | None = None
+        self._server: OwnServer | None = None
         self._warden: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
@@ -94,6 +100,15 @@ class Launch:
         finally:
             os.close(turn)
         (self.files.root / "base").write_text(str(self.base.absolute()))
+        self._write_cast()
+
+    def begin_with(self, checkpoint: Path) -> None:
+        """Let training begin with a checkpoint, whose step the settings have."""
+        start = msgspec.structs.replace(self.cast.start, checkpoint=str(checkpoint))
+        self.cast = msgspec.structs.replace(self.cast, start=start)
+        self._write_cast()
+
+    def _write_cast(self) -> None:
         aside = self.files.root / "cast.json.new"
         aside.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
         aside.replace(self.files.cast)
@@ -147,8 +162,10 @@ class Launch:
         await self._start_warden()
         self._over = asyncio.get_running_loop().create_future()
         self._keeping = [asyncio.create_task(self._keep_warden())]
-        if self._server is not None:
-            self._keeping.append(asyncio.create_task(self._keep_server(self._server)))
+        pulses = Pulses(bus, self.cast.keepers.lease_s, self._on_silent)
+        self._keeping.append(asyncio.create_task(pulses.watch()))
+        for server in self._server.nodes if self._server is not None else []:
+            self._keeping += [asyncio.create_task(work(server)) for work in (self._keep_server, self._hear_server)]
         return bus
 
     async def ended(self) -> int:
@@ -185,19 +202,43 @@ class Launch:
         if self._lock >= 0:
             os.close(self._lock)
 
+    def _on_silent(self, actor_id: str) -> None:
+        """A warden that says nothing is frozen; everybody else is the warden's to watch."""
+        if actor_id == WARDEN and self._warden is not None and not self._leaving.is_set():
+            self.tell("the warden is silent; killed")
+            self._warden.kill()
+
+    async def _hear_server(self, server: EmbeddedServer) -> None:
+        """End a server that lives and greets nobody who connects: it is frozen."""
+        silence_s = self.cast.keepers.lease_s
+        heard_at = time.monotonic()
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(silence_s / 4)
+            answers = not server.ready or await server.answers(_GREETING_S)
+            now = time.monotonic()
+            if answers or now - began > silence_s / 2 + _GREETING_S:  # the latter: it was this process that stood still
+                heard_at = now
+            elif now - heard_at > silence_s:
+                self.tell("the NATS server does not answer; killed")
+                server.kill()
+
     def _kill_warden(self) -> None:
         self._leaving.set()
         if self._warden is not None and self._warden.returncode is None:
             self._warden.kill()
 
     async def _reach_server(self) -> None:
-        nats = self.cast.nats
-        if nats.url:
-            password = (self.base / nats.password_file).read_text().strip() if nats.password_file else ""
-            self.address = BusAddress(nats.url, nats.user, password)
+        if self.cast.nats.url:
+            try:
+                logins = given_logins(self.cast.nats, self.base)
+            except (OSError, ValueError) as error:
+                raise LaunchError(f"nats: {error}") from error
+            self.address = logins[OPERATOR]
             self.address.save(self.files.address)
+            save_logins(logins, self.files.credentials)
         else:
-            self._server = EmbeddedServer(self.files.root)
+            self._server = own_server(self.files.root, self.cast.run, self.cast.nats.servers)
             self.address = await self._server.start(_RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
@@ -215,7 +256,11 @@ class Launch:
     async def _provision(self, bus: Bus) -> None:
         nats = self.cast.nats
         await provision(
-            bus, payload_mb=nats.stream_max_mb, ledger_mb=nats.ledger_max_mb, lease_s=self.cast.rollout.lease_s
+            bus,
+            payload_mb=nats.stream_max_mb,
+            ledger_mb=nats.ledger_max_mb,
+            lease_s=self.cast.rollout.lease_s,
+            copies=nats.copies,
         )
 
     async def _keep_warden(self) -> None:
@@ -245,7 +290,7 @@ class Launch:
                 words = f"exit code {await server.ended()}"
             deaths.add()
             if deaths.hopeless:
-                log = self.files.root / "nats.log"
+                log = server.directory / "nats.log"
                 self._give_up(f"the NATS server died {deaths.count} times in a row, at last with {words}; see {log}")
                 return
             self.tell(f"the NATS server died: {words}; it is started again")

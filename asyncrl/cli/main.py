@@ -8,7 +8,26 @@ import os
 import sys
 from importlib.metadata import version
 
-COMMANDS = ("up", "status", "down", "scale", "tap", "logs", "audit", "explain", "topics", "check", "settings", "bench")
+COMMANDS = (
+    "up",
+    "status",
+    "down",
+    "doctor",
+    "scale",
+    "tap",
+    "logs",
+    "audit",
+    "explain",
+    "dead",
+    "replay",
+    "fork",
+    "topics",
+    "roles",
+    "check",
+    "settings",
+    "chaos",
+    "bench",
+)
 _EXAMPLES = """\
 examples:
   asyncrl up                              run the demo here and watch it

@@ -11,14 +11,15 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.cluster import server_left_in
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.server import BusAddress, EmbeddedServer
-from asyncrl.bus.talk import BlobMissing, body_of, check_names
-from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_directory, find_run
-from topics.table import topic_of
+from asyncrl.bus.provision import settled
+from asyncrl.bus.talk import BlobMissing, body_of, unpack, unpack_headers
+from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_directory, find_run, is_remote
 from topics.topic import Stream, Topic
-from topics.wire import WireError, decode
+from topics.wire import WireError
 
 _SILENT_S = 30.0  # a server that sends nothing for this long, of a log that is not read to its end, is gone
 _RECOVER_S = 120.0  # for a server to read its store
@@ -42,17 +43,30 @@ async def reached(arguments: argparse.Namespace, name: str) -> AsyncIterator[Bus
         RunNotFound: there is none, or it cannot be reached.
         BusUnreachable: its own server cannot be started again.
     """
-    if arguments.url:
+    if is_remote(arguments):
         async with connected(find_run(arguments), name, over_is_fine=True) as bus:
             yield bus
         return
-    root = find_directory(arguments, live=False)
+    async with opened(find_directory(arguments, live=False), name) as bus:
+        yield bus
+
+
+@asynccontextmanager
+async def opened(root: Path, name: str) -> AsyncIterator[Bus]:
+    """A connection to the topics of the run of a directory; its own server is started where the run is over.
+
+    Raises:
+        RunNotFound: it cannot be reached.
+        BusUnreachable: its own server cannot be started again.
+    """
     with _held(root) as held:
-        server = EmbeddedServer(root) if held and (root / "nats").is_dir() else None
+        server = server_left_in(root) if held else None
         try:
             if server is not None:
                 await server.start(_RECOVER_S)
             async with connected(FoundRun(root.name, _address(root), root), name, over_is_fine=True) as bus:
+                if server is not None and bus.clustered:
+                    await settled(bus)
                 yield bus
         finally:
             if server is not None:
@@ -94,16 +108,12 @@ async def read_log(
 
 async def _hand_over(bus: Bus, record: Record, reading: Reading, headers_only: bool) -> None:
     try:
-        topic = topic_of(record.subject)
-        if topic is None:
-            raise WireError("its subject is in no row of the topic table")
-        message = None
+        topic, message = unpack_headers(record), None
         if not headers_only:
             record = record._replace(data=await body_of(bus, record))
-            message = decode(topic.message, record.data)
-            check_names(message, record)
+            topic, message = unpack(record, record.data)
         reading.apply(topic, message, record)
-    except (WireError, BlobMissing, LookupError, ValueError) as error:  # the latter two: headers that are not as said
+    except (WireError, BlobMissing, LookupError, ValueError) as error:  # the latter two: values that are not as said
         reading.refuse(record, error)
 
 

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from asyncrl.cast_room import CHECKPOINT_SHARE
 from asyncrl.cli.view import RunView
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -42,6 +43,7 @@ def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableTy
         ("speed", _speed(view)),
         ("queues", _queues(view)),
         ("groups", _groups(view)),
+        ("streams", _streams(view)),
         ("engines", _engines(view)),
     ):
         if value is not None:
@@ -50,6 +52,7 @@ def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableTy
     if view.actors:
         parts += ["", _fleet(view, now_ns)]
     warnings = [str(trouble) for trouble in (view.failed, view.dead) if trouble.count]
+    warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in view.stalls.values()]
     if view.failure:
         warnings.append(view.failure)
     parts += [Text(f"▲ {warning}", style="yellow", overflow="ellipsis", no_wrap=True) for warning in warnings]
@@ -180,6 +183,21 @@ def _groups(view: RunView) -> RenderableType | None:
         if gauge is not None
     ]
     return _listed([(f"{gauge:,.0f}", what) for gauge, what in found]) if found else None
+
+
+def _streams(view: RunView) -> RenderableType | None:
+    if not view.streams:
+        return None
+    text = Text()
+    for name, filled in view.streams.items():
+        text.append("   " if text else "").append(f"{name.lower()} ", style="dim")
+        text.append(f"{filled.bytes / 1e6:,.1f}", style="bold").append(f" of {filled.max_bytes / 1e6:,.0f} MB")
+        text.append(f" {100 * filled.share:.0f} %", style="yellow" if filled.share > CHECKPOINT_SHARE else "")
+    if view.trims:
+        text.append(f"   {view.trimmed_bytes / 1e6:,.1f} MB", style="bold").append(f" trimmed in {view.trims:,}")
+    if view.paused:
+        text.append("   admission paused", style="yellow")
+    return text
 
 
 def _engines(view: RunView) -> RenderableType | None:

@@ -75,6 +75,13 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
         "per_s": {name: round(rate, 3) for name, rate in view.rates().items()},
         "evals": [{"version": scored.version, "accuracy": scored.accuracy} for scored in view.evals],
         "queues": view.queues,
+        "streams": {
+            name: {"bytes": filled.bytes, "max_bytes": filled.max_bytes, "share": round(filled.share, 4)}
+            for name, filled in view.streams.items()
+        },
+        "trims": view.trims,
+        "trimmed_bytes": view.trimmed_bytes,
+        "admission_paused": view.paused,
         "open_groups": view.gauge("prompter", "open_groups"),
         "ready_groups": view.gauge("buffer", "ready_groups"),
         "engines": [engine._asdict() for engine in sorted(view.engines.values())],
@@ -93,6 +100,7 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
             }
             for actor in view.actors.values()
         ],
+        "stalls": [msgspec.structs.asdict(stall) for stall in view.stalls.values()],
         "trajectories_failed": view.failed.count,
         "last_failure": view.failed.last,
         "messages_unreadable": view.dead.count,

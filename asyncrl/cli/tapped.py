@@ -15,7 +15,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
-from topics.wire import WireError, decode
+from topics.wire import decode
 
 _SHOWN = 8  # elements of an array or list
 _SHOWN_TEXT = 60  # characters of a string
@@ -53,12 +53,12 @@ class Tapped:
         if topic is BLOB_STORED:
             return None, f"{len(self.data)} bytes of a larger message"
         if BLOB in self.headers:
-            _, size, _, chunks = self.headers[BLOB].split(":")
+            _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")
             return None, f"{size} bytes in {chunks} chunks of the blob stream"
         try:
             kind = topic.message
             return (msgspec.json.decode(self.data, type=kind) if topic.json else decode(kind, self.data)), ""
-        except (WireError, msgspec.MsgspecError) as error:
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
             return None, f"undecodable: {error}"
 
     @property

@@ -74,7 +74,6 @@ class LiveTap:
         """Begin to listen."""
         for subject in self._pattern.subjects(self._bus.run):
             self._ends.append(await self._bus.subscribe(subject, self._receive))
-        await self._bus.client.flush()
 
     async def close(self) -> None:
         """Listen no more."""

@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 1
     print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
-    return int(uvloop.run(_up(launch)))
+    return int(uvloop.run(bring_up(launch)))
 
 
 def _new(arguments: argparse.Namespace) -> Launch:
@@ -70,7 +70,8 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     return Launch.of(root, arguments.set)
 
 
-async def _up(launch: Launch) -> int:
+async def bring_up(launch: Launch) -> int:
+    """Start a prepared run, watch it and end it; returns the exit code."""
     view = RunView(launch.cast.run, launch.cast.learner.steps)
     launch.tell = lambda text: view.tell("warning", time.time_ns(), text)
     stop = _on_interrupt(launch, view)

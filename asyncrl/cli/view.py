@@ -20,6 +20,8 @@ from topics.actors import (
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.evals import EVAL_SCORED, EvalScored
+from topics.stalls import STALL_ENDED, STALL_FOUND, StallFound
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
 from topics.topic import Topic
 from topics.trajectories import TRAJECTORY_FAILED
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
@@ -40,6 +42,11 @@ HEARD = (
     ACTOR_STOPPED,
     STOP_REQUESTED,
     FLEET_SCALED,
+    STALL_FOUND,
+    STALL_ENDED,
+    STREAM_TRIMMED,
+    ADMISSION_PAUSED,
+    ADMISSION_RESUMED,
     VITALS_TAKEN,
 )
 RECENT_STEPS = 20  # that lag and rates are taken over
@@ -100,6 +107,18 @@ class Engine(NamedTuple):
     update_s: float = 0.0
 
 
+class Filled(NamedTuple):
+    """How full a stream is."""
+
+    bytes: int
+    max_bytes: int
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return self.bytes / self.max_bytes
+
+
 class Trouble:
     """How often something went wrong, and how it did last."""
 
@@ -119,7 +138,7 @@ class Trouble:
 
 
 class RunView:
-    """The state of a run as its topics tell it; `queues` is asked of the server by whoever watches."""
+    """The state of a run as its topics tell it; `queues` and `streams` are asked of the server by whoever watches."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
         self.run = run
@@ -141,8 +160,13 @@ class RunView:
         self.actors: dict[str, Actor] = {}
         self.wanted: dict[str, int] = {}
         self.failed = Trouble("trajectories failed")
-        self.dead = Trouble("messages unreadable")
+        self.dead = Trouble("messages buried")
+        self.stalls: dict[tuple[str, str], StallFound] = {}  # what keeps the run from coming further, open
         self.queues: dict[str, dict[str, int]] = {}
+        self.streams: dict[str, Filled] = {}  # payload streams, by name
+        self.trimmed_bytes = 0  # of payload streams, since the beginning
+        self.trims = 0
+        self.paused = ""  # why admission is paused
         self._asked_to_stop = False
         self._opened_ns = 0  # server's clock when `up` began, or went on
 
@@ -180,6 +204,13 @@ class RunView:
         elif topic is DEAD_LETTER:
             words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
             self._count(self.dead, words, record.time_ns)
+        elif topic is STREAM_TRIMMED:
+            self.trims += 1
+            self.trimmed_bytes += message.bytes
+        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
+            self.paused = message.reason if topic is ADMISSION_PAUSED else ""
+            kind: EventKind = "warning" if self.paused else "news"
+            self.tell(kind, record.time_ns, f"{topic.name.replace('.', ' ')}: {message.reason}")
         elif topic is RUN_OPENED:
             self._on_opened(message.steps, record.time_ns)
         else:
@@ -250,6 +281,7 @@ class RunView:
         resumed = self._opened_ns > 0
         self.total, self._opened_ns = steps, time_ns
         self.state, self.failure, self._asked_to_stop = "starting", "", False
+        self.stalls.clear()
         self.events = [event for event in self.events if event.time_ns >= time_ns]
         if resumed:
             self.tell("news", time_ns, "resumed")
@@ -288,6 +320,12 @@ class RunView:
                 fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
                 self.tell("news", time_ns, f"fleet scaled: {fleet}")
             self.wanted.update(message.wanted)
+        elif topic is STALL_FOUND and time_ns >= self._opened_ns:
+            self.stalls[message.cause, message.object] = message
+            self.tell("warning", time_ns, f"{message.cause}: {message.object}: {message.evidence}")
+        elif topic is STALL_ENDED:
+            self.stalls.pop((message.cause, message.object), None)
+            self.tell("news", time_ns, f"over: {message.cause}: {message.object}")
         elif topic is STOP_REQUESTED:
             self.state, self._asked_to_stop = "stopping", True
             self.tell("news", time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")

@@ -7,21 +7,19 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
-
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record, read_last
-from asyncrl.bus.provision import queue_states
-from asyncrl.bus.talk import BLOB, BlobMissing, body_of
+from asyncrl.bus.provision import queue_states, stream_states
+from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack
 from asyncrl.cli.find import WARDEN
-from asyncrl.cli.view import HEARD, RunView
+from asyncrl.cli.view import HEARD, Filled, RunView
 from topics.actors import ACTOR_STOPPED
-from topics.table import topic_of
-from topics.topic import ACTORS, STREAMS, VITALS
-from topics.wire import WireError, decode
+from topics.topic import ACTORS, STREAMS, VITALS, Keep
+from topics.wire import WireError
 
-_ASK_S = 1.0  # how often the server is asked for its queues
+_ASK_S = 1.0  # how often the server is asked for its queues and streams
+_PAYLOADS = [stream for stream in STREAMS if stream.keep is Keep.PAYLOAD]
 
 
 class Watch:
@@ -49,7 +47,7 @@ class Watch:
             await reader.start()
             async with asyncio.timeout(60):
                 await reader.caught_up.wait()
-        self.view.queues = await queue_states(self._bus)
+        await self._count()
         self._spawn(self._ask())
 
     async def close(self) -> None:
@@ -86,16 +84,12 @@ class Watch:
             self._not_read(record, error)
 
     def _fold_in(self, record: Record, body: bytes) -> None:
-        topic = topic_of(record.subject)
-        if topic is None:
-            return
         try:
-            message = msgspec.json.decode(body, type=topic.message) if topic.json else decode(topic.message, body)
-        except (WireError, msgspec.MsgspecError) as error:
-            self._not_read(record, error)
-        else:
+            topic, message = unpack(record, body)
             self.view.apply(topic, message, record)
-            self._news.set()
+        except (WireError, LookupError, ValueError) as error:  # the latter two: values that are not what they must be
+            self._not_read(record, error)
+        self._news.set()
 
     def _not_read(self, record: Record, error: Exception) -> None:
         self.view.dead.add(f"number {record.sequence} of {record.stream.name}: {error}")
@@ -109,4 +103,9 @@ class Watch:
         while True:
             await asyncio.sleep(_ASK_S)
             with contextlib.suppress(BusError):  # a server that is away is asked again
-                self.view.queues = await queue_states(self._bus)
+                await self._count()
+
+    async def _count(self) -> None:
+        self.view.queues = await queue_states(self._bus)
+        states = await stream_states(self._bus, _PAYLOADS)
+        self.view.streams = {name: Filled(state["bytes"], state["max_bytes"]) for name, state in states.items()}

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
@@ -21,6 +21,7 @@ from topics.wire import Int32Array
 __all__ = [
     "Chunk",
     "EngineClient",
+    "EngineLoad",
     "EngineRefused",
     "EngineUnavailable",
     "Generation",
@@ -65,6 +66,13 @@ class SamplingParams(msgspec.Struct, frozen=True):
         if stream_interval is not None:
             body["stream_interval"] = stream_interval
         return body
+
+
+class EngineLoad(NamedTuple):
+    """What a server has to do; it grows with each token while anything runs."""
+
+    requests: int  # running and waiting
+    tokens: int  # in the caches of running requests
 
 
 class EngineClient:
@@ -141,9 +149,7 @@ class EngineClient:
         while True:
             left = max(end - time.monotonic(), 0.0)
             # The embedded engine answers when it is idle; SGLang ignores the parameter and answers at once.
-            raw = await self._call("GET", f"/v1/loads?wait_idle={left:.3f}", extra_s=left)
-            loads = self._decode(raw, _Loads).loads
-            busy = sum(load.num_running_reqs + load.num_waiting_reqs for load in loads)
+            busy = (await self._load(f"?wait_idle={left:.3f}", extra_s=left)).requests
             if not busy:
                 return
             if time.monotonic() >= end:
@@ -177,6 +183,18 @@ class EngineClient:
         except EngineUnavailable:
             return False
         return True
+
+    async def load(self) -> EngineLoad:
+        """What is under way at this moment."""
+        return await self._load("")
+
+    async def _load(self, query: str, extra_s: float = 0.0) -> EngineLoad:
+        raw = await self._call("GET", f"/v1/loads{query}", extra_s=extra_s)
+        loads = self._decode(raw, _Loads).loads
+        return EngineLoad(
+            sum(load.num_running_reqs + load.num_waiting_reqs for load in loads),
+            sum(load.num_used_tokens for load in loads),
+        )
 
     async def model_info(self) -> dict[str, Any]:
         """What is served; `weight_version` among it."""
@@ -235,6 +253,7 @@ class EngineClient:
 class _Load(msgspec.Struct):
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
+    num_used_tokens: int = 0
 
 
 class _Loads(msgspec.Struct):

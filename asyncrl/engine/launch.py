@@ -72,6 +72,11 @@ class EngineProcess:
         code = await self._process.wait()
         return f"exit code {code}: {self._last_words()}"
 
+    def kill(self) -> None:
+        """End a server that does not answer."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
     async def stop(self) -> None:
         """End the server."""
         if self._process is None or self._process.returncode is not None:

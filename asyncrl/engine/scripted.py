@@ -52,7 +52,9 @@ class ScriptedClient:
         loop = asyncio.get_running_loop()
         duration = scripted_duration(input_ids, sampling.seed or 0, mean_s=self._mean_s, sigma=self._sigma)
         start = loop.time()
-        beats = max(1, math.ceil(duration / _BEAT_S)) if on_tokens is not None else 1
+        beats = 1
+        if on_tokens is not None and duration:
+            beats = max(math.ceil(duration / _BEAT_S), math.ceil(len(self._tokens) / stream_interval))
         told = 0
         for beat in range(1, beats + 1):
             if duration:

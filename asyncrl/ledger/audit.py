@@ -34,16 +34,20 @@ class Findings(NamedTuple):
     unreadable: int  # messages; each is a dead letter too
 
 
-def audit(ledger: Ledger, acknowledged: Mapping[str, int]) -> Findings:
+def audit(ledger: Ledger, acknowledged: Mapping[str, int], *, first_result: int = 0) -> Findings:
     """Compare the logs with each other.
 
     Args:
         ledger: of a run that goes on, effects were read before their causes (`batch.trained` before `batch.packed`
             before `prompt.issued`, tokens before `weights.published`), so that nothing refers to what was not read.
         acknowledged: by work queue, the sequence up to which everything was acknowledged before the logs were read.
+        first_result: sequence of the oldest result before the logs were read: what was trimmed since is not lost.
     """
     checks = (_check_ends(ledger), _check_open(ledger, acknowledged), _check_steps(ledger), _check_tokens(ledger))
-    violations = [*ledger.violations, *chain.from_iterable(checks)]
+    missing = _check_missing(ledger, first_result)
+    damaged = [found for place, found in ledger.damaged.items() if place not in ledger.buried]  # else it is named there
+    damaged += [found for key, found in ledger.mislabelled.items() if key in ledger.issued]
+    violations = [*ledger.violations, *damaged, *chain.from_iterable(checks), *missing]
     states = Counter(_state(ledger, key) for key in ledger.issued)
     lags: Counter[int] = Counter()
     for trained in ledger.trained.values():
@@ -178,14 +182,35 @@ def _check_reference(ledger: Ledger, key: Key, grade: TrajectoryGraded) -> Itera
     reference, versions = grade.payload, versions_text(grade.versions)
     stored = ledger.stored.get(reference.sequence)
     if stored is None:
-        if _state(ledger, key) in ("packed", "buffer"):
-            yield Violation("lost", str(key), f"message {reference.sequence} is gone", "its tokens, until trained")
-    elif (stored.key, stored.versions) != (key, versions):
+        return
+    if (stored.key, stored.versions) != (key, versions):
         found = f"message {reference.sequence}, which holds {stored.key} with versions {stored.versions}"
         yield Violation("wrong reference", str(key), found, f"a result of its own with versions {versions}")
     elif stored.digest and (stored.digest, stored.size) != (reference.digest, reference.size):
         found = f"{stored.size} bytes of digest {stored.digest} in message {reference.sequence}"
         yield Violation("damaged payload", str(key), found, f"{reference.size} bytes of {reference.digest}")
+
+
+def _check_missing(ledger: Ledger, first_result: int) -> Iterator[Violation]:
+    """Tokens that are gone are needed no more: they were dropped, or are in the oldest checkpoint that is kept."""
+
+    def needed(key: Key, sequence: int) -> bool:
+        if first_result <= sequence < ledger.trimmed:
+            return False  # it was there when the audit began; why it could be trimmed since may not have been read
+        end = ledger.ends.get(key, ledger.closed.get(key.prompt_id))
+        if isinstance(end, int) and key in ledger.ends:
+            return ledger.kept_step is None or end > ledger.kept_step
+        return end is None
+
+    for key, grades in ledger.grades.items():
+        for sequence in {grade.payload.sequence for grade in grades} if key in ledger.issued else ():
+            if sequence not in ledger.stored and sequence not in ledger.torn and needed(key, sequence):
+                yield Violation(
+                    "lost", str(key), f"message {sequence} is gone", "its tokens, until a checkpoint has them"
+                )
+    for sequence, (key, error) in ledger.torn.items():
+        if key in ledger.issued and needed(key, sequence):
+            yield Violation("damaged payload", str(key), error, "all chunks as they were stored")
 
 
 def _members(packed: BatchPacked) -> list[BatchMember]:

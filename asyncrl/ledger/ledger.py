@@ -13,7 +13,8 @@ from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED
-from topics.topic import Topic
+from topics.streams import STREAM_TRIMMED, StreamTrimmed
+from topics.topic import DEAD, TRAJECTORIES, Topic
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
@@ -103,7 +104,12 @@ class Ledger:
         self.buried: set[tuple[str, int]] = set()  # stream and sequence of dead letters
         self.max_lag: int | None = None  # as the run was opened; None where that was not heard
         self.first_step: int | None = None
+        self.keep_checkpoints = 2
+        self.trimmed = 0  # results below this sequence are said to be trimmed
+        self.torn: dict[int, tuple[Key, str]] = {}  # results without all chunks of their blob, by sequence
         self.unreadable = 0
+        self.mislabelled: dict[Key, Violation] = {}  # results whose tokens are not what their header says
+        self.damaged: dict[tuple[str, int], Violation] = {}  # by stream and sequence
         self._steps: dict[tuple[int, int], int] = {}  # (line, step) said to be trained: sequence
         self._newest_packed: int | None = None
         self._newest_trained: BatchTrained | None = None
@@ -120,6 +126,7 @@ class Ledger:
             CHECKPOINT_SAVED.name: self._on_checkpoint,
             RUN_OPENED.name: self._on_opened,
             DEAD_LETTER.name: self._on_dead_letter,
+            STREAM_TRIMMED.name: self._on_trimmed,
         }
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -138,16 +145,22 @@ class Ledger:
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
         self.unreadable += 1
-        if isinstance(error, BlobMissing):
+        if isinstance(error, BlobMissing) and record.stream is TRAJECTORIES:
+            self.torn[record.sequence] = (_key_of(record), str(error))
+        elif isinstance(error, BlobMissing) and record.stream is not DEAD:
             where = f"message {record.sequence} of {record.stream.name}"
-            self._say("damaged payload", where, str(error), "all chunks as they were stored")
+            found = Violation("damaged payload", where, str(error), "all chunks as they were stored")
+            self.damaged[record.stream.name, record.sequence] = found
 
     def _say(self, kind: Kind, id: object, found: str, expected: str) -> None:
         self.violations.append(Violation(kind, str(id), found, expected))
 
     def _on_opened(self, message: RunOpened, _: Record) -> None:
-        self.first_step = 1 - message.warmup_steps
-        max_lag = message.settings.get("buffer", {}).get("max_lag")
+        settings = message.settings
+        if self.first_step is None:  # who goes on with a run begins it no second time
+            self.first_step = 1 + (_number(settings, "start", "step") or 0) - message.warmup_steps
+        self.keep_checkpoints = _number(settings, "learner", "keep_checkpoints") or self.keep_checkpoints
+        max_lag = _number(settings, "buffer", "max_lag")
         if max_lag is not None:
             self.max_lag = max(max_lag, self.max_lag or 0)
 
@@ -165,7 +178,8 @@ class Ledger:
         if before != record.sequence:
             self._say("generated twice", key, f"messages {before} and {record.sequence}", "one result an attempt")
         if message is not None and (counted := versions_text(count_versions(message.segments))) != versions:
-            self._say("damaged payload", key, f"tokens of versions {counted}", f"{versions}, as its header says")
+            found, expected = f"tokens of versions {counted}", f"{versions}, as its header says"
+            self.mislabelled[key] = Violation("damaged payload", str(key), found, expected)
 
     def _on_graded(self, message: TrajectoryGraded, _: Record) -> None:
         self.grades.setdefault(Key(message.trajectory_id, message.attempt), []).append(message)
@@ -239,6 +253,15 @@ class Ledger:
     def _on_checkpoint(self, message: CheckpointSaved, _: Record) -> None:
         self.checkpoints.append(message)
 
+    @property
+    def kept_step(self) -> int | None:
+        """Step of the oldest kept checkpoint: tokens up to it may be gone; None where they may not."""
+        kept = self.checkpoints[-self.keep_checkpoints :]
+        return min(saved.step for saved in kept) if len(kept) > 1 else None
+
+    def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
+        self.trimmed = max(self.trimmed, message.below)
+
     def _on_dead_letter(self, message: DeadLetter, _: Record) -> None:
         self.buried.add((message.stream, message.sequence))
 
@@ -260,3 +283,10 @@ def end_text(end: End) -> str:
 
 def _key_of(record: Record) -> Key:
     return Key(record.headers["trajectory"], int(record.headers["attempt"]))
+
+
+def _number(settings: dict[str, Any], table: str, name: str) -> int | None:
+    """A whole number among the settings that a run was opened with."""
+    found = settings.get(table)
+    value = found.get(name) if isinstance(found, dict) else None
+    return value if isinstance(value, int) else None

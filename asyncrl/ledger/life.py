@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from asyncrl.bus.log import Record
+from asyncrl.bus.talk import BY
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -90,14 +91,16 @@ class Life:
 
 
 def _moment(record: Record, what: str, about: str) -> Moment:
-    return Moment(record.time_ns, record.stream.name, record.sequence, what, about)
+    by = f"by {record.headers[BY]}: " if BY in record.headers else ""
+    return Moment(record.time_ns, record.stream.name, record.sequence, what, by + about)
 
 
 def _issued(_: None, record: Record) -> str:
     headers = record.headers
+    again = f", the row of {headers['origin']} again" if "origin" in headers else ""
     return (
         f"attempt {headers['attempt']}, {headers['stage']}, group of {headers['group-size']}, "
-        f"for version {headers['min-version']} or newer"
+        f"for version {headers['min-version']} or newer{again}"
     )
 
 

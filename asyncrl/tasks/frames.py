@@ -8,6 +8,8 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import msgspec
 
+from topics.wire import GREATEST
+
 Reason: TypeAlias = Literal["raised", "value", "time_limit", "exited", "http", "closed"]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -102,7 +104,7 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
     """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
 
     Returns:
-        The reward and the metrics by name, all finite.
+        The reward and the metrics by name, none beyond what a message may hold.
 
     Raises:
         RewardFailed: with reason `value`.
@@ -120,6 +122,8 @@ def _finite(value: Any, subject: str) -> float:
         number = float(value) if isinstance(value, SupportsFloat) else math.nan
     except (TypeError, ValueError, OverflowError):  # an array of several numbers, an integer past 1e308
         number = math.nan
-    if not math.isfinite(number):
-        raise RewardFailed("value", f"{subject} {repr(value)[:200]}; expected a finite number")
+    if not abs(number) <= GREATEST:  # a NaN is not either
+        raise RewardFailed(
+            "value", f"{subject} {repr(value)[:200]}; expected a number from {-GREATEST:g} to {GREATEST:g}"
+        )
     return number

@@ -8,9 +8,10 @@ Answers depend on paths only, never on which of two parallel calls came back fir
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token, copy_context
+from copy import copy
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ import numpy as np
 import xxhash
 
 from topics.trajectories import Answer
-from topics.wire import Float32Array, Int32Array
+from topics.wire import Float32Array, Int32Array, WireError
 
 
 class Diverged(Exception):
@@ -89,8 +90,19 @@ def digest_of(*inputs: Any) -> str:
 class Journal:
     """Recorded answers by call path, in the order in which the calls were first made."""
 
-    def __init__(self, answers: dict[str, Answer] | None = None) -> None:
-        self.answers: dict[str, Answer] = answers or {}
+    def __init__(self, recordings: Iterable[dict[str, Answer]] = ()) -> None:
+        """
+        Args:
+            recordings: what was published of it before, oldest first.
+
+        Raises:
+            WireError: one of them does not continue those before.
+        """
+        self.answers: dict[str, Answer] = {}
+        for recording in recordings:
+            for path, answer in recording.items():
+                self.answers[path] = _continued(path, self.answers.get(path), answer)
+        self._told = self._state()
 
     def begin(self) -> Token[_Branch | None]:
         """Start (or start again) at the first call, in the task that calls this."""
@@ -121,14 +133,46 @@ class Journal:
             )
         return path, answer
 
-    def recorded(self) -> dict[str, Answer]:
-        """A copy for publication: every answer that holds something."""
-        return {path: answer for path, answer in self.answers.items() if answer.done or len(answer.tokens)}
+    def news(self) -> dict[str, Answer]:
+        """For publication: every answer that holds something that was not told, from its first such token on."""
+        news: dict[str, Answer] = {}
+        for path, state in self._state().items():
+            start, _ = told = self._told.get(path, (0, False))
+            if state != told:
+                answer = news[path] = copy(self.answers[path])
+                answer.start, answer.tokens = start, answer.tokens[start:]
+                answer.logprobs, answer.versions = answer.logprobs[start:], answer.versions[start:]
+        return news
+
+    def told(self, news: dict[str, Answer]) -> None:
+        """What `news` returned is stored."""
+        self._told |= {path: (answer.start + len(answer.tokens), answer.done) for path, answer in news.items()}
+
+    def _state(self) -> dict[str, tuple[int, bool]]:
+        """Tokens of each answer and whether it is done; empty ones are left out."""
+        state = {path: (len(answer.tokens), answer.done) for path, answer in self.answers.items()}
+        return {path: (tokens, done) for path, (tokens, done) in state.items() if tokens or done}
 
     @property
     def tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(answer.tokens) for answer in self.answers.values())
+
+
+def _continued(path: str, known: Answer | None, news: Answer) -> Answer:
+    """An answer as it is after one more recording of it."""
+    length = 0 if known is None else len(known.tokens)
+    if news.start != length:
+        raise WireError(f"progress of call {path} begins at token {news.start}, but {length} were told before")
+    if known is None:
+        return news
+    return msgspec.structs.replace(
+        news,
+        start=0,
+        tokens=np.concatenate([known.tokens, news.tokens]),
+        logprobs=np.concatenate([known.logprobs, news.logprobs]),
+        versions=np.concatenate([known.versions, news.versions]),
+    )
 
 
 def extend(answer: Answer, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:

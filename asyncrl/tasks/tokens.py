@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from asyncrl.tasks.templates import ChatTemplate, Span
 from topics.prompts import PromptRow
@@ -80,10 +80,10 @@ class TaskTokenizer:
             TokenizerError: no chat template, no token, or more than `max_tokens`.
         """
         if isinstance(row.prompt, str):
-            tokens = _array(self._tokenizer.encode(row.prompt).ids)
+            tokens = _array(self._encode(row.prompt, special=True).ids)
         else:
             text = self._render(row, row.prompt, add_generation_prompt=True)[0]
-            tokens = _array(self._tokenizer.encode(text, add_special_tokens=False).ids)
+            tokens = _array(self._encode(text).ids)
         return self._checked(tokens, max_tokens, f"prompt {_shown(row)}")
 
     def encode_answer(self, row: PromptRow) -> Int32Array:
@@ -111,13 +111,13 @@ class TaskTokenizer:
         Raises:
             TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is whose.
         """
-        if isinstance(row.prompt, str) or not any(message["role"] == "assistant" for message in row.prompt):
+        if isinstance(row.prompt, str) or not any(message.get("role") == "assistant" for message in row.prompt):
             prompt, answer = self.encode_prompt(row, max_tokens=max_tokens), self.encode_answer(row)
             tokens = np.concatenate([prompt, answer])
             mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
         else:
             text, spans = self._render(row, row.prompt, add_generation_prompt=False)
-            encoding = self._tokenizer.encode(text, add_special_tokens=False)
+            encoding = self._encode(text)
             tokens = _array(encoding.ids)
             starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
             mask = np.zeros(len(tokens), np.uint8)
@@ -127,11 +127,17 @@ class TaskTokenizer:
 
     def encode(self, text: str) -> Int32Array:
         """Tokens of text that joins a conversation under way (what a tool said): [T] int32, no special tokens."""
-        return _array(self._tokenizer.encode(text, add_special_tokens=False).ids)
+        return _array(self._encode(text).ids)
 
     def decode(self, ids: Int32Array | list[int]) -> str:
         """Text of tokens, special tokens left out."""
         return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+
+    def _encode(self, text: str, *, special: bool = False) -> Encoding:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special)
+        except Exception as error:  # the library raises nothing narrower, for a word that its vocabulary lacks
+            raise TokenizerError(f"{self._name} cannot encode {text[:80]!r}: {error}") from error
 
     def _render(
         self, row: PromptRow, messages: list[dict[str, Any]], *, add_generation_prompt: bool

@@ -1,10 +1,13 @@
-"""The picture of a run: reward and lag over time."""
+"""Pictures of a run: reward and lag over time, and how a replay compares with it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+_PANELS = 3  # in a row
 
 
 def draw_reward(path: Path, steps: Sequence[dict[str, Any]]) -> None:
@@ -39,4 +42,33 @@ def draw_reward(path: Path, steps: Sequence[dict[str, Any]]) -> None:
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def draw_comparison(path: Path, columns: Mapping[str, Sequence[tuple[int, float, float]]]) -> None:
+    """Draw metrics over steps, one panel each: recorded and replayed.
+
+    Args:
+        path: the PNG to write.
+        columns: (step, recorded, replayed) by the metric's name, in order; at least one.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = math.ceil(len(columns) / _PANELS)
+    figure, panels = pyplot.subplots(rows, _PANELS, figsize=(11, 2 * rows), squeeze=False, layout="constrained")
+    for axes in panels.flat[len(columns) :]:
+        axes.remove()
+    for axes, (name, column) in zip(panels.flat, columns.items(), strict=False):
+        steps = [step for step, _, _ in column]
+        axes.plot(steps, [was for _, was, _ in column], color="#9db7d5", linewidth=3, label="recorded")
+        axes.plot(steps, [now for _, _, now in column], color="#1f4e8c", linewidth=1, label="replayed")
+        axes.set_title(name, fontsize=9)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels.flat[0].legend(frameon=False, fontsize=8)
+    figure.supxlabel("step", fontsize=9)
+    figure.savefig(path, dpi=110)
     pyplot.close(figure)

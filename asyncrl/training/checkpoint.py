@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import importlib.metadata
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,8 @@ from asyncrl.crash import crash_point
 
 if TYPE_CHECKING:
     import torch
+
+    from asyncrl.training.protocol import Trainer
 
 _RECORD = "checkpoint.json"
 _BLOCK_BYTES = 1 << 22
@@ -133,6 +136,50 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     if directory.name != checkpoint.name:
         raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")
     return checkpoint
+
+
+def load_checkpoint(directory: Path, trainer: Trainer) -> Checkpoint:
+    """Read, verify and go on from a checkpoint.
+
+    Raises:
+        CheckpointError: naming the file that is missing, cut short or changed, or that belongs to another model.
+    """
+    checkpoint = read_checkpoint(directory)
+    trainer.load(directory)
+    return checkpoint
+
+
+def prune_checkpoints(root: Path, keep: Container[str], newest: tuple[int, int]) -> int:
+    """Remove the checkpoints that are not among these names; returns how many.
+
+    Args:
+        newest: line and step of the newest one said. What is newer may be on its way to be said.
+    """
+    return prune_directories(root, r"step(?P<number>-?\d+)-line(?P<line>\d+)-", keep, newest)
+
+
+def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tuple[int, int]) -> int:
+    """Remove directories of a numbered kind; returns how many.
+
+    Args:
+        pattern: of their names, with groups `line` and `number`.
+        keep: names of those that stay.
+        newest: (line, number) above which nothing is removed.
+    """
+    for leftover in root.glob(".*.old"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    old = []
+    for directory in root.iterdir() if root.exists() else ():
+        found = re.match(pattern, directory.name)
+        if found and directory.name not in keep and (int(found["line"]), int(found["number"])) <= newest:
+            old.append(directory)
+    for directory in old:
+        # Renamed first: whoever reads it meanwhile finds all of it or nothing, never a part.
+        aside = root / f".{directory.name}.old"
+        directory.rename(aside)
+        crash_point("prune.inside")
+        shutil.rmtree(aside, ignore_errors=True)
+    return len(old)
 
 
 @contextmanager

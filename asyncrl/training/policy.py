@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 # Logits above this many elements are computed again in the backward pass instead of being kept.
 _KEPT_LOGITS = 1 << 26
@@ -73,6 +74,7 @@ def load_policy(directory: Path, *, device: torch.device, dtype: torch.dtype, re
         dtype: of the matrix products; float32 or bfloat16.
         recompute: keep only layer inputs for the backward pass.
     """
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
     model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
     model.to(device)
     if recompute:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import xxhash
 
-from asyncrl.training.checkpoint import weights_digest
-from asyncrl.training.protocol import Trainer
+from asyncrl.training.checkpoint import prune_directories, weights_digest
 from topics.weights import TensorInfo, WeightsPublished
 
 if TYPE_CHECKING:
     import torch
+
+    from asyncrl.training.protocol import Trainer  # the warden prunes, and needs no torch for it
 
 
 class FileStore:
@@ -38,12 +38,13 @@ class FileStore:
             trainer.export(directory)
         return WeightsPublished(line, version, digest, "files", str(directory), tensors)
 
-    def prune(self, keep: Iterable[str]) -> None:
-        """Remove every version but those at these locations."""
-        kept = {Path(location).name for location in keep}
-        for directory in self._root.glob("line*"):
-            if directory.name not in kept:
-                shutil.rmtree(directory, ignore_errors=True)
+    def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
+        """Remove the versions that are not among these names of directories; returns how many.
+
+        Args:
+            newest: line and version of the newest one said. What is newer may be on its way to be said.
+        """
+        return prune_directories(self._root, r"line(?P<line>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
 def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:

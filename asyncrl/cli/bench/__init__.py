@@ -20,6 +20,8 @@ NAMES = {
     "schedule": "steps per second of real runs as a share of the ideal schedule",
     "pipeline": "trajectories per second from prompt to packed batch, and their CPU time",
     "idle": "CPU time of a run that waits",
+    "recovery": "seconds from the kill of each role to its working again",
+    "cost": "CPU time per trajectory with progress messages, against none",
 }
 Figures = dict[str, float]
 
@@ -36,11 +38,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
         one.set_defaults(run=run, bench=name)
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
-    for name, seconds in (("pipeline", 10.0), ("idle", 20.0)):
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 10.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(
         "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
     )
+    parsers["cost"].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
+    parsers["recovery"].add_argument(
+        "--messages",
+        type=int,
+        default=100_000,
+        help="trajectories in the logs of prompter and buffer (default: 100000)",
+    )
+    parsers["recovery"].add_argument("--kills", type=int, default=3, help="of each role; figures are medians")
     _add_schedule_options(parsers["schedule"])
 
 
@@ -93,8 +103,13 @@ def _measure(arguments: argparse.Namespace) -> Figures:
         options = {"short": arguments.short, "seconds": arguments.seconds}
     elif name == "idle":
         options = {"seconds": arguments.seconds}
+    elif name == "recovery":
+        options = {"messages": arguments.messages, "kills": arguments.kills}
+    elif name == "cost":
+        options = {"pairs": arguments.pairs, "seconds": arguments.seconds}
     elif name == "schedule":
         options = {key: getattr(arguments, key) for key in ("means_s", "lags", "seeds", "steps", "parallel")}
+    if name in ("cost", "schedule"):
         options["told"] = lambda line: print(line, file=sys.stderr, flush=True)
     return dict(uvloop.run(_stoppable(function(**options))))
 

@@ -15,9 +15,10 @@ import numpy as np
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import provision
-from asyncrl.bus.server import BusAddress, EmbeddedServer
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import MESSAGE_ID, say
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.trajectories import TRAJECTORY_GENERATED, Segment, TrajectoryGenerated, VersionCount

@@ -42,6 +42,19 @@ _ENGINE = {
     **{f"http_{running}_to_in_process_ratio": Goal(0.85) for running in (16, 64, 256)},
     "trained_weights_logprob_max_abs_diff_nats": Goal(1e-4, at_most=True),
 }
+_RECOVERY = {
+    name: Goal(bound, at_most=True)
+    for name, bound in {
+        "prompter_s": 3,
+        "buffer_s": 3,
+        "learner_s": 15,
+        "engine_s": 12,
+        "engine_server_s": 12,
+        "nats_s": 3,
+        "beyond_lease_s": 2,
+    }.items()
+}
+_COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
@@ -49,4 +62,5 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
     """The goals of a measurement, by the name of the figure."""
     if name == "pipeline":
         return {"trajectories_per_s": Goal(600 if short else 500)}
-    return {"engine": _ENGINE, "bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE}.get(name, {})
+    goals = {"engine": _ENGINE, "bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE, "cost": _COST, "recovery": _RECOVERY}
+    return goals.get(name, {})

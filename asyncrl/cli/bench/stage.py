@@ -41,7 +41,7 @@ class Stage:
     def __init__(self, root: Path, cast: Cast) -> None:
         self.cast = cast
         self.files = RunFiles(root)
-        self._server = EmbeddedServer(root)
+        self._server = EmbeddedServer(root, run=cast.run)
         self._actors: dict[str, asyncio.subprocess.Process] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()

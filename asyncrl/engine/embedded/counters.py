@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from asyncrl.engine.embedded.request import Request
@@ -39,6 +40,7 @@ class Counters:
     def __init__(self) -> None:
         self.requests = 0
         self.aborted = 0
+        self.refused: Counter[int] = Counter()  # by HTTP status
         self.retractions = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -96,6 +98,9 @@ class Counters:
         for kind, values in (("counter", totals), ("gauge", {**now, **gauges})):
             for name, value in values.items():
                 lines += [f"# TYPE sglang:{name} {kind}", f"sglang:{name}{{{labels}}} {value}"]
+        name = "asyncrl:num_refused_requests_total"
+        lines.append(f"# TYPE {name} counter")
+        lines += [f'{name}{{{labels},status="{status}"}} {count}' for status, count in sorted(self.refused.items())]
         lines += self.queued.lines("sglang:queue_time_seconds", labels)
         lines += self.first_token.lines("sglang:time_to_first_token_seconds", labels)
         lines += self.latency.lines("sglang:e2e_request_latency_seconds", labels)

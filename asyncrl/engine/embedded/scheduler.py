@@ -153,6 +153,8 @@ class Engine:
         for token in request.sampling.stop_token_ids:
             if not 0 <= token < vocab:
                 raise EngineRefused(f"request {request.rid}: stop id {token} is outside the vocabulary of {vocab}")
+        if request.sampling.min_new_tokens and len({*request.sampling.stop_token_ids, *self.eos}) >= vocab:
+            raise EngineRefused(f"request {request.rid}: min_new_tokens, and every token of {vocab} is a stop id")
         if request.rid in self.requests:
             raise EngineRefused(f"Duplicate request ID detected: {request.rid}")
         if request.sampling.stop:

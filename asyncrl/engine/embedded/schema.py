@@ -26,9 +26,12 @@ _NEUTRAL = {
 }
 """What SGLang also knows and this engine does not do: accepted only where it changes nothing."""
 
+_LEAST_TEMPERATURE = 1e-4  # below, logits divided by it overflow
+
 Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, Meta(max_length=1024)]
 TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -37,16 +40,16 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
     """`sampling_params` of a request; null and absent both mean the default of `Sampling`."""
 
     max_new_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0.0)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=1e6)] | None = None
     top_p: Fraction | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Share | None = None
     min_new_tokens: Count | None = None
-    stop: str | list[str] | None = None
+    stop: Name | Annotated[list[Name], Meta(max_length=64)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     sampling_seed: int | None = None
-    stream_interval: Annotated[int, Meta(ge=1)] | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     n: int | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
@@ -82,6 +85,11 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
         given["stop_token_ids"] = tuple(given.pop("stop_token_ids", ()))
         if given.get("top_k") == 0:
             raise EngineRefused("sampling_params.top_k = 0: expected -1 (all) or at least 1")
+        if 0.0 < given.get("temperature", 1.0) < _LEAST_TEMPERATURE:
+            raise EngineRefused(
+                f"sampling_params.temperature = {given['temperature']!r}: expected 0 (the likeliest token) or at least "
+                f"{_LEAST_TEMPERATURE}"
+            )
         sampling = Sampling(**given)
         if sampling.min_new_tokens > sampling.max_new_tokens:
             raise EngineRefused(
@@ -96,8 +104,8 @@ class GenerateBody(msgspec.Struct):
 
     input_ids: list[int | list[int]] | None = None
     sampling_params: SamplingBody | list[SamplingBody] | None = None
-    rid: str | list[str] | None = None
-    extra_key: str | list[str] | None = None
+    rid: Name | list[Name] | None = None
+    extra_key: Name | list[Name] | None = None
     stream: bool = False
     return_logprob: bool = False
     logprob_start_len: int | None = None
@@ -145,7 +153,7 @@ def decode(raw: bytes, kind: type[Body]) -> Body:
     """
     try:
         return msgspec.json.decode(raw or b"{}", type=kind)
-    except msgspec.MsgspecError as fault:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
         raise EngineRefused(str(fault)) from fault
 
 
@@ -160,7 +168,7 @@ def decode_generate(raw: bytes) -> tuple[GenerateBody, list[Asked], bool]:
     """
     try:
         body = _GENERATE.decode(raw)
-    except msgspec.MsgspecError as fault:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
         raise EngineRefused(str(fault)) from fault
     for name, unserved in (
         ("text", body.text is not None),

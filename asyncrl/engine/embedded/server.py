@@ -7,12 +7,16 @@ import hmac
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, get_args
 
+import aiohttp
 import msgspec
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from asyncrl.engine.embedded.answers import Call
@@ -23,7 +27,32 @@ from asyncrl.engine.errors import EngineError, EngineRefused
 Handler = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
 
 _MAX_BODY_BYTES = 256 * 2**20
+_BODY_S = 60.0  # for a body to arrive
+_LONGEST_WAIT_S = 3600.0
 _OPEN_PATHS = ("/health", "/metrics")
+
+
+class _Connection(RequestHandler):
+    """A connection that counts what is no HTTP, and what a handler could not answer."""
+
+    refused: Counter[int]
+
+    def handle_error(self, request: BaseRequest, status: int = 500, *args: Any, **named: Any) -> web.StreamResponse:
+        """Answer a fault."""
+        self.refused[status] += 1
+        return super().handle_error(request, status, *args, **named)
+
+
+class _Server(web.Server):
+    """Makes connections."""
+
+    refused: Counter[int]
+
+    def __call__(self) -> RequestHandler:
+        """A connection for the event loop."""
+        connection = _Connection(self, loop=self._loop, **self._kwargs)
+        connection.refused = self.refused
+        return connection
 
 
 class EngineServer:
@@ -56,20 +85,28 @@ class EngineServer:
         quiet = logging.getLogger("asyncrl.engine.http")
         quiet.propagate = False  # probes of routers (an HTTP/2 preface, say) are answered, not reported
         quiet.addHandler(logging.NullHandler())
-        return web.Server(
+        server = _Server(
             self.dispatch, handler_cancellation=True, access_log=None, logger=quiet, keepalive_timeout=75.0
         )
+        server.refused = self.engine.counters.refused
+        return server
 
     async def dispatch(self, request: BaseRequest) -> web.StreamResponse:
-        """Answer one HTTP request."""
+        """Answer one HTTP request; refusals are counted."""
+        answer = await self._answer(request)
+        if answer.status >= 400:
+            self.engine.counters.refused[answer.status] += 1
+        return answer
+
+    async def _answer(self, request: BaseRequest) -> web.StreamResponse:
         path = request.path
         route = self._routes.get(path)
         if route is None:
-            return _error(404, f"no such endpoint: {path}")
+            return _error(404, f"no such endpoint: {path[:200]}")
         if request.method not in route[0]:
             return _error(405, f"{path} takes {route[0]}, not {request.method}")
         if self._key is not None and not path.startswith(_OPEN_PATHS):
-            given = request.headers.get("Authorization", "").encode()
+            given = request.headers.get("Authorization", "").encode(errors="replace")
             if not hmac.compare_digest(given, self._key):
                 return _error(401, "Unauthorized")
         try:
@@ -216,7 +253,7 @@ class EngineServer:
             self.engine.abort_all()
         try:
             await self.engine.update_weights(Path(body.model_path), body.weight_version, flush=body.flush_cache)
-        except EngineError as fault:
+        except (EngineError, OSError, ValueError) as fault:  # the latter two: a path that can be none
             return _json({"success": False, "message": str(fault), "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
@@ -242,15 +279,30 @@ class EngineServer:
 async def _read(request: BaseRequest) -> bytes:
     if (request.content_length or 0) > _MAX_BODY_BYTES:
         raise EngineRefused(f"the body has {request.content_length} bytes; at most {_MAX_BODY_BYTES} are read")
-    return await request.content.read()
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for part in request.content.iter_any():  # a body in chunks does not say how long it is
+                size += len(part)
+                if size > _MAX_BODY_BYTES:
+                    raise EngineRefused(f"the body has more than {_MAX_BODY_BYTES} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise EngineRefused(f"{size} bytes of the body came within {_BODY_S:.0f} s, and not its end") from None
+    except (web.RequestPayloadError, aiohttp.ClientPayloadError, HttpProcessingError) as fault:
+        raise EngineRefused(f"the body cannot be read: {fault}") from fault
+    return b"".join(parts)
 
 
 def _seconds(request: BaseRequest, name: str) -> float:
     raw = request.query.get(name, "0")
     try:
-        return float(raw)
+        seconds = float(raw)
     except ValueError:
-        raise EngineRefused(f"{name}={raw!r}: expected a number of seconds") from None
+        seconds = -1.0
+    if not 0.0 <= seconds <= _LONGEST_WAIT_S:
+        raise EngineRefused(f"{name}={raw[:80]!r}: expected a number of seconds, at most {_LONGEST_WAIT_S:.0f}")
+    return seconds
 
 
 def _raw(body: bytes, status: int = 200) -> web.Response:

@@ -1,0 +1,91 @@
+"""Snapshots of keepers: a fold's state on its own log, with how far each log is in it. A shortcut, never the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import msgspec
+import xxhash
+
+from actors.actor import Context
+from asyncrl.bus.log import patiently, read_last
+from asyncrl.bus.talk import BlobMissing, read
+from topics.actors import KeeperFolded
+from topics.table import BY_NAME
+from topics.topic import Stream
+from topics.wire import WireError, decode, encode
+
+
+@runtime_checkable
+class Restorable(Protocol):
+    """A fold that is nothing but its state."""
+
+    state: msgspec.Struct  # plain data; fields whose meaning changes change their names
+
+
+class Snapshots:
+    """Takes and restores the snapshots of one keeper's fold; where its log has no topic for them, there are none."""
+
+    def __init__(self, context: Context, own: Stream, fold: object) -> None:
+        self.topic = BY_NAME.get(f"{context.role}.folded")
+        self.subject = self.topic.subject(context.bus.run) if self.topic is not None else ""
+        self.since = 0  # records folded since the newest snapshot
+        self._context = context
+        self._own = own
+        self._fold = fold
+
+    @property
+    def due(self) -> bool:
+        """Whether so much was folded that the next start should not fold it again."""
+        return self.topic is not None and self.since >= self._context.cast.keepers.snapshot_every
+
+    def take(self, positions: Mapping[str, int]) -> KeeperFolded:
+        """The fold as it is now, between two records.
+
+        Args:
+            positions: sequence of the newest record folded, by the name of the stream.
+        """
+        assert isinstance(self._fold, Restorable)
+        self.since = 0
+        return KeeperFolded(_format(self._fold.state), dict(positions), encode(self._fold.state))
+
+    async def restore(self, streams: Sequence[Stream]) -> Mapping[str, int]:
+        """Put the newest snapshot into the fold, if it can be trusted.
+
+        Returns:
+            Sequence up to which each stream is in the fold; empty where everything is to be folded.
+        """
+        if not self.subject or not isinstance(self._fold, Restorable):
+            return {}
+        bus, log = self._context.bus, self._context.log
+        record = await read_last(bus, self._own, self.subject)
+        if record is None:
+            return {}
+        try:
+            snapshot = await read(bus, KeeperFolded, record)
+            if snapshot.format != _format(self._fold.state):
+                raise WireError("another version of this program took it")
+            ends = {stream.name: await self._end(stream) for stream in streams} | {self._own.name: record.sequence - 1}
+            if snapshot.positions.keys() != ends.keys():
+                raise WireError(f"it folds {sorted(snapshot.positions)}, not {sorted(ends)}")
+            for name, position in snapshot.positions.items():
+                if not 0 <= position <= ends[name]:
+                    raise WireError(f"it has folded {name} up to {position}, which ends at {ends[name]}")
+            self._fold.state = decode(type(self._fold.state), snapshot.state)
+        except (WireError, BlobMissing) as error:
+            log.warning("snapshot unusable", sequence=record.sequence, reason=str(error))
+            return {}
+        log.info("snapshot restored", sequence=record.sequence, **snapshot.positions)
+        return snapshot.positions
+
+    async def _end(self, stream: Stream) -> int:
+        bus = self._context.bus
+        info: dict[str, Any] = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
+        return int(info["state"]["last_seq"])
+
+
+def _format(state: msgspec.Struct) -> str:
+    """What the fields are called and hold: a snapshot of other fields is no state of this fold."""
+    fields = [f"{field.name}:{field.type}" for field in msgspec.structs.fields(type(state))]
+    return xxhash.xxh3_64_hexdigest(" ".join(fields).encode())

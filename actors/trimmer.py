@@ -1,0 +1,277 @@
+"""The trimmer, a part of the warden: keeps payload streams, weights and checkpoints within their bounds.
+
+Its effects come one after the other, and a crash between any two is harmless:
+1. Blobs go before the messages that name them. What is left below the floor is found and purged again.
+2. Messages go before `stream.trimmed` is said. They were needless before; whoever audits knows that from the logs.
+3. Directories are renamed aside before they are removed. The next pruning removes what it finds aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, NamedTuple
+
+from actors.actor import Context
+from actors.keeper import Decision, Keeper
+from actors.trimmer_fold import Kept, Needless, TrimmerFold
+from asyncrl.bus.log import LogReader, Record, patiently, read_last_of_each
+from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.talk import Blob, BlobMissing, body_of, unpack
+from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
+from asyncrl.crash import crash_point
+from asyncrl.training.checkpoint import prune_checkpoints
+from asyncrl.weights.files import FileStore
+from topics.actors import BLOB_STORED
+from topics.batches import BATCH_PACKED
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED
+from topics.streams import (
+    ADMISSION_PAUSED,
+    ADMISSION_RESUMED,
+    CHECKPOINT_REQUESTED,
+    STREAM_TRIMMED,
+    AdmissionPaused,
+    AdmissionResumed,
+    CheckpointRequested,
+    StreamTrimmed,
+)
+from topics.table import topic_of
+from topics.topic import BATCHES, BLOBS, ENGINES, FLEET, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+from topics.wire import Message, WireError
+
+_LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
+_TRIM_S = 5.0  # between two trims without a new checkpoint
+_HEAR_S = 30.0  # for a log to arrive here up to where it ends
+_AT_ONCE = 32  # purges under way
+_NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
+
+_HEARD: dict[Stream, tuple[Topic[Any], ...]] = {
+    TRAJECTORIES: (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
+    BATCHES: (BATCH_PACKED, GROUP_DROPPED),
+    TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED),
+    ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
+    FLEET: (CHECKPOINT_REQUESTED, ADMISSION_PAUSED, ADMISSION_RESUMED),
+}
+_FOR_TRIMS = (TRAJECTORIES, BATCHES)
+
+
+class _Fill(NamedTuple):
+    """How full a payload stream is."""
+
+    name: str
+    bytes: int
+    most: int
+    first: int  # sequence of the oldest message
+    last: int  # of the newest, or before
+
+    @property
+    def share(self) -> float:
+        return self.bytes / self.most
+
+    def __str__(self) -> str:
+        return f"{self.name} holds {self.bytes / 1e6:.1f} of {self.most / 1e6:.0f} MB"
+
+
+class Trimmer:
+    """Looks at the streams once a second, and acts on what the logs say is needless."""
+
+    def __init__(self, context: Context, keeper: Keeper) -> None:
+        """
+        Args:
+            keeper: of the warden's own log.
+        """
+        self.fold = TrimmerFold(context.cast)
+        self._context = context
+        self._bus = context.bus
+        self._keeper = keeper
+        self._trims = context.cast.nats.keep == "checkpoint"
+        self._store = FileStore(context.files.weights)
+        self._records: asyncio.Queue[Record] = asyncio.Queue()
+        self._stored = asyncio.Event()
+        self._saved = asyncio.Event()
+        self._trimmed_at = 0.0
+        self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
+        self._pruned: tuple[Kept | None, Kept | None] = (None, None)
+        self._readers = {
+            stream.name: LogReader(
+                self._bus,
+                stream,
+                self._take,
+                subjects=[topic.pattern(self._bus.run) for topic in topics],
+                headers_only=stream is TRAJECTORIES,
+            )
+            for stream, topics in _HEARD.items()
+            if self._trims or stream not in _FOR_TRIMS
+        }
+
+    async def run(self) -> None:
+        """Fold the logs, then look again and again until cancelled."""
+        folding = asyncio.create_task(self._fold_in())
+        self._context.watch(folding)
+        try:
+            for reader in self._readers.values():
+                await reader.start()
+            for reader in self._readers.values():
+                await reader.caught_up.wait()
+            await self._records.join()
+            while True:
+                self._saved.clear()
+                await self._look()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_S):
+                        await self._saved.wait()
+        finally:
+            folding.cancel()
+            for reader in self._readers.values():
+                await reader.close()
+
+    def _take(self, record: Record) -> None:
+        if record.stream is not TRAJECTORIES:
+            self._records.put_nowait(record)
+            return
+        topic = topic_of(record.subject)
+        with contextlib.suppress(WireError, LookupError, ValueError):  # no name, or no blob: it goes in its turn
+            if topic is not None:
+                self.fold.apply(topic, None, record)
+        self._stored.set()
+
+    async def _fold_in(self) -> None:
+        while True:
+            record = await self._records.get()
+            with contextlib.suppress(BlobMissing, WireError, LookupError, ValueError):  # who acts on it buries it
+                topic, message = unpack(record, await body_of(self._bus, record))
+                self.fold.apply(topic, message, record)
+                if topic is CHECKPOINT_SAVED:
+                    self._saved.set()
+            self._records.task_done()
+
+    async def _look(self) -> None:
+        fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        pressed = max(fill.share for fill in fills) > TRIM_SHARE
+        due = self.fold.kept_step > self._trimmed_for
+        if self._trims and (due or (pressed and time.monotonic() > self._trimmed_at + _TRIM_S)):
+            await self._trim(pressed=pressed)
+            fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        await self._press(max(fills, key=lambda fill: fill.share))
+        await self._prune()
+
+    async def _trim(self, *, pressed: bool) -> None:
+        """Purge what is needless; where the streams are `pressed`, also from among what is needed."""
+        self._trimmed_for, self._trimmed_at = self.fold.kept_step, time.monotonic()
+        end = await self._end()
+        if end is None:
+            return
+        if pressed:
+            self.fold.disown(await self._strangers())
+        before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        gone = self.fold.needless(end, pressed=pressed)
+        if gone.below <= before[0].first and not (gone.replaced or gone.ended):
+            return
+        chunks = await self._purge_blobs(gone.blobs)
+        crash_point("trim.blobs_purged")
+        messages = await self._purge_messages(gone)
+        crash_point("trim.purged")
+        self.fold.forget(gone)
+        after = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        freed = sum(fill.bytes for fill in before) - sum(fill.bytes for fill in after)
+        message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
+        self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
+        await self._say(STREAM_TRIMMED, message, f"{gone.below}")
+
+    async def _end(self) -> int | None:
+        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
+        fill = await self._fill(TRAJECTORIES)
+        try:
+            async with asyncio.timeout(_HEAR_S):
+                while fill.first <= fill.last > self._readers[TRAJECTORIES.name].last:
+                    self._stored.clear()
+                    await self._stored.wait()
+        except TimeoutError:
+            self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
+            return None
+        queue = QUEUES["reward"]
+        subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
+        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        waits = info["num_pending"] or info["num_ack_pending"]
+        return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
+
+    async def _strangers(self) -> set[str]:
+        """Trajectories that somebody stored something of, and nobody issued."""
+        strangers = set(self.fold.open)
+        names = sorted(strangers)
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            subjects = [PROMPT_ISSUED.subject(self._bus.run, name) for name in names[start : start + _NAMES_AT_ONCE]]
+            found = await read_last_of_each(self._bus, PROMPTS, subjects)
+            strangers -= {record.subject.rsplit(".", 1)[1] for record in found}
+        return strangers
+
+    async def _purge_messages(self, gone: Needless) -> int:
+        """Purge messages; returns how many."""
+        run = self._bus.run
+        some = [(TRAJECTORY_PROGRESSED.subject(run, name), newest) for name, newest in gone.replaced.items()]
+        for name, end in gone.ended.items():
+            some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
+        wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]
+        return await self._purge(TRAJECTORIES, [{"seq": gone.below}, *wanted])
+
+    async def _purge_blobs(self, blobs: list[Blob]) -> int:
+        """Purge the chunks of blobs; returns how many."""
+        total = 0
+        for blob in blobs:
+            for start in range(0, blob.chunks, _AT_ONCE):
+                keys = [f"{blob.name}-{number}" for number in range(start, min(start + _AT_ONCE, blob.chunks))]
+                purged = await self._purge(BLOBS, [{"filter": BLOB_STORED.subject(self._bus.run, key)} for key in keys])
+                total += purged
+                if not purged:
+                    break  # a header may claim any number of chunks
+        return total
+
+    async def _purge(self, stream: Stream, wanted: list[dict[str, Any]]) -> int:
+        subject = f"STREAM.PURGE.{stream.full_name(self._bus.run)}"
+
+        async def purge(body: dict[str, Any]) -> int:
+            return int((await patiently(self._bus, lambda: self._bus.api(subject, body)))["purged"])
+
+        count = 0
+        for start in range(0, len(wanted), _AT_ONCE):
+            count += sum(await asyncio.gather(*map(purge, wanted[start : start + _AT_ONCE])))
+        return count
+
+    async def _press(self, fullest: _Fill) -> None:
+        """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""
+        saved = self.fold.saved_step
+        if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.asked_after < saved:
+            await self._say(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
+        if fullest.share > PAUSE_SHARE and not self.fold.paused:
+            await self._say(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
+        elif fullest.share <= PAUSE_SHARE and self.fold.paused:
+            await self._say(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
+
+    async def _prune(self) -> None:
+        """Remove old weights and checkpoints, where the logs say something new about them."""
+        kept = self.fold.versions(), self.fold.checkpoints()
+        versions, checkpoints = kept
+        if kept == self._pruned:
+            return
+        removed = 0
+        if versions is not None:
+            removed += await asyncio.to_thread(self._store.prune, versions.names, versions.newest)
+        if checkpoints is not None:
+            root = self._context.files.checkpoints
+            removed += await asyncio.to_thread(prune_checkpoints, root, checkpoints.names, checkpoints.newest)
+        self._pruned = kept
+        self._context.count("pruned", removed)
+
+    async def _fill(self, stream: Stream) -> _Fill:
+        subject = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
+        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        state, most = info["state"], info["config"]["max_bytes"]
+        return _Fill(stream.name, state["bytes"], most, state["first_seq"], state["last_seq"])
+
+    async def _say(self, topic: Topic[Any], message: Message, id: str) -> None:
+        await self._keeper.insist([Decision(topic, message, id=id)])

@@ -1,0 +1,206 @@
+"""What is needed still of tokens, weights and checkpoints: a pure function of messages, in any order between logs.
+
+What was not read yet is taken for needed: an end read late, or a checkpoint, leaves a message for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from asyncrl.bus.log import Record
+from asyncrl.bus.talk import BLOB, Blob, blob_named
+from asyncrl.ledger.names import Names
+from asyncrl.settings import Cast
+from topics.batches import BATCH_PACKED, BatchPacked
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.groups import GROUP_DROPPED
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
+from topics.topic import Topic
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+
+class Version(NamedTuple):
+    """A version in the weight store."""
+
+    line: int
+    version: int
+    name: str  # of its directory
+
+
+class Needless(NamedTuple):
+    """What nothing needs any more."""
+
+    below: int  # every message below this sequence
+    replaced: dict[str, int]  # trajectories whose progress below this sequence newer messages have replaced
+    ended: dict[str, int]  # trajectories whose every message below this sequence is of no use
+    blobs: list[Blob]  # that these messages name
+
+
+class Kept(NamedTuple):
+    """Directories that stay, of one kind."""
+
+    names: frozenset[str]
+    newest: tuple[int, int]  # line and number of the newest one said
+
+
+class _Named(NamedTuple):
+    blob: Blob
+    trajectory: str
+    is_progress: bool
+
+    def goes(self, at: int, gone: Needless) -> bool:
+        """Whether the message that names it, of this sequence, is gone."""
+        replaced = gone.replaced.get(self.trajectory, 0) if self.is_progress else 0
+        return at < max(gone.below, replaced, gone.ended.get(self.trajectory, 0))
+
+
+class _Batch(NamedTuple):
+    lowest: int  # least sequence that it names
+    members: frozenset[str]  # its trajectories
+
+
+class TrimmerFold:
+    """Open groups, batches after the oldest kept checkpoint, what the stream holds, and who has which weights."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._keep_checkpoints = cast.learner.keep_checkpoints
+        self._keep_versions = cast.learner.keep_versions
+        self._origin = cast.origin
+        self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
+        self._closed = Names()
+        self._batches: dict[int, _Batch] = {}  # after the oldest kept checkpoint, by step
+        self._checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
+        self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
+        self._first: dict[str, int] = {}  # of the first message that the newest one continues, or of itself
+        self._replaced: set[str] = set()  # trajectories with progress that their newest message does without
+        self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
+        self._published: list[Version] = []  # in the order of the log
+        self._engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
+        self.asked_after = self._origin - 1  # step that a checkpoint was asked for after
+        self.paused = False
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in. Progress and results are read by their headers alone."""
+        if topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
+            self._on_stored(record, is_progress=topic is TRAJECTORY_PROGRESSED)
+        elif topic is BATCH_PACKED:
+            self._on_packed(message)
+        elif topic is GROUP_DROPPED:
+            self._close(message.prompt_id)
+        elif topic is CHECKPOINT_SAVED:
+            self._checkpoints = [*self._checkpoints, message][-self._keep_checkpoints :]
+            self._batches = {step: batch for step, batch in self._batches.items() if step > self.kept_step}
+        elif topic is WEIGHTS_PUBLISHED:
+            self._published.append(Version(message.line, message.version, Path(message.location).name))
+        elif topic is ENGINE_UPDATING:
+            self._engines.setdefault(message.engine_id, set()).add((message.line, message.version))
+        elif topic is ENGINE_READY:
+            self._engines[message.engine_id] = {(message.line, message.version)}
+        elif topic is ENGINE_GONE:
+            self._engines.pop(message.engine_id, None)
+        elif topic is CHECKPOINT_REQUESTED:
+            self.asked_after = max(self.asked_after, message.after)
+        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
+            self.paused = topic is ADMISSION_PAUSED
+
+    @property
+    def kept_step(self) -> int:
+        """Step of the oldest kept checkpoint; with fewer than two a learner may have to begin at the start."""
+        return min(saved.step for saved in self._checkpoints) if len(self._checkpoints) > 1 else self._origin
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint, or where training began."""
+        return self._checkpoints[-1].step if self._checkpoints else self._origin
+
+    def floor(self, end: int) -> int:
+        """The least sequence of TRAJECTORIES that is still needed.
+
+        Args:
+            end: everything below it has been folded, and the reward queue has nothing below it to hand out (a purge
+                takes what is not acknowledged without a word).
+        """
+        # Who is sampled or graded, or waits for a batch: the newest message inside the fence is its progress (each
+        # continues those before), its result, or what the next attempt begins behind.
+        open_now = (self._first[name] for name in self.open)
+        return min((end, *(batch.lowest for batch in self._batches.values()), *open_now))
+
+    def needless(self, end: int, *, pressed: bool) -> Needless:
+        """What to purge.
+
+        Args:
+            end: as for `floor`.
+            pressed: whether room is short: then what is of no use goes from among what is needed, too.
+        """
+        gone = Needless(self.floor(end), {}, {}, [])
+        if pressed:
+            needed = frozenset().union(*self._open.values(), *(batch.members for batch in self._batches.values()))
+            above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
+            gone.replaced.update((name, self._first[name]) for name in self._replaced if name in above)
+            gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
+        gone.blobs.extend(named.blob for at, named in self._blobs.items() if named.goes(at, gone))
+        return gone
+
+    @property
+    def open(self) -> list[str]:
+        """Trajectories of open groups of which anything is stored."""
+        return [name for names in self._open.values() for name in names]
+
+    def disown(self, names: Collection[str]) -> None:
+        """Nobody ever issued these: what is stored of them is nobody's."""
+        for name in names:
+            self._open[name.rsplit("-", 1)[0]].discard(name)
+
+    def forget(self, gone: Needless) -> None:
+        """It was purged."""
+        for name in [name for name, at in self._newest.items() if at < max(gone.below, gone.ended.get(name, 0))]:
+            del self._newest[name], self._first[name]
+        self._replaced = {name for name in self._replaced if name in self._newest and name not in gone.replaced}
+        self._blobs = {at: named for at, named in self._blobs.items() if not named.goes(at, gone)}
+
+    def versions(self) -> Kept | None:
+        """Weights that stay: the newest, and those that an engine has or is taking.
+
+        Open work asks for its `min_version` or a newer one: the newest is one of these.
+        """
+        if not self._published:
+            return None
+        newest = self._published[-1]
+        used = {version for versions in self._engines.values() for version in versions}
+        names = {version.name for version in self._published[-self._keep_versions :]}
+        names |= {version.name for version in self._published if version[:2] in used}
+        return Kept(frozenset(names), newest[:2])
+
+    def checkpoints(self) -> Kept | None:
+        """Checkpoints that stay."""
+        if not self._checkpoints:
+            return None
+        newest = self._checkpoints[-1]
+        return Kept(frozenset(Path(saved.path).name for saved in self._checkpoints), (newest.line, newest.step))
+
+    def _on_stored(self, record: Record, *, is_progress: bool) -> None:
+        name = record.subject.rsplit(".", 1)[1]
+        first = int(record.headers.get("first", 0)) if is_progress else 0
+        self._first[name] = first or record.sequence
+        if self._newest.get(name, record.sequence) < self._first[name]:
+            self._replaced.add(name)
+        self._newest[name] = record.sequence
+        if BLOB in record.headers:
+            self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), name, is_progress)
+        prompt_id = name.rsplit("-", 1)[0]
+        if prompt_id not in self._closed:
+            self._open.setdefault(prompt_id, set()).add(name)
+
+    def _on_packed(self, packed: BatchPacked) -> None:
+        named = {member.trajectory_id: member.payload.sequence for group in packed.groups for member in group.members}
+        if packed.step > self.kept_step and named:
+            self._batches[packed.step] = _Batch(min(named.values()), frozenset(named))
+        for group in packed.groups:
+            self._close(group.prompt_id)
+
+    def _close(self, prompt_id: str) -> None:
+        self._closed.add(prompt_id)
+        self._open.pop(prompt_id, None)

@@ -1,0 +1,118 @@
+"""How to reach a NATS server and as whom: what lies in the private files of a run."""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import nats.errors
+
+from asyncrl.bus.errors import BusUnreachable
+
+
+class BusAddress(msgspec.Struct, omit_defaults=True):
+    """How to reach the topics of a run, and as whom."""
+
+    url: str
+    user: str = ""
+    password: str = ""
+    nkey_file: str = ""  # holds an nkey seed, instead of user and password
+    tls_ca: str = ""  # file with the certificates that the server's must be signed by; empty for the system's
+    tls_cert: str = ""  # client certificate, where the server asks for one
+    tls_key: str = ""
+
+    def __repr__(self) -> str:
+        return f"BusAddress({self.who} at {self.url})"  # logs and tracebacks show no password
+
+    @property
+    def who(self) -> str:
+        """The user, for people."""
+        if not self.user and self.nkey_file:
+            return f"nkey {self.nkey_file}"
+        return f"user {self.user!r}" if self.user else "user without a name"
+
+    @property
+    def inbox(self) -> str:
+        """What this user's answers begin with: nobody else may listen there."""
+        return f"_INBOX.{re.sub(r'[^a-zA-Z0-9-]', '_', self.user) or 'asyncrl'}"
+
+    def save(self, path: Path) -> None:
+        """Write it for other processes, readable by this user alone."""
+        write_private(path, msgspec.json.encode(self))
+
+    @classmethod
+    def read(cls, path: Path) -> BusAddress:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError, ValueError: it is not there, or no such file.
+        """
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=cls)
+        except msgspec.MsgspecError as error:
+            raise ValueError(f"{path} holds no credentials: {error}") from error
+
+    def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:
+        """What the client is given besides the URL.
+
+        Args:
+            speaks_tls: whether the server that was reached speaks TLS. No password goes to one that does not where the
+                URL insists on it: the client itself would follow a server, or whoever stands between, that does not.
+
+        Raises:
+            BusUnreachable: a file of it is missing, or not what it must be.
+        """
+        options: dict[str, Any] = {}
+        if self.nkey_file:
+            options["nkeys_seed"] = _checked_seed(self.nkey_file)
+        elif self.user:
+            options.update(user=self.user, password=self.password)
+        insists = self.url.startswith("tls://")
+        if insists and "password" in options:
+            options["password"] = lambda: self._password_behind(speaks_tls())
+        if insists or self.tls_ca or self.tls_cert:
+            options["tls"] = self._tls()
+        return options
+
+    def _password_behind(self, tls: bool) -> str:
+        if not tls:
+            raise nats.errors.Error("a server without TLS answers, where the URL insists on it")
+        return self.password
+
+    def _tls(self) -> ssl.SSLContext:
+        try:
+            context = ssl.create_default_context(cafile=self.tls_ca or None)
+        except (OSError, ssl.SSLError) as error:
+            raise BusUnreachable(f"nats.tls_ca: {self.tls_ca} holds no certificates: {error}") from error
+        if self.tls_cert:
+            try:
+                context.load_cert_chain(self.tls_cert, self.tls_key or None)
+            except (OSError, ssl.SSLError) as error:
+                raise BusUnreachable(
+                    f"nats.tls_cert and nats.tls_key: {self.tls_cert} and {self.tls_key} are no certificate and its "
+                    f"key: {error}"
+                ) from error
+        return context
+
+
+def _checked_seed(name: str) -> str:
+    import nkeys  # type: ignore[import-untyped]  # publishes no types; loaded where it is needed
+
+    try:
+        nkeys.from_seed(bytearray(Path(name).read_bytes().strip())).wipe()
+    except (OSError, ValueError, nkeys.NkeysError) as error:
+        raise BusUnreachable(f"nats.nkey_file: {name} holds no nkey seed: {type(error).__name__} {error}") from error
+    return name
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read, in one step."""
+    aside = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    os.replace(aside, path)

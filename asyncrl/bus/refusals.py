@@ -1,0 +1,58 @@
+"""What a server's no means, in words that say what to do."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from typing import NamedTuple
+
+import nats.errors
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.errors import BusDenied
+
+_SUBJECT = re.compile(r'permissions violation for (publish|subscription) to "?([^\s"]+)', re.IGNORECASE)
+_LOGIN = re.compile(r"authorization (violation|failed)|authentication (expired|revoked)", re.IGNORECASE)
+_NOT_TRUSTED = re.compile(r"certificate|unknown ca|without TLS", re.IGNORECASE)
+
+
+class Denied(NamedTuple):
+    """A subject that a user may not use."""
+
+    publishing: bool  # else listening
+    subject: str  # in lower case, as the client tells of it
+
+    def error(self, address: BusAddress, run: str, subject: str = "") -> BusDenied:
+        """The refusal in words.
+
+        Args:
+            subject: as it was asked for.
+        """
+        return BusDenied(
+            f"NATS at {address.url} does not allow {address.who} to {'publish to' if self.publishing else 'listen to'} "
+            f"{subject or self.subject}; what each role may do: asyncrl roles {run}"
+        )
+
+
+def denied_subject(error: Exception) -> Denied | None:
+    """What the server denied, where the error says that it did."""
+    found = _SUBJECT.search(str(error))
+    return None if found is None else Denied(found[1].lower() == "publish", found[2].lower())
+
+
+def refusal(address: BusAddress, error: Exception | str) -> BusDenied | None:
+    """What to do about an error that would come again with each attempt; None where another attempt may help."""
+    text = str(error)
+    if _LOGIN.search(text):
+        return BusDenied(
+            f"NATS at {address.url} refused {address.who}: {text}; the login is unknown, expired or revoked: check "
+            "nats.user and nats.password_file, nats.nkey_file, or nats.credentials"
+        )
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return BusDenied(
+            f"NATS at {address.url} shows a certificate that is not accepted: {error.verify_message}; check "
+            f"nats.tls_ca ({address.tls_ca or 'the CAs that this system trusts'}), the server's name and its dates"
+        )
+    if isinstance(error, ssl.SSLError | nats.errors.Error) and _NOT_TRUSTED.search(text):
+        return BusDenied(f"NATS at {address.url}: {text}; check nats.url, nats.tls_cert and nats.tls_key")
+    return None

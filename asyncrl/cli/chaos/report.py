@@ -1,0 +1,168 @@
+"""What chaos found: a table, a picture, and both again for machines."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.cli.chaos.strikes import Strike
+from asyncrl.ledger.audit import Findings
+
+FAMILIES = ("kill", "freeze", "wake", "crash")
+_LOST = ("lost", "no end", "never issued", "damaged payload")
+_WINDOW = 5  # steps that rewards are averaged over
+_SHOWN = 20
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """Everything about one run under chaos."""
+
+    run: str
+    seed: int
+    code: int | None  # of `asyncrl up`; None: it was stuck
+    finished: bool
+    strikes: list[Strike]
+    unreached: dict[str, int]  # armed points that nobody passed in time
+    resumed: int  # times that `up --resume` went on
+    prompts: int
+    trajectories: int  # issued
+    trained: int
+    tokens: int  # in results
+    tokens_again: int  # at most so many were sampled once more
+    lost: list[str]
+    duplicated: list[str]
+    violations: list[str]  # of the audit
+    steps: int
+    rewards: dict[int, float]  # by RL step
+    undisturbed: dict[int, float] | None = None  # of the run compared with
+
+    @property
+    def clean(self) -> bool:
+        """Whether the run came to its end and nothing is wrong with it."""
+        return self.finished and self.code == 0 and not (self.lost or self.duplicated or self.violations)
+
+
+def violations_by_sense(findings: Findings) -> tuple[list[str], list[str]]:
+    """What an audit found lost, and what it found twice or wrong."""
+    lost: list[str] = []
+    other: list[str] = []
+    for bad in findings.violations:
+        (lost if bad.kind in _LOST else other).append(
+            f"{bad.kind}: {bad.id}: found {bad.found}; expected {bad.expected}"
+        )
+    return lost, other
+
+
+def report_text(report: Report) -> str:
+    """The table for people."""
+    verdict = "clean" if report.clean else "NOT CLEAN"
+    end = "finished" if report.finished else f"did not finish (exit code {report.code})"
+    if report.code is None:
+        end = f"was stuck after step {max(report.rewards, default=0)}"
+    lines = [
+        f"run {report.run}, seed {report.seed}: {end}, {len(report.strikes)} strikes, {verdict}",
+        "",
+        f"{'role':>14}  {'kill':>5} {'freeze':>6} {'wake':>5} {'crash':>5}   works again after (s)",
+        *_rows(report.strikes),
+        "",
+        *(f"{name:>14}  {text}" for name, text in _figures(report)),
+    ]
+    for name in ("lost", "duplicated", "violations"):
+        found = getattr(report, name)
+        lines += [f"{name}: {text}" for text in found[:_SHOWN]]
+        lines += [f"... and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []
+    return "\n".join(lines)
+
+
+def _rows(strikes: Sequence[Strike]) -> list[str]:
+    lines = []
+    for role in dict.fromkeys(strike.role for strike in strikes):
+        mine = [strike for strike in strikes if strike.role == role]
+        counts = Counter(strike.kind if strike.kind in FAMILIES else "crash" for strike in mine)
+        given = " ".join(f"{counts[family] or '-':>{max(5, len(family))}}" for family in FAMILIES)
+        lines.append(f"{role:>14}  {given}   {_recovery(role, strikes)}")
+    return lines
+
+
+def _recovery(role: str, strikes: Sequence[Strike]) -> str:
+    """Seconds until a role worked again, alone or struck among several, and when it was frozen."""
+
+    def text(times: list[float]) -> str:
+        return f"{statistics.median(times):.1f} median, {max(times):.1f} at most"
+
+    dead = [
+        strike.works_again_s[role] for strike in strikes if role in strike.works_again_s and strike.kind != "freeze"
+    ]
+    frozen = [
+        strike.works_again_s[role] for strike in strikes if role in strike.works_again_s and strike.kind == "freeze"
+    ]
+    return "   ".join([*([text(dead)] if dead else []), *([f"frozen: {text(frozen)}"] if frozen else [])]) or "-"
+
+
+def _figures(report: Report) -> list[tuple[str, str]]:
+    points = Counter(strike.kind for strike in report.strikes if strike.kind not in FAMILIES)
+    passed = {f"{strike.role}@{strike.kind}" for strike in report.strikes}
+    unreached = sorted(name for name in report.unreached if name not in passed)
+    share = f" ({100 * report.tokens_again / report.tokens:.2f} %)" if report.tokens else ""
+    return [
+        ("crash points", ", ".join(f"{name} {count}" for name, count in sorted(points.items())) or "none"),
+        ("not reached", ", ".join(unreached) or "none"),
+        ("up --resume", f"{report.resumed} times"),
+        ("prompts", f"{report.prompts:,}"),
+        ("trajectories", f"{report.trajectories:,} issued, {report.trained:,} trained"),
+        ("lost", f"{len(report.lost):,}"),
+        ("duplicated", f"{len(report.duplicated):,}"),
+        ("violations", f"{len(report.violations):,} more"),
+        ("tokens again", f"at most {report.tokens_again:,} of {report.tokens:,}{share} were sampled twice"),
+        ("reward", _curve(report)),
+    ]
+
+
+def _curve(report: Report) -> str:
+    own = f"{_last(report.rewards)} over the last {_WINDOW} of {len(report.rewards)} steps"
+    return own if report.undisturbed is None else f"{own}; undisturbed {_last(report.undisturbed)}"
+
+
+def _last(rewards: Mapping[int, float]) -> str:
+    newest = [rewards[step] for step in sorted(rewards)[-_WINDOW:]]
+    return f"{statistics.fmean(newest):.3f}" if newest else "none"
+
+
+def draw(path: Path, report: Report) -> None:
+    """Draw reward over steps, the undisturbed run's beside it, and a mark for each strike."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    curves: list[tuple[str, Mapping[int, float], dict[str, Any]]] = [
+        (f"{len(report.strikes)} strikes", report.rewards, {"color": "#1f4e8c"})
+    ]
+    if report.undisturbed is not None:
+        curves.append(("undisturbed", report.undisturbed, {"color": "#8a8a8a", "linestyle": "--"}))
+    for label, rewards, style in curves:
+        steps = sorted(rewards)
+        axes.plot(
+            steps,
+            [
+                statistics.fmean(rewards[at] for at in steps[max(0, end - _WINDOW) : end])
+                for end in range(1, len(steps) + 1)
+            ],
+            label=label,
+            **style,
+        )
+    marks = [max(0, strike.step or 0) for strike in report.strikes]
+    axes.plot(marks, [0.01] * len(marks), "|", color="#b0562c", transform=axes.get_xaxis_transform(), markersize=9)
+    axes.set_xlabel("step (a mark: a strike)")
+    axes.set_ylabel(f"sampled reward, mean of {_WINDOW} steps")
+    axes.legend(loc="lower right", frameon=False)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,0 +1,98 @@
+"""The run under chaos: `asyncrl up` as a process of its own, resumed when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.bus.server import die_with_parent
+from asyncrl.cli.chaos.processes import parts
+from asyncrl.crash import CRASH_FOLDER
+
+_GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
+
+
+class ChaosError(Exception):
+    """The run under chaos did not start, or cannot be followed."""
+
+
+class Stage:
+    """A run that is brought up again for as long as chaos kills `up` itself."""
+
+    def __init__(self, crash_folder: Path) -> None:
+        self.crash_folder = crash_folder
+        self.root = Path()
+        self.resumed = 0
+        self.words = ""  # the last that `up` said
+        self._up: asyncio.subprocess.Process | None = None
+        self._named = asyncio.Event()
+        self._running: asyncio.Task[int] | None = None
+
+    async def start(self, words: Sequence[str]) -> asyncio.Task[int]:
+        """Start `asyncrl up WORDS`; the returned task ends with the run, with its exit code.
+
+        Raises:
+            ChaosError: it does not start; with its words.
+        """
+        running = self._running = asyncio.create_task(self._run(words))
+        named = asyncio.create_task(self._named.wait())
+        await asyncio.wait({running, named}, return_when=asyncio.FIRST_COMPLETED)
+        named.cancel()
+        if running.done() and not self._named.is_set():
+            raise ChaosError(f"the run did not start:\n{self.words.strip()}")
+        return running
+
+    async def stop(self) -> None:
+        """End everybody who still lives."""
+        if self._running is not None:
+            self._running.cancel()
+        if self._up is not None and self._up.returncode is None:
+            self._up.kill()
+            await self._up.wait()
+            await self._everybody_gone()
+
+    async def _run(self, words: Sequence[str]) -> int:
+        code = await self._follow(words)
+        while code == -signal.SIGKILL:
+            await self._everybody_gone()
+            self.resumed += 1
+            code = await self._follow(["--resume", str(self.root)])
+        return code
+
+    async def _follow(self, words: Sequence[str]) -> int:
+        self._up = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "asyncrl.cli.main", "up", *words),
+            env={**os.environ, CRASH_FOLDER: str(self.crash_folder)},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+            start_new_session=True,  # Ctrl-C is ours to hand on
+        )
+        assert self._up.stdout is not None
+        while line := (await self._up.stdout.readline()).decode(errors="replace"):
+            self.words = (self.words + line)[-4000:]
+            if not self._named.is_set() and line.startswith("run ") and " in " in line:
+                self.root = Path(line.rstrip().split(" in ", 1)[1])
+                self._named.set()
+            if self._named.is_set():
+                with (self.root / "up.log").open("a") as log:
+                    log.write(line)
+        return await self._up.wait()
+
+    async def _everybody_gone(self) -> None:
+        """Wait until the kernel has ended all processes of a dead parent.
+
+        Raises:
+            ChaosError: some outlive it.
+        """
+        until = time.monotonic() + _GONE_S
+        while left := parts(self.crash_folder):
+            if time.monotonic() > until:
+                raise ChaosError(f"outlived a killed `asyncrl up`: {', '.join(part.name for part in left)}")
+            await asyncio.sleep(0.02)  # nothing announces it

@@ -1,0 +1,231 @@
+"""Who watches a run under chaos: it notes everything that was stored, and when each role worked again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeAlias
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.talk import MESSAGE_ID, TIME_TO_LIVE, WRITER
+from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.engines import ENGINE_READY
+from topics.prompts import PROMPT_ISSUED
+from topics.table import topic_of
+from topics.topic import ACTORS, BLOBS, FLEET, STREAMS, TRAINING, VITALS, Keep, Topic
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TRAJECTORY_PROGRESSED
+from topics.weights import TrainingFinished
+from topics.wire import decode
+
+_WORK: dict[str, tuple[Topic[Any], ...]] = {  # what a worker says when it works
+    "rollout": (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
+    "reward": (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
+}
+_KEEPERS = {stream.keeper: stream for stream in STREAMS if stream.keeper}
+_SILENT_S = 60.0
+_BODIES = (ACTORS, FLEET, TRAINING)  # logs that are read with their bodies
+
+
+class Said(NamedTuple):
+    """One message as it was stored."""
+
+    topic: Topic[Any]
+    record: Record
+    message: Any  # None where only headers are read
+
+
+class Issue(NamedTuple):
+    """An attempt at a trajectory, as it was issued."""
+
+    trajectory_id: str
+    attempt: int
+    group_size: int
+
+
+Stored: TypeAlias = dict[str, dict[int, str]]  # message ids by stream and sequence, but for what expires
+Holds: TypeAlias = Callable[[Said], bool]
+
+
+class Witness:
+    """Reads every log of a run while it goes on, over the death of its servers."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.stored: Stored = {}
+        self.steps = 0  # RL steps of the run
+        self.finished = False
+        self.rewards: dict[int, float] = {}  # by RL step
+        self.step: int | None = None  # newest trained
+        self.fleet: dict[str, int] = {}  # wanted processes by role
+        self.issued: list[Issue] = []
+        self.samples = Samples()
+        self._writers: dict[str, str] = {}  # newest writer of each keeper's log
+        self._waiting: list[tuple[Holds, asyncio.Future[int]]] = []
+        self._readers = [
+            LogReader(bus, stream, self._take, headers_only=stream not in _BODIES)
+            for stream in STREAMS
+            if stream not in (VITALS, BLOBS)
+        ]
+
+    async def start(self) -> None:
+        """Read everything said so far, then follow."""
+        for reader in self._readers:
+            await reader.start()
+
+    async def read(self) -> None:
+        """Read everything that is there.
+
+        Raises:
+            TimeoutError: the server sends nothing.
+        """
+        await self.start()
+        for reader in self._readers:
+            async with asyncio.timeout(_SILENT_S):
+                await reader.caught_up.wait()
+        await self.close()
+
+    async def close(self) -> None:
+        """Stop reading."""
+        for reader in self._readers:
+            await reader.close()
+
+    def works_again(self, role: str, since_ns: int) -> asyncio.Future[int]:
+        """When a role worked again after it was struck: the server's clock, ns.
+
+        A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
+        rollout or reward worker when a process of the role has started and a result of the role is stored after that;
+        an engine when it is ready; evaluator and recorder when they have started; a server when a message is stored,
+        in a cluster on the learner's log; `up` when a batch is trained.
+        """
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((self._sign(role, since_ns), future))
+        return future
+
+    def _sign(self, role: str, since_ns: int) -> Holds:
+        """What tells that a role works again."""
+        if role in _KEEPERS:
+            stream, before = _KEEPERS[role], self._writers.get(role)
+            return lambda said: (
+                said.record.stream is stream
+                and said.record.time_ns > since_ns
+                and said.record.headers.get(WRITER) != before
+                and (role != "learner" or said.topic is BATCH_TRAINED)
+            )
+        if role in ("engine", "engine-server"):
+            return lambda said: said.topic is ENGINE_READY and said.record.time_ns > since_ns
+        if role == "up":
+            return lambda said: said.topic is BATCH_TRAINED and said.record.time_ns > since_ns
+        if role == "nats":
+            led = (TRAINING,) if self.bus.clustered else STREAMS  # by the server that was struck
+            return lambda said: said.record.stream in led and said.record.time_ns > since_ns
+        started = False
+
+        def works(said: Said) -> bool:
+            nonlocal started
+            if said.record.time_ns <= since_ns:
+                return False
+            if said.topic is ACTOR_STARTED and isinstance(said.message, ActorStarted) and said.message.role == role:
+                started = True
+            return started and (role not in _WORK or said.topic in _WORK[role])
+
+        return works
+
+    def _take(self, record: Record) -> None:
+        topic = topic_of(record.subject)
+        if topic is None:
+            return
+        if TIME_TO_LIVE not in record.headers:
+            self.stored.setdefault(record.stream.name, {})[record.sequence] = record.headers.get(MESSAGE_ID, "")
+        message = decode(topic.message, record.data) if record.stream in _BODIES and record.data else None
+        if isinstance(message, RunOpened):
+            self.steps = message.steps
+        elif isinstance(message, TrainingFinished):
+            self.finished = True
+        elif isinstance(message, FleetScaled):
+            self.fleet.update(message.wanted)
+        elif isinstance(message, BatchTrained):
+            self.step = message.step
+            if message.stage == "rl":
+                self.rewards[message.step] = message.rewards[0]
+        if topic is PROMPT_ISSUED:
+            found = record.headers
+            self.issued.append(Issue(found["trajectory"], int(found["attempt"]), int(found["group-size"])))
+        elif topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED):
+            self.samples.add(record.headers)
+        said = Said(topic, record, message)
+        for entry in list(self._waiting):
+            holds, future = entry
+            if future.done() or holds(said):
+                self._waiting.remove(entry)
+                if not future.done():
+                    future.set_result(record.time_ns)
+        if record.stream.keeper and WRITER in record.headers:
+            self._writers[record.stream.keeper] = record.headers[WRITER]
+
+
+class Samples:
+    """Tokens sampled, and at most how many of them twice, from the headers of progress and results."""
+
+    def __init__(self) -> None:
+        self.tokens = 0  # of results
+        self._kept: dict[tuple[str, str], dict[int, int]] = {}  # by attempt: tokens in progress, by delivery
+        self._ended: dict[tuple[str, str], tuple[int, int]] = {}  # by attempt: delivery and tokens of the result
+
+    def add(self, headers: dict[str, str]) -> None:
+        """Take in the headers of `trajectory.progressed` or `trajectory.generated`."""
+        key, delivery = (headers["trajectory"], headers["attempt"]), int(headers["delivery"])
+        if "offset" in headers:
+            self._kept.setdefault(key, {})[delivery] = int(headers["offset"])
+            return
+        counts = [count.split(":") for count in headers["versions"].split(",") if count]
+        tokens = sum(int(tokens) for version, tokens in counts if version != "-1")
+        self._ended[key] = (delivery, tokens)
+        self.tokens += tokens
+
+    def again(self, progress_tokens: int) -> int:
+        """At most how many tokens were sampled once more: each lost delivery took what it had not kept with it.
+
+        Args:
+            progress_tokens: tokens after which progress is kept.
+        """
+        found = 0
+        for key, (last, tokens) in self._ended.items():
+            kept = 0
+            for delivery in range(1, last):
+                kept = max(kept, self._kept.get(key, {}).get(delivery, 0))
+                found += min(progress_tokens, tokens - kept)
+        return found
+
+
+def missing(before: Stored, after: Stored, *, payload: bool) -> list[str]:
+    """Messages that were there once and are there no more, or are others.
+
+    Args:
+        payload: whether payload streams were kept whole as well.
+    """
+    kept = {stream.name for stream in STREAMS if stream.keep is Keep.LEDGER or payload}
+    return [
+        f"{name} {sequence}: {message_id} was stored, now there is {after.get(name, {}).get(sequence, 'nothing')}"
+        for name in sorted(kept & before.keys())
+        for sequence, message_id in before[name].items()
+        if after.get(name, {}).get(sequence) != message_id
+    ]
+
+
+def holes(issued: Iterable[Issue]) -> tuple[list[str], list[str]]:
+    """Trajectories that were left out below the last one of their stage, and attempts that were issued twice."""
+    counts = Counter(issued)
+    sizes = {issue.trajectory_id.rsplit("-", 1)[0]: issue.group_size for issue in counts}
+    names = {issue.trajectory_id for issue in counts}
+    left_out: list[str] = []
+    for stage in "wp":  # rows issued again on request have an order of their own
+        prompts = sorted(prompt for prompt in sizes if prompt[0] == stage)
+        numbers = {int(prompt[1:]) for prompt in prompts}
+        between = range(min(numbers, default=0), max(numbers, default=0))
+        left_out += [f"{stage}{number:06d}" for number in between if number not in numbers]
+        whole = [f"{prompt}-{member}" for prompt in prompts[:-1] for member in range(sizes[prompt])]
+        left_out += [name for name in whole if name not in names]
+    return left_out, [issue.trajectory_id for issue, count in counts.items() if count > 1]

@@ -1,0 +1,60 @@
+"""`asyncrl doctor`: why a run does not come further, and what to do."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+
+import msgspec
+
+from asyncrl.cli.find import RunNotFound, add_run_arguments, find_run
+from asyncrl.doctor.diagnose import diagnose, headline
+from asyncrl.doctor.findings import Finding
+from asyncrl.doctor.look import look_from_outside
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("doctor", help="name what keeps a run from coming further")
+    add_run_arguments(parser, positional=True)
+    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, judge, say it; returns 1 where anything was found."""
+    try:
+        found = find_run(arguments)
+    except RunNotFound as error:
+        print(error, file=sys.stderr)
+        return 1
+    picture = asyncio.run(look_from_outside(found.address, found.run, found.root))
+    findings = diagnose(picture)
+    line = headline(picture)
+    if arguments.json:
+        values = {"run": found.run, "state": line, "findings": [_values(finding) for finding in findings]}
+        print(msgspec.json.format(msgspec.json.encode(values)).decode())
+    else:
+        print(findings_text(found.run, line, findings))
+    return 1 if findings else 0
+
+
+def findings_text(run: str, line: str, findings: list[Finding]) -> str:
+    """What was found, for people."""
+    if not findings:
+        return f"run {run}: {line}"
+    told = [
+        f"{finding.cause}: {finding.object}\n  seen:  {finding.evidence}\n  to do: {finding.advice}"
+        for finding in findings
+    ]
+    return "\n".join([f"run {run}: {len(findings)} finding{'s' if len(findings) > 1 else ''}", *told])
+
+
+def _values(finding: Finding) -> dict[str, str]:
+    return {
+        "cause": finding.cause,
+        "object": finding.object,
+        "evidence": finding.evidence,
+        "advice": finding.advice,
+    }

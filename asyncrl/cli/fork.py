@@ -1,0 +1,113 @@
+"""`asyncrl fork`: start a new run from any step of another."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from actors.actor import RunFiles
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.server import die_with_parent
+from asyncrl.cast import CastError, LoadedCast, with_overrides
+from asyncrl.cli.find import RunNotFound, find_directory
+from asyncrl.cli.launch import Launch, LaunchError
+from asyncrl.cli.reach import reached
+from asyncrl.cli.retrain import TrainingLog, read_training
+from asyncrl.cli.up import bring_up
+from asyncrl.settings import Cast, StartSettings
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("fork", help="start a new run from a step of another, and watch it")
+    parser.add_argument("run_id", metavar="RUN", help="id or directory of the run to begin with, live or over")
+    parser.add_argument("new", metavar="NEW", help="id of the new run")
+    parser.add_argument("--at", type=int, required=True, metavar="STEP", help="go on after this step")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of RUN; repeatable"
+    )
+    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    parser.set_defaults(run=run, url="", credentials="")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Make the weights of that step, then start, watch and end the new run as `asyncrl up` does."""
+    import uvloop
+
+    try:
+        root = find_directory(arguments, live=False)
+        arguments.run_id = str(root)
+        files = RunFiles(root)
+        start = begins_after(asyncio.run(_read(arguments)), files.read_cast(), arguments.at)
+        cast = forked_cast(files.read_cast(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base)
+        launch = Launch(LoadedCast(cast, files.base, files.cast))
+        launch.prepare()
+        try:
+            checkpoint = _retrained(root, arguments.at, launch.files.root / "start")
+        except BaseException:
+            shutil.rmtree(launch.files.root)  # of a run that never was
+            raise
+        launch.begin_with(checkpoint)
+    except (CastError, LaunchError, RunNotFound, BusError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"run {launch.cast.run} in {launch.files.root}, from step {arguments.at} of run {root.name}", flush=True)
+    return int(uvloop.run(bring_up(launch)))
+
+
+def begins_after(log: TrainingLog, cast: Cast, step: int) -> StartSettings:
+    """Where a run goes on after a step of another: with the prompt behind all that were packed up to that step.
+
+    Raises:
+        LaunchError: the run has not trained that step.
+    """
+    newest = max(log.trained, default=cast.origin)
+    if not cast.start.step <= step <= newest:
+        raise LaunchError(
+            f"--at {step}: run {cast.run} can be forked at its steps {cast.start.step} to {newest}; its checkpoints "
+            f"are at {', '.join(str(saved.step) for saved in log.checkpoints) or 'none'}"
+        )
+    packed = [groups for number, (groups, _) in log.batches.items() if number <= step]
+    numbers = [int(group.prompt_id[1:]) for batch in packed for group in batch.groups if group.prompt_id[0] == "p"]
+    return StartSettings(checkpoint="start", step=step, prompt=max(numbers, default=cast.start.prompt - 1) + 1)
+
+
+def forked_cast(cast: Cast, start: StartSettings, overrides: list[str], directory: Path, base: Path) -> Cast:
+    """The settings of a run, with others in their place, and with what the new one starts with.
+
+    Raises:
+        CastError: with all that is wrong with them.
+        LaunchError: they name another start.
+    """
+    if any(override.strip().startswith("start.") for override in overrides):
+        raise LaunchError("--at says what the new run starts with; the settings of start cannot be given")
+    warmup = msgspec.structs.replace(cast.warmup, steps=0)
+    plain = msgspec.structs.replace(cast, start=StartSettings(), warmup=warmup, directory=str(directory))
+    chosen = with_overrides(plain, overrides, base=base)
+    return with_overrides(msgspec.structs.replace(chosen, start=start), [])
+
+
+async def _read(arguments: argparse.Namespace) -> TrainingLog:
+    async with reached(arguments, "fork") as bus:
+        return await read_training(bus)
+
+
+def _retrained(root: Path, step: int, folder: Path) -> Path:
+    """The checkpoint of a step, trained again from the nearest one before it in a process of its own: this one stays
+    small.
+
+    Raises:
+        LaunchError: it could not be made; the reason is printed.
+    """
+    words = ["replay", str(root), "--from", str(step), "--to", str(step), "--checkpoint", str(folder)]
+    subprocess.run([sys.executable, "-m", "asyncrl.cli.main", *words], preexec_fn=die_with_parent, check=False)
+    made = list(folder.glob(f"step{step:06d}-*"))
+    if not made:
+        raise LaunchError(f"run {root.name} cannot be forked at step {step}: its weights there cannot be made")
+    return made[0]

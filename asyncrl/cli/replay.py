@@ -1,0 +1,209 @@
+"""`asyncrl replay`: train again from a run's batch log, with no engine, and compare the weights or the metrics."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import msgspec
+
+from actors.actor import ActorFault, RunFiles
+from actors.objective import open_trainer
+from asyncrl.bus.errors import BusError
+from asyncrl.cast import CastError, with_overrides
+from asyncrl.cli.find import RunNotFound, find_directory
+from asyncrl.cli.reach import reached
+from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
+from asyncrl.settings import Cast
+from asyncrl.telemetry.comparison import ReplayedStep, columns, first_difference, medians, medians_text
+from asyncrl.telemetry.plot import draw_comparison
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
+from asyncrl.training.model_dir import ModelError, check_model_directory
+from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
+
+_LINE_S = 2.0  # between two lines about steps
+_FAULTS = (
+    *(RunNotFound, BusError, CastError, ReplayError, ModelError),
+    *(ActorFault, CheckpointError, NonFiniteLoss, RowError),
+)
+
+
+class Replay(NamedTuple):
+    """What a replay came to."""
+
+    run: str
+    changed: dict[str, list[Any]]  # settings that differ: [the run's, the replay's]
+    began: str  # with what
+    origin: int  # step of the weights it began with
+    last: int  # step
+    steps: list[ReplayedStep]
+    files: dict[str, str]  # written, by what they are
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the command."""
+    parser = subparsers.add_parser("replay", help="train again from the batch log, and compare")
+    parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help="id or directory (default: the newest)")
+    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    parser.add_argument(
+        "--from", dest="at", type=int, metavar="STEP", help="begin with the checkpoint of STEP or the last before it"
+    )
+    parser.add_argument("--to", type=int, metavar="STEP", help="end after this step (default: the last one trained)")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="train with another learner.KEY; repeatable"
+    )
+    parser.add_argument(
+        "--out", default="", metavar="FOLDER", help="report, plot and model (default with --set: RUN/replays/NUMBER)"
+    )
+    parser.add_argument("--checkpoint", default="", metavar="FOLDER", help="write a checkpoint of the last step there")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON, and progress to stderr")
+    parser.set_defaults(run=run, url="", credentials="")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train again; returns 1 where the weights should be equal and are not, or where it cannot be done."""
+    try:
+        replay = _replay(arguments)
+    except _FAULTS as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(report(replay)), indent=2).decode())
+    else:
+        print(replay_text(replay))
+    return 1 if not replay.changed and first_difference(replay.steps) else 0
+
+
+def replay_text(replay: Replay) -> str:
+    """What a replay came to, for people."""
+    steps, different = replay.steps, first_difference(replay.steps)
+    versions = sum(bool(step.published) for step in steps)
+    said = f"{len(steps):,} steps"
+    if replay.changed:
+        weights = "differ from those published" if different else "are those published all the same"
+        lines = [medians_text(steps), f"{said} with other settings; the weights {weights}"]
+    elif different is None:
+        lines = [f"{said}, all {versions:,} published versions bit-equal"]
+    else:
+        lines = [
+            f"step {different.step} differs: version {different.step} was published with digest "
+            f"{different.published}, the replay has {different.digest}; {said}, {versions:,} published versions"
+        ]
+    return "\n".join([*lines, *(f"{name:>12}  {path}" for name, path in replay.files.items())])
+
+
+def report(replay: Replay) -> dict[str, Any]:
+    """What a replay came to, for programs; `report.json` holds it."""
+    different = first_difference(replay.steps)
+    return {
+        "run": replay.run,
+        "settings": replay.changed,
+        "began_with": replay.began,
+        "began_at_step": replay.origin,
+        "last_step": replay.last,
+        "published_versions": sum(bool(step.published) for step in replay.steps),
+        "first_different_step": None if different is None else different.step,
+        "medians": {name: {"recorded": was, "replayed": now} for name, (was, now) in medians(replay.steps).items()},
+        "steps": [step._asdict() for step in replay.steps],
+        "files": replay.files,
+    }
+
+
+def replay_cast(cast: Cast, overrides: list[str]) -> tuple[Cast, dict[str, list[Any]]]:
+    """Settings of a replay, and those of them that are not the run's.
+
+    Raises:
+        CastError: settings that cannot be.
+        ReplayError: settings that are not the learner's.
+    """
+    for override in overrides:
+        if not override.strip().startswith("learner."):
+            raise ReplayError(
+                f"--set {override}: a replay has the tokens as they were sampled; only learner.* may change"
+            )
+    wanted = with_overrides(cast, overrides)
+    was, now = msgspec.structs.asdict(cast.learner), msgspec.structs.asdict(wanted.learner)
+    return wanted, {f"learner.{name}": [was[name], now[name]] for name in was if was[name] != now[name]}
+
+
+def _replay(arguments: argparse.Namespace) -> Replay:
+    root = find_directory(arguments, live=False)
+    arguments.run_id = str(root)
+    files, tell = RunFiles(root), sys.stderr if arguments.json else sys.stdout
+    cast, changed = replay_cast(files.read_cast(), arguments.set)
+    out = Path(arguments.out).absolute() if arguments.out else _free(root / "replays") if changed else None
+    if out is not None and out.exists():
+        raise ReplayError(f"{out} exists; name another folder for --out")
+    for name, (was, now) in changed.items():
+        print(f"other setting: {name} = {now}, the run had {was}", file=tell)
+    check_model_directory(files.model_path(cast))
+    trainer = open_trainer(cast, files.model_path(cast))
+    replay, checkpoint = asyncio.run(_trained(arguments, cast, changed, trainer, tell))
+    if arguments.checkpoint:
+        path = write_checkpoint(Path(arguments.checkpoint).absolute(), checkpoint, trainer.save)
+        replay.files["checkpoint"] = str(path)
+    if out is not None:
+        _write(replay, out, trainer)
+    return replay
+
+
+async def _trained(
+    arguments: argparse.Namespace, cast: Cast, changed: dict[str, list[Any]], trainer: Trainer, tell: TextIO
+) -> tuple[Replay, Checkpoint]:
+    """All steps, with a line about the newest now and then; and what a checkpoint of the last one is."""
+    files = RunFiles(find_directory(arguments, live=False))
+    async with reached(arguments, "replay") as bus:
+        log = await read_training(bus)
+        last = _last_step(arguments, log, cast)
+        retraining = Retraining(bus, log, trainer, cast, files)
+        began = await retraining.begin(arguments.at, last)
+        print(f"run {bus.run}: from {began}, steps {retraining.step + 1} to {last}", file=tell, flush=True)
+        replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
+        told = 0.0
+        async for step in retraining.steps(last):
+            replay.steps.append(step)
+            if step.step == last or time.monotonic() - told > _LINE_S:
+                told = time.monotonic()
+                print(_line(step, replay), file=tell, flush=True)
+        return replay, retraining.checkpoint()
+
+
+def _line(step: ReplayedStep, replay: Replay) -> str:
+    now, was = (metrics.get("loss", 0.0) for metrics in (step.replayed, step.recorded))
+    equal = "  weights equal" if step.published == step.digest else "  weights differ"
+    said = equal if step.published and not replay.changed else ""
+    return f"step {step.step} of {replay.last}  loss {now:.6g}, recorded {was:.6g}{said}"
+
+
+def _last_step(arguments: argparse.Namespace, log: TrainingLog, cast: Cast) -> int:
+    """The last step of the replay, which was trained and lies behind its beginning."""
+    newest = max(log.trained, default=cast.origin)
+    last = newest if arguments.to is None else arguments.to
+    for name, step in (("--to", last), ("--from", arguments.at)):
+        if step is not None and not cast.origin <= step <= newest:
+            raise ReplayError(f"{name} {step}: the run trained the steps {cast.origin + 1} to {newest}")
+    if arguments.at is not None and arguments.at > last:
+        raise ReplayError(f"--from {arguments.at} lies behind --to {last}")
+    return last
+
+
+def _write(replay: Replay, out: Path, trainer: Trainer) -> None:
+    """Model, plot and report of a replay."""
+    out.mkdir(parents=True)
+    trainer.export(out / "model")
+    replay.files["model"] = str(out / "model")
+    if replay.steps:
+        draw_comparison(out / "comparison.png", columns(replay.steps))
+        replay.files["plot"] = str(out / "comparison.png")
+    replay.files["report"] = str(out / "report.json")
+    (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report(replay))) + b"\n")
+
+
+def _free(folder: Path) -> Path:
+    """The first of `folder/1`, `folder/2` ... that is not there."""
+    return next(path for number in count(1) if not (path := folder / str(number)).exists())

@@ -1,0 +1,188 @@
+"""Training again from the logs of a run: the learner's own steps, without engines, and without a word on its topics."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actors.actor import RunFiles
+from actors.objective import batch_rules, step_spec
+from actors.payloads import Payloads
+from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record
+from asyncrl.cli.reach import read_log
+from asyncrl.settings import Cast
+from asyncrl.telemetry.comparison import ReplayedStep
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest
+from asyncrl.training.protocol import Trainer
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+
+class ReplayError(Exception):
+    """A run that cannot be trained again as asked; the message says why."""
+
+
+class Origin(NamedTuple):
+    """What a replay can begin with."""
+
+    step: int
+    checkpoint: Path | None  # None: the model as it is
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.checkpoint.name}" if self.checkpoint else "the untrained model"
+
+
+class TrainingLog:
+    """What a run packed, trained, published and saved. On a newer line a step replaces that of the older one."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, tuple[BatchPacked, int]] = {}  # by step, with their sequence
+        self.trained: dict[int, BatchTrained] = {}
+        self.published: dict[int, str] = {}  # digests by version
+        self.checkpoints: list[CheckpointSaved] = []
+        self.results: set[int] = set()  # sequences of the results that are still stored
+        self.unreadable = 0
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in."""
+        if topic is BATCH_PACKED:
+            self.batches[message.step] = (message, record.sequence)
+        elif topic is BATCH_TRAINED:
+            self.trained[message.step] = message
+        elif topic is WEIGHTS_PUBLISHED:
+            self.published[message.version] = message.digest
+        elif topic is CHECKPOINT_SAVED:
+            self.checkpoints.append(message)
+        elif topic is TRAJECTORY_GENERATED:
+            self.results.add(record.sequence)
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read."""
+        self.unreadable += 1
+
+    def batch(self, step: int) -> tuple[BatchPacked, int]:
+        """A batch and its sequence.
+
+        Raises:
+            ReplayError: the log does not hold it.
+        """
+        if step not in self.batches:
+            raise ReplayError(f"batch {step} is not on the log; {self.unreadable} messages there cannot be read")
+        return self.batches[step]
+
+
+async def read_training(bus: Bus) -> TrainingLog:
+    """Read what a run trained, and then the batches, so that each of a run that goes on is there."""
+    log = TrainingLog()
+    for stream, topics in (
+        (TRAINING, (BATCH_TRAINED, WEIGHTS_PUBLISHED, CHECKPOINT_SAVED)),
+        (BATCHES, (BATCH_PACKED,)),
+    ):
+        await read_log(bus, stream, [topic.pattern(bus.run) for topic in topics], log)
+    return log
+
+
+class Retraining:
+    """Takes a trainer through the batches of a run once more."""
+
+    def __init__(self, bus: Bus, log: TrainingLog, trainer: Trainer, cast: Cast, files: RunFiles) -> None:
+        """
+        Args:
+            trainer: with the model as it was before the run.
+            cast: settings of the replay, which may differ from those of the run.
+        """
+        self.step = cast.origin  # newest step in the weights
+        self._bus = bus
+        self._log = log
+        self._trainer = trainer
+        self._cast = cast
+        self._files = files
+
+    async def begin(self, at: int | None, until: int) -> str:
+        """Load what the replay begins with; returns it in words.
+
+        Args:
+            at: begin with this step's weights or the nearest before it; None begins as early as possible.
+            until: last step of the replay.
+
+        Raises:
+            ReplayError: the tokens that come after every possible beginning are gone.
+        """
+        trimmed = await self._trimmed(until)
+        reasons = [f"the tokens of batch {trimmed} and before are trimmed"] if trimmed > self._cast.origin else []
+        latest = until if at is not None or until == self._cast.origin else until - 1  # no steps prove nothing
+        for origin in self._origins(at):
+            if trimmed <= origin.step <= latest:
+                try:
+                    if origin.checkpoint is not None:
+                        await asyncio.to_thread(load_checkpoint, origin.checkpoint, self._trainer)
+                except CheckpointError as error:
+                    reasons.append(str(error))
+                    continue
+                self.step = origin.step
+                return "; ".join([str(origin), *reasons])
+        place = "" if at is None else f" at step {at} or before"
+        left = ", ".join(str(origin.step) for origin in self._saved()) or "none"
+        advice = f"checkpoints are left of step {left}; nats.keep = run keeps all tokens of a run"
+        raise ReplayError("; ".join([f"the replay cannot begin{place}", *reasons, advice]))
+
+    def _origins(self, at: int | None) -> Iterator[Origin]:
+        """All it could begin with, the best first."""
+        start = self._cast.start.checkpoint
+        known = [Origin(self._cast.origin, self._files.base / start if start else None)]
+        known += self._saved()
+        yield from known if at is None else (origin for origin in reversed(known) if origin.step <= at)
+
+    def _saved(self) -> list[Origin]:
+        """Checkpoints that are still there."""
+        origins = [Origin(saved.step, Path(saved.path)) for saved in self._log.checkpoints]
+        return [origin for origin in origins if origin.checkpoint is not None and origin.checkpoint.exists()]
+
+    async def _trimmed(self, until: int) -> int:
+        """The newest batch whose tokens are trimmed, or the step before the first batch."""
+        subjects = [TRAJECTORY_GENERATED.pattern(self._bus.run)]
+        await read_log(self._bus, TRAJECTORIES, subjects, self._log, headers_only=True)
+        for step in range(until, self._cast.origin, -1):
+            groups = self._log.batch(step)[0].groups
+            if any(member.payload.sequence not in self._log.results for group in groups for member in group.members):
+                return step
+        return self._cast.origin
+
+    async def steps(self, until: int) -> AsyncIterator[ReplayedStep]:
+        """Train up to a step; each is given with what the run said of it.
+
+        Raises:
+            ActorFault: tokens are gone, or are not those that were graded.
+            NonFiniteLoss, RowError: the step cannot be made with these settings.
+        """
+        payloads = Payloads(self._bus, self._cast.rollout.temperature)
+        while self.step < until:
+            packed, _ = self._log.batch(self.step + 1)
+            groups = await payloads.take(packed)
+            if packed.step < until:
+                payloads.begin(self._log.batch(packed.step + 1)[0])
+            yield await asyncio.to_thread(self._train, packed, groups)
+
+    def _train(self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]) -> ReplayedStep:
+        began, step = time.monotonic(), packed.step
+        rows, stats = build_rows(groups, batch_rules(self._cast, packed))
+        metrics = self._trainer.step(rows, step_spec(self._cast, step))
+        metrics["train_s"] = round(time.monotonic() - began, 4)
+        self.step = step
+        said, published = self._log.trained[step], self._log.published.get(step, "")
+        digest = weights_digest(self._trainer.weights()) if published else ""
+        recorded = {"reward_mean": said.rewards[0], "masked_tokens": float(said.masked), **said.metrics}
+        replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
+        return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
+
+    def checkpoint(self) -> Checkpoint:
+        """What a checkpoint of where the replay is would be; its line is the first one, for it is nobody's yet."""
+        sequence = self._log.batches[self.step][1] if self.step in self._log.batches else 0
+        return Checkpoint(0, self.step, weights_digest(self._trainer.weights()), sequence)

@@ -1,0 +1,47 @@
+"""What the doctor can find, and what to do about each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, get_args
+
+from topics.stalls import Cause
+
+CAUSES: tuple[Cause, ...] = get_args(Cause)
+
+ADVICE: dict[Cause, str] = {
+    "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
+    "permission missing": "give this role its user of the run (nats.user, nats.password_file), or grant the subject",
+    "disk full": "free space or move the run; actors and server go on by themselves",
+    "stream full": "raise nats.stream_max_mb (nats.ledger_max_mb for logs) and go on with `asyncrl up --resume`",
+    "clock off": "let NTP set the clock of that machine; deadlines and times are wrong until then",
+    "dead letters": "read them with `asyncrl dead`, mend the cause, then `asyncrl dead --reissue`",
+    "actor silent": "nothing: the warden kills it after keepers.lease_s; if it comes back, look at its machine",
+    "actor dying": "read its last lines with `asyncrl logs`; the run ends by itself after eight quick deaths",
+    "no writer": "read that keeper's lines with `asyncrl logs`; keepers.spares = 1 shortens such a gap",
+    "no worker": "start some with `asyncrl scale ROLE=N`",
+    "engine dead": "read the server's log; one that is somebody else's must be started again by them",
+    "engine paused": "send POST /continue_generation to the server, and find out who paused it",
+    "version not loaded": "read the engine's lines with `asyncrl logs`; it must be able to read the weights' folder",
+    "learner behind": "read its lines with `asyncrl logs`; give it more cores, or make batches smaller",
+    "reward hanging": "look at the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
+    "rollout hanging": "look at the rollout function and its tools; rollout.stall_s passes the work on",
+    "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
+    "groups dropped": "change what drops them: reward, buffer.zero_variance, buffer.max_lag, buffer.group_deadline_s",
+    "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
+    "end of data": "read the prompter's lines with `asyncrl logs prompter-1`; look at task.source",
+    "unexplained": "run `asyncrl status` and `asyncrl logs`, and say so in an issue",
+}
+
+
+class Finding(NamedTuple):
+    """Why a run does not come further, or soon will not."""
+
+    cause: Cause
+    object: str  # who or what: "reward-1", "p000042-3", "TRAJECTORIES"
+    evidence: str  # what was seen, with numbers
+    blocks: bool = False  # whether it alone explains that nothing is trained
+
+    @property
+    def advice(self) -> str:
+        """What to do."""
+        return ADVICE[self.cause]

@@ -1,0 +1,43 @@
+"""Sets of prompts that stay small however many there are: names are numbered, and what has ended lies in few spans."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import itemgetter
+
+import msgspec
+
+_FIRST = itemgetter(0)
+
+
+class Names(msgspec.Struct):
+    """A set of names such as `p000042`: for each letter, spans [first, end) of numbers in rising order."""
+
+    spans: dict[str, list[list[int]]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        spans, number = self.spans.get(name[:1], []), int(name[1:])
+        at = bisect_right(spans, number, key=_FIRST)
+        return at > 0 and number < spans[at - 1][1]
+
+    def add(self, name: str) -> None:
+        """Put a name in.
+
+        Raises:
+            ValueError: it is no letter with a number.
+        """
+        number = int(name[1:])
+        spans = self.spans.setdefault(name[:1], [])
+        at = bisect_right(spans, number, key=_FIRST)  # spans that begin at or below it
+        if at and number < spans[at - 1][1]:
+            return
+        end = spans.pop(at)[1] if at < len(spans) and spans[at][0] == number + 1 else number + 1
+        if at and spans[at - 1][1] == number:
+            spans[at - 1][1] = end
+        else:
+            spans.insert(at, [number, end])
+
+    def least_missing(self, letter: str) -> int:
+        """The smallest number that is not in it."""
+        spans = self.spans.get(letter)
+        return spans[0][1] if spans and spans[0][0] == 0 else 0

@@ -1,0 +1,589 @@
+"""The doctor: every cause it can find, from pictures told by hand, and from real runs in which it is brought about."""
+
+import asyncio
+import io
+import json
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import pytest
+from conftest import Connect, Stage, until
+from folds import Feed
+from rich.console import Console
+from runs import Run, address_of, command, up
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record
+from asyncrl.bus.provision import provision
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.talk import say
+from asyncrl.cli.screen import render
+from asyncrl.cli.status import figures
+from asyncrl.cli.view import RunView
+from asyncrl.doctor.diagnose import diagnose, headline
+from asyncrl.doctor.findings import ADVICE, CAUSES
+from asyncrl.doctor.look import look_from_outside
+from asyncrl.doctor.picture import Disk, Letter, Picture
+from asyncrl.settings import Cast
+from topics import actors, batches, engines, groups, weights
+from topics.actors import (
+    ACTOR_STARTED,
+    ACTOR_STOPPED,
+    DEAD_LETTER,
+    FLEET_SCALED,
+    RUN_OPENED,
+    VITALS_TAKEN,
+    ActorStarted,
+    ActorStopped,
+    DeadLetter,
+    FleetScaled,
+    HeldWork,
+    RunOpened,
+    Vitals,
+)
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.groups import GroupDropped
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.stalls import STALL_ENDED, STALL_FOUND, StallEnded, StallFound
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+
+SLOW = pytest.mark.slow
+NOW_S = 1000.0  # of every picture told by hand
+ROOT = Path(__file__).parent.parent
+FLEET = {"learner": 1, "engine": 1, "prompter": 1, "buffer": 1, "rollout": 1, "reward": 1}
+GROUPS = 2  # of a batch; max_lag is 2, so 6 may be open
+
+
+class Told:
+    """A picture of a run that was well until it was told otherwise: opened at 0 s, five steps, the last at 900 s."""
+
+    def __init__(self, last_step_s: float = 900.0) -> None:
+        cast = Cast(buffer=msgspec.convert({"batch_groups": GROUPS}, type(Cast().buffer)))
+        self.picture = Picture("demo", now_ns=int(NOW_S * 1e9))
+        self.say(RUN_OPENED, RunOpened(cast.learner.steps, 0, msgspec.to_builtins(cast)), at_s=1.0)
+        self.say(FLEET_SCALED, FleetScaled(dict(FLEET)), at_s=1.0)
+        for role in (*FLEET, "warden"):
+            self.say(ACTOR_STARTED, ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=1.0)
+            self.vitals(f"{role}-1")
+        for step in range(1, 6):
+            self.trained(step, at_s=last_step_s - 5 + step)
+        self.packed(5)
+        self.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
+        self.say(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there", []), at_s=last_step_s)
+        self.picture.streams = {
+            name: {"bytes": 10, "max_bytes": 1000, "messages": 1, "last_ns": int((NOW_S - 1) * 1e9)}
+            for name in ("PROMPTS", "BATCHES", "TRAINING", "FLEET", "TRAJECTORIES", "DEAD")
+        }
+        self.queue("rollout", under_way=4)
+        self.queue("reward")
+        self.vitals("prompter-1", open_groups=3)
+
+    def say(self, topic, message, *, at_s=NOW_S - 1, headers=None):
+        record = Record(topic.stream, 1, "", headers or {}, b"", int(at_s * 1e9))
+        self.picture.apply(topic, message, record)
+        return self
+
+    def engine(self, message, *, at_s):
+        topics = {EngineReady: engines.ENGINE_READY, EngineUpdating: engines.ENGINE_UPDATING}
+        return self.say(topics.get(type(message), engines.ENGINE_GONE), message, at_s=at_s)
+
+    def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing="", denied="", **values):
+        role = actor_id.rsplit("-", 1)[0]
+        clock_s = at_s if clock_s is None else clock_s
+        message = Vitals(role, actor_id, 1, clock_s, values, held=list(held), doing=doing, denied=denied)
+        return self.say(VITALS_TAKEN, message, at_s=at_s)
+
+    def trained(self, step, *, at_s, train_s=0.5):
+        message = BatchTrained(step, 0, "rl", {"train_s": train_s}, {}, 0, [0.0, 0.0], 1, 1)
+        return self.say(BATCH_TRAINED, message, at_s=at_s)
+
+    def packed(self, step, *, at_s=900.0):
+        return self.say(batches.BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
+
+    def queue(self, role, *, waiting=0, under_way=0, pulls=1):
+        self.picture.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}
+        return self
+
+    def found(self):
+        return [(finding.cause, finding.object) for finding in diagnose(self.picture)]
+
+    def evidence(self):
+        [finding] = diagnose(self.picture)
+        return finding.evidence
+
+
+def work(name, *, held_s=60.0, quiet_s=60.0, place="", tokens=0):
+    return HeldWork(name, held_s, quiet_s, place, tokens)
+
+
+def test_a_run_that_trains_has_no_finding():
+    told = Told(last_step_s=NOW_S - 0.4)
+
+    assert told.found() == []
+    assert headline(told.picture) == "healthy: step 5 of 100, 0.4 s ago"
+
+
+def test_what_is_short_beside_the_pace_of_the_run_is_no_stall():
+    told = Told(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    assert told.found() == [("reward hanging", "reward-1")]  # its steps took a second each
+
+    slow = Told(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    for step in range(6, 14):
+        slow.trained(step, at_s=NOW_S - 40 - 50 * (13 - step)).packed(step)
+    assert slow.found() == []  # its steps take fifty
+
+
+def test_a_server_that_cannot_be_asked_is_all_there_is_to_say():
+    picture = Picture("demo", unreachable="NATS at nats://here did not answer within 3 s")
+
+    [finding] = diagnose(picture)
+
+    assert (finding.cause, finding.object, finding.evidence) == ("server unreachable", "demo", picture.unreachable)
+
+
+def test_what_the_doctor_may_not_see_it_says():
+    assert [finding.cause for finding in diagnose(Picture("demo", denied="not yours"))] == ["permission missing"]
+
+
+def test_a_full_disk_explains_whatever_waits():
+    told = Told().vitals("reward-1", work("p000007-0"))
+    told.picture.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
+
+    assert told.found() == [("disk full", "/runs/demo")]
+    assert told.evidence() == "40 MB of 100 GB are free"
+
+
+def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():
+    told = Told().vitals("reward-1", work("p000007-0"))
+    told.picture.streams["TRAJECTORIES"].update(bytes=995)
+    assert told.found() == [("stream full", "TRAJECTORIES")]
+
+    told.picture.streams["TRAJECTORIES"].update(bytes=920)
+    assert told.found() == [("stream full", "TRAJECTORIES"), ("reward hanging", "reward-1")]
+
+
+def test_a_clock_that_is_off_is_found_while_training_goes_on():
+    told = Told(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
+
+    assert told.found() == [("clock off", "rollout-1")]
+    assert told.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
+
+
+def test_letters_of_the_last_minute_are_told_of():
+    told = Told(last_step_s=NOW_S - 1)
+    told.picture.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
+    assert told.found() == []
+
+    told.picture.letters.append(Letter("trajectory.graded", "not a TrajectoryGraded", int((NOW_S - 9) * 1e9)))
+    assert told.found() == [("dead letters", "DEAD")]
+
+
+def test_an_actor_without_a_sign_of_life_is_found_and_not_what_it_holds():
+    told = Told().vitals("rollout-1", work("p000007-0", place="engine-1"), at_s=NOW_S - 9)
+
+    assert told.found() == [("actor silent", "rollout-1")]
+    assert told.evidence().startswith("no vital sign for 9 s; process 1 on elsewhere is silent")
+
+
+def test_a_stopped_process_of_this_machine_is_found_at_once():
+    told = Told(last_step_s=NOW_S - 1)
+    told.picture.actors["buffer-1"].process = "stopped"
+
+    assert told.found() == [("actor silent", "buffer-1")]
+
+
+def test_an_actor_that_dies_again_and_again_is_found_with_its_last_words():
+    told = Told().say(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
+    for before_s in (9, 6, 2):
+        told.say(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
+
+    assert told.found() == [("actor dying", "buffer-1")]
+    assert told.evidence() == "started 3 times in the last minute; last words: no room"
+
+
+def test_a_refusal_by_the_server_is_a_missing_permission():
+    denied = "NATS at nats://here does not allow user 'demo-reward' to publish to asyncrl.demo.weights.published"
+    assert Told().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
+
+    told = Told().say(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", denied), at_s=NOW_S - 1)
+    assert told.found() == [("permission missing", "buffer-1")]
+
+
+def test_a_log_that_no_keeper_writes_is_found():
+    told = Told()
+    told.picture.streams["BATCHES"]["last_ns"] = int((NOW_S - 30) * 1e9)
+
+    assert told.found() == [("no writer", "buffer")]
+
+
+def test_work_that_nobody_asks_for_is_found():
+    told = Told().say(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
+
+    assert told.found() == [("no worker", "rollout")]
+    assert told.evidence() == "7 wait in its queue; 0 of 0 workers live, none asks for work"
+
+
+def test_a_server_that_does_not_answer_is_a_dead_engine():
+    told = Told().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
+    told.vitals("rollout-1", work("p000007-0", place="engine-1"))
+
+    assert told.found() == [("engine dead", "engine-1")]
+    assert told.evidence() == "the server at http://e has not answered for 7 s"
+
+
+def test_an_engine_that_left_is_dead():
+    told = Told().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
+
+    assert told.found() == [("engine dead", "engine-1")]
+
+
+def test_an_engine_whose_actor_dies_is_dead():
+    told = Told().engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 3)
+    told.say(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
+
+    assert told.found() == [("engine dead", "engine-1")]
+
+
+def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
+    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 4"))
+    told.say(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
+    told.vitals("engine-1")
+    assert told.found() == [("engine dead", "engine")]
+
+    told.picture.opened_ns = int((NOW_S - 100) * 1e9)
+    told.picture.steps = []
+    assert told.found() == []  # the first start takes its time
+
+
+def test_a_server_that_answers_and_samples_nothing_is_paused():
+    told = Told().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
+    told.vitals("rollout-1", work("p000007-0", place="engine-1"))
+
+    assert told.found() == [("engine paused", "engine-1")]
+    assert "holds 12 requests and has sampled no token for 49 s; p000007-0 waits for 60 s" in told.evidence()
+
+
+def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
+    told = Told().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
+    told.vitals("rollout-1", work("p000007-0", place="engine-1"), work("p000008-0"))
+    assert told.found() == [("engine paused", "engine-1"), ("rollout hanging", "rollout-1")]
+
+    soon = Told(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, place="engine-1"))
+    assert soon.found() == []  # the engine's own signs may come a little later
+
+
+def test_a_version_that_no_engine_loads_is_found():
+    told = Told().say(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there", []), at_s=NOW_S - 50)
+
+    assert told.found() == [("version not loaded", "engine-1")]
+    assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
+
+
+def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
+    told = Told().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
+    told.engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 5)
+    told.say(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
+
+    assert told.found() == [("version not loaded", "engine-1")]
+    assert told.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
+
+
+def test_work_for_a_version_that_was_never_published_is_found():
+    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 9"))
+
+    assert told.found() == [("version not loaded", "version 9")]
+    assert "engines have 5 at most, the newest published is 5" in told.evidence()
+
+
+def test_a_learner_that_is_slower_than_ever_is_behind():
+    told = Told().packed(6, at_s=NOW_S - 60)
+    told.vitals("learner-1", doing="trains batch 6", doing_s=60.0)
+    assert told.found() == [("learner behind", "learner-1")]
+    assert told.evidence() == "batch 6 is packed; the learner trains batch 6 for 60 s, its slowest step took 0.5 s"
+
+    told.packed(6, at_s=NOW_S - 3)
+    assert told.found() == []  # it has waited for this batch all the time
+
+    told.packed(6, at_s=NOW_S - 60).trained(5, at_s=900, train_s=50.0)
+    assert told.found() == []
+
+
+def test_a_learner_that_does_not_live_is_behind():
+    told = Told().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
+
+    assert told.found() == [("learner behind", "learner-1")]
+    assert told.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
+
+
+def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
+    told = Told().vitals("reward-1", work("p000007-0", held_s=60), graded=140).queue("reward", under_way=9, waiting=3)
+    told.vitals("prompter-1", open_groups=6)
+
+    assert told.found() == [("reward hanging", "reward-1")]
+    assert told.evidence() == (
+        "grades p000007-0 for 60 s, 140 done before; reward workers have 9, 3 more wait; reward.time_limit_s is 30"
+    )
+
+
+def test_a_hanging_rollout_function_is_found():
+    told = Told().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
+
+    assert told.found() == [("rollout hanging", "rollout-1")]
+    assert told.evidence().startswith("p000007-0 is under way for 60 s, came no further for 60 s in the rollout")
+
+
+def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
+    told = Told().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, place="engine-1"))
+    told.picture.ended = {f"p000007-{member}" for member in range(7) if member != 3}
+
+    assert told.found() == [("straggler", "p000007-3")]
+    assert told.evidence() == (
+        "6 of its group of 8 are done; p000007-3 is under way for 60 s, came no further for 0 s at 3,200 tokens on "
+        "rollout-1, engine-1"
+    )
+
+
+def test_groups_that_are_dropped_one_after_another_are_found():
+    told = Told().vitals("rollout-1")
+    for number in range(4):
+        told.say(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
+
+    assert told.found() == [("groups dropped", "buffer")]
+    assert told.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
+
+
+def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
+    works = [work(f"p00000{number}-0", quiet_s=0.1, place="engine-1", tokens=900) for number in range(6)]
+    told = Told().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+
+    assert told.found() == [("no credit", "prompter")]
+    assert told.evidence().startswith(
+        "6 groups are open, 6 may be; 1 are complete, a batch takes 2; 4 trajectories under"
+    )
+
+
+def test_credit_without_prompts_is_the_end_of_data():
+    assert Told().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
+
+
+def test_a_stall_that_nothing_explains_says_so_after_a_minute():
+    assert Told(last_step_s=NOW_S - 50).found() == []
+    assert Told(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
+
+
+def test_a_run_that_ends_is_not_stalled():
+    told = Told().say(weights.TRAINING_FINISHED, weights.TrainingFinished(5, "steps"))
+    assert told.found() == []
+    assert Told().say(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
+
+
+def test_what_the_warden_finds_is_shown_until_it_ends():
+    fed = Feed(RunView("demo")).say(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
+    fed.say(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
+    shown = io.StringIO()
+    Console(file=shown, width=120).print(render(fed.fold, int(3e9)))
+    assert "reward hanging: reward-1: grades p000007-0 for 8 s" in shown.getvalue()
+    assert [stall["cause"] for stall in figures(fed.fold, int(3e9))["stalls"]] == ["reward hanging"]
+
+    fed.say(STALL_ENDED, StallEnded("reward hanging", "reward-1"), at_s=9)
+
+    assert fed.fold.stalls == {}
+    texts = [event.text for event in fed.fold.take_events()]
+    assert texts == ["reward hanging: reward-1: grades p000007-0 for 8 s", "over: reward hanging: reward-1"]
+
+
+def test_the_page_says_what_to_do_for_each_cause():
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+
+    assert [heading for heading in headings if heading in CAUSES] == list(CAUSES)
+    assert ADVICE.keys() == set(CAUSES)
+
+
+# --- real runs
+
+SWITCHES = """
+import asyncio
+import time
+from pathlib import Path
+
+from asyncrl.tasks.rollout import single_turn
+
+HERE = Path(__file__).parent
+
+def reward(completion):
+    while (HERE / "reward").exists():
+        time.sleep(0.05)
+    return float(len(completion) % 2)
+
+async def rollout(row, context):
+    if (HERE / "rollout").exists() and not (HERE / "taken").exists():
+        (HERE / "taken").touch()
+        while (HERE / "rollout").exists():
+            await asyncio.sleep(0.05)
+    await single_turn(row, context)
+"""
+
+
+async def examined(folder: Path) -> dict[str, str]:
+    """What the doctor finds now: evidence by cause."""
+    code, said = await command(folder, "doctor", "--json")
+    values = json.loads(said)
+    assert code == bool(values["findings"])
+    return {finding["cause"]: finding["evidence"] for finding in values["findings"]}
+
+
+async def named(folder: Path, cause: str, evidence: str, again: Callable[[], object] = lambda: None) -> None:
+    """Wait until the doctor finds this, and nothing else."""
+    found: dict[str, str] = {}
+
+    async def holds() -> bool:
+        nonlocal found
+        again()
+        found = await examined(folder)
+        return found.keys() == {cause} and evidence in found[cause]
+
+    try:
+        await until(holds, f"{cause}: {evidence}", 40)
+    except BaseException:
+        print(found)
+        raise
+
+
+async def went_on(run: Run, what: str) -> None:
+    at = len(run.steps())
+    await run.reaches(lambda: len(run.steps()) > at + 1, f"two steps after {what}")
+
+
+async def post(address: str, path: str) -> None:
+    async with aiohttp.ClientSession() as session, session.post(address + path, json={"mode": "in_place"}) as answer:
+        assert answer.status == 200
+
+
+def process_of(run: Run, word: str) -> tuple[int, str]:
+    return next((pid, line) for pid, line in run.processes().items() if word in line)
+
+
+@SLOW
+async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path: Path):
+    (tmp_path / "switches.py").write_text(SWITCHES)
+    functions = ["reward.function=switches.py:reward", "task.rollout=switches.py:rollout"]
+    small = ["buffer.batch_groups=2", "buffer.max_lag=0", "warmup.steps=0", "learner.steps=9000"]
+    async with up(tmp_path, *functions, *small, "keepers.lease_s=90", "learner.checkpoint_every=9000") as run:
+        await run.reaches(lambda: len(run.steps()) >= 3, "three steps", 120)
+        assert await examined(tmp_path) == {}
+        for switch, cause, evidence in (
+            ("reward", "reward hanging", "done before; reward workers have"),
+            ("rollout", "straggler", "3 of its group of 4 are done"),
+        ):
+            (tmp_path / switch).touch()
+            await named(tmp_path, cause, evidence)
+            await run.reaches(lambda: said_by_warden(run, "found", cause), f"the warden finds {cause}")  # noqa: B023
+            (tmp_path / switch).unlink()
+            await went_on(run, cause)
+
+        engine, line = process_of(run, "asyncrl.engine.embedded")
+        address = f"http://127.0.0.1:{line.split('--port ')[1].split()[0]}"
+        tasks = []
+        await named(
+            tmp_path,
+            "engine paused",
+            f"the server at {address} answers",
+            # A version that was on its way lets the engine go on.
+            lambda: tasks.append(asyncio.ensure_future(post(address, "/pause_generation"))),
+        )
+        await post(address, "/continue_generation")
+        await went_on(run, "the pause")
+        learner, server = run.actor("learner-1"), run.server()
+        assert learner is not None and server is not None
+        for pid, cause, evidence in (
+            (engine, "engine dead", f"the server at {address} has not answered for"),
+            (learner, "learner behind", f"process {learner} on {socket.gethostname()} is stopped"),
+            (server, "server unreachable", f"NATS at {address_of(run).url} did not answer within"),
+        ):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await named(tmp_path, cause, evidence)
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await went_on(run, cause)
+        run.interrupt()
+        assert await run.ended(60) == 0, run.story
+
+    assert "reward hanging: reward-1: grades p0" in run.out
+    assert "over: reward hanging: reward-1" in run.out
+    assert said_by_warden(run, "ended", "straggler")
+
+
+def said_by_warden(run: Run, what: str, cause: str) -> bool:
+    lines = map(json.loads, run.log("warden-1").splitlines())
+    return any(line["event"] == f"stall.{what}" and line["cause"] == cause for line in lines)
+
+
+async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage]):
+    scene = stage()
+    scene.make_model()
+    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.cast)))
+    await say(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
+    folder = scene.files.weights / "nowhere"
+    version = WeightsPublished(0, 7, "d", "files", str(folder), [])
+    await say(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
+    process = await scene.start("engine")
+    await asyncio.wait_for(process.wait(), 60)
+
+    picture = await look_from_outside(server.address, bus.run, scene.files.root)
+
+    [finding] = diagnose(picture)
+    assert (finding.cause, finding.object) == ("version not loaded", "engine-1")
+    assert "it does not take version 7, it had none before" in finding.evidence
+    assert str(folder) in finding.evidence
+
+
+async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: EmbeddedServer):
+    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
+    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
+    await say(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
+    vitals = Vitals("rollout", "rollout-1", 7, time.time() - 60, {"held": 3.0}, v=Vitals.V)
+    await bus.send(VITALS_TAKEN.subject(bus.run, "rollout-1"), msgspec.json.encode(vitals))
+    letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
+    await say(bus, DEAD_LETTER, letter, key=letter.place)
+
+    picture = await look_from_outside(server.address, bus.run, None)
+
+    letters, clock = diagnose(picture)
+    assert (letters.cause, clock.cause, clock.object) == ("dead letters", "clock off", "rollout-1")
+    assert letters.evidence.startswith("1 in all; the last 0 s ago, trajectory.graded: not a TrajectoryGraded")
+    assert re.fullmatch(r"the clock of elsewhere is (59|60)\.\d s behind the server's", clock.evidence)
+    assert picture.actors["rollout-1"].gauge("held") == 3.0
+
+
+async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
+    bus = await connect("full")
+    await provision(bus, payload_mb=64, ledger_mb=1, lease_s=10)
+    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
+    rows = [PromptRow("x" * 9000)]
+    for number in range(107):
+        message = PromptIssued(f"p{number:06d}", 0, 1, rows)
+        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={"writer": "test"})
+
+    picture = await look_from_outside(server.address, "full", None)
+
+    [finding] = diagnose(picture)
+    assert (finding.cause, finding.object, finding.blocks) == ("stream full", "PROMPTS", True)
+    assert finding.evidence.startswith("1.0 of 1 MB are taken by 107 messages")
+
+
+async def test_a_user_who_may_not_look_is_told_so(server: EmbeddedServer):
+    address = msgspec.structs.replace(server.address, password="of-another-server")
+
+    [finding] = diagnose(await look_from_outside(address, "demo", None))
+
+    assert finding.cause == "permission missing"
+    assert "refused" in finding.evidence

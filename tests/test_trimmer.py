@@ -1,0 +1,407 @@
+"""What is trimmed is needed by nobody: no batch after the oldest kept checkpoint, no open work, no reward worker."""
+
+import asyncio
+import contextlib
+import itertools
+import random
+
+import msgspec
+import numpy as np
+import pytest
+from conftest import until
+
+from actors.keeper import Keeper
+from actors.trimmer import Trimmer
+from actors.trimmer_fold import TrimmerFold
+from asyncrl.bus.log import Record, read_message
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.pull import Puller, position
+from asyncrl.bus.talk import BLOB, Blob, BlobMissing, body_of, say
+from asyncrl.settings import Cast
+from asyncrl.training.checkpoint import prune_checkpoints
+from asyncrl.weights.files import FileStore
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.streams import STREAM_TRIMMED
+from topics.topic import BLOBS, FLEET, TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    Answer,
+    Reference,
+    Segment,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+    count_versions,
+)
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.wire import decode
+
+END = 100  # everything below was folded
+CAST = msgspec.convert({"rollout": {"group_size": 2}}, Cast)
+
+
+class Story:
+    """What was said on each log; it can be told with the logs interleaved in any way."""
+
+    def __init__(self):
+        self.logs = {}
+
+    def say(self, topic, message=None, *, key="", at=0, headers=None):
+        log = self.logs.setdefault(topic.stream.name, [])
+        subject = f"asyncrl.run.{topic.name}.{key}"
+        log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers or {}, b"", 0)))
+        return self
+
+    def progressed(self, name, at, blob="", first=0):
+        headers = {"first": str(first)} | ({BLOB: blob} if blob else {})
+        return self.say(TRAJECTORY_PROGRESSED, key=name, at=at, headers=headers)
+
+    def generated(self, name, at, blob=""):
+        return self.say(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
+
+    def packed(self, step, **sequences):
+        groups = {}
+        for name, at in sequences.items():
+            prompt_id, member = name.split("_")
+            groups.setdefault(prompt_id, []).append(
+                BatchMember(f"{prompt_id}-{member}", 0, Reference(at, "00", 1), 1.0, 3)
+            )
+        return self.say(BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(*group) for group in groups.items()], 0))
+
+    def dropped(self, prompt_id):
+        return self.say(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
+
+    def saved(self, step, line=0):
+        name = f"step{step:06d}-line{line}-00"
+        return self.say(CHECKPOINT_SAVED, CheckpointSaved(line, step, "00", f"/there/{name}", 1))
+
+    def published(self, version, line=0):
+        location = f"/there/line{line}-v{version:06d}-00"
+        return self.say(WEIGHTS_PUBLISHED, WeightsPublished(line, version, "00", "files", location, []))
+
+    def told(self, fold=None):
+        return self._tell(itertools.chain(*self.logs.values()), fold)
+
+    def told_in_order(self, seed):
+        """Logs interleaved by chance, each in its own order."""
+        left = [iter(log) for log in self.logs.values()]
+        dice, entries = random.Random(seed), []
+        while left:
+            log = dice.choice(left)
+            entry = next(log, None)
+            if entry is None:
+                left.remove(log)
+            else:
+                entries.append(entry)
+        return self._tell(entries)
+
+    @staticmethod
+    def _tell(entries, fold=None):
+        fold = fold or TrimmerFold(CAST)
+        for topic, message, record in entries:
+            fold.apply(topic, message, record)
+        return fold
+
+
+def trained_twice() -> Story:
+    """Two batches of one group each, and one group that is open."""
+    story = Story()
+    for number, name in enumerate(("p000000-0", "p000000-1", "p000001-0", "p000001-1"), 1):
+        story.generated(name, at=10 * number)
+    return story.packed(1, p000000_0=10, p000000_1=20).packed(2, p000001_0=30, p000001_1=40)
+
+
+# --- the floor
+
+
+def test_nothing_trained_is_trimmed_before_there_are_two_checkpoints():
+    story = trained_twice()
+    assert story.told().floor(END) == 10
+    assert story.saved(1).told().floor(END) == 10
+
+
+def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
+    assert trained_twice().saved(1).saved(2).told().floor(END) == 30
+    assert trained_twice().saved(1).saved(2).saved(3).told().floor(END) == END
+
+
+def test_open_work_keeps_its_newest_message_and_nothing_older():
+    story = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=50).saved(2).saved(3)
+    assert story.told().floor(END) == 50
+
+    story.dropped("p000002")
+    assert story.told().floor(END) == END
+
+
+def test_a_trajectory_that_is_issued_again_keeps_what_its_fence_ends_with():
+    story = trained_twice().generated("p000002-1", at=60).saved(2).saved(3)
+    assert story.told().floor(END) == 60
+
+    assert story.progressed("p000002-1", at=80).told().floor(END) == 80
+
+
+def test_the_floor_is_never_above_what_was_folded():
+    assert Story().told().floor(7) == 7
+    assert trained_twice().saved(2).saved(3).told().floor(5) == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_order_between_logs_does_not_matter(seed):
+    story = trained_twice().progressed("p000002-0", at=45).saved(1).saved(2).published(1).published(2)
+    story.generated("p000003-0", at=70).dropped("p000003")
+
+    fold = story.told_in_order(seed)
+
+    assert fold.floor(END) == 30
+    assert fold.needless(END, pressed=True) == story.told().needless(END, pressed=True)
+    assert (fold.versions(), fold.checkpoints()) == (story.told().versions(), story.told().checkpoints())
+
+
+# --- what goes
+
+
+def test_progress_that_the_newest_continues_stays():
+    story = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=60, first=45)
+
+    assert story.told().needless(END, pressed=True).replaced == {}
+    assert story.saved(2).saved(3).told().floor(END) == 45
+    assert story.generated("p000002-0", at=70).told().floor(END) == 70
+    assert story.told().needless(END, pressed=True).replaced == {"p000002-0": 70}
+
+
+def test_progress_that_was_replaced_goes_only_where_room_is_short():
+    fold = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=50).told()
+
+    assert fold.needless(END, pressed=False).replaced == {}
+    gone = fold.needless(END, pressed=True)
+    assert (gone.below, gone.replaced, gone.ended) == (10, {"p000002-0": 50}, {})
+
+    fold.forget(gone)
+    assert fold.needless(END, pressed=True).replaced == {}
+    assert fold.floor(END) == 10  # what stays is as it was
+
+
+def test_a_blob_goes_with_the_message_that_names_it():
+    blob = "{}:900000:00ff:2".format
+    story = Story().generated("p000000-0", at=5, blob=blob("old")).generated("p000001-1", at=6, blob=blob("result"))
+    story.progressed("p000001-0", at=11, blob=blob("replaced")).progressed("p000001-0", at=12, blob=blob("newest"))
+    story.progressed("p000001-1", at=13)  # of a new attempt: the result of the old one stays above the floor
+    fold = story.told()
+
+    assert fold.needless(END, pressed=False).blobs == []
+    gone = fold.needless(END, pressed=True)
+    assert [blob.name for blob in gone.blobs] == ["replaced"]
+    fold.forget(gone)
+    story.dropped("p000000")._tell(story.logs["BATCHES"], fold)
+    gone = fold.needless(END, pressed=False)
+    assert (gone.below, gone.blobs) == (12, [Blob("old", 900000, "00ff", 2), Blob("result", 900000, "00ff", 2)])
+
+
+def test_what_ended_behind_a_straggler_goes_where_room_is_short():
+    """A straggler, here p000002-0, keeps the floor down; nobody needs what lies between it and the next batch."""
+    story = Story().progressed("p000002-0", at=5)
+    trajectories = trained_twice().logs
+    story.logs["TRAJECTORIES"] += trajectories.pop("TRAJECTORIES")
+    story.logs |= trajectories
+    story.generated("p000003-0", at=60).dropped("p000003").generated("p000009-0", at=70).saved(1).saved(2)
+
+    fold = story.told()
+    gone = fold.needless(END, pressed=True)
+
+    assert gone.below == 5
+    assert gone.ended == {"p000000-0": 11, "p000000-1": 21, "p000003-0": 61}
+    fold.forget(gone)
+    assert fold.needless(END, pressed=True).ended == {}
+
+    assert sorted(fold.open) == ["p000002-0", "p000009-0"]
+    fold.disown(["p000009-0"])
+    assert fold.needless(END, pressed=True).ended == {"p000009-0": 71}
+    assert fold.needless(70, pressed=True).ended == {}  # a reward worker may have it
+
+
+# --- weights and checkpoints
+
+
+def test_versions_that_an_engine_has_or_is_taking_are_kept():
+    story = Story()
+    for version in range(10):
+        story.published(version)
+    story.say(ENGINE_READY, EngineReady("engine-1", "here", 0, 2, "00", 1))
+    story.say(ENGINE_READY, EngineReady("engine-2", "here", 0, 1, "00", 1))
+    story.say(ENGINE_UPDATING, EngineUpdating("engine-1", 0, 4))
+    story.say(ENGINE_GONE, EngineGone("engine-2", "stopped"))
+
+    kept = story.told().versions()
+
+    assert sorted(int(name[7:13]) for name in kept.names) == [2, 4, 6, 7, 8, 9]
+    assert kept.newest == (0, 9)
+
+
+def test_the_newest_checkpoints_are_kept_whatever_their_step():
+    kept = Story().saved(20).saved(40).saved(30, line=1).told().checkpoints()
+
+    assert kept.names == {"step000040-line0-00", "step000030-line1-00"}
+    assert kept.newest == (1, 30)
+
+
+def test_only_what_is_old_and_not_kept_is_removed(tmp_path):
+    names = ["line0-v000001-aa", "line0-v000002-bb", "line0-v000003-cc", "line1-v000001-dd"]
+    for name in [*names, ".line0-v000001-ee.old", ".line0-v000009-ff.partial", "line0-broken"]:
+        (tmp_path / name).mkdir()
+
+    assert FileStore(tmp_path).prune({"line0-v000002-bb"}, (0, 3)) == 2
+
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"line0-v000002-bb", "line1-v000001-dd", ".line0-v000009-ff.partial", "line0-broken"}
+
+
+def test_a_checkpoint_that_is_not_said_yet_is_left_alone(tmp_path):
+    for name in ("step-00005-line0-aa", "step000020-line0-bb", "step000040-line0-cc", "step000060-line0-dd"):
+        (tmp_path / name).mkdir()
+
+    prune_checkpoints(tmp_path, {"step000020-line0-bb", "step000040-line0-cc"}, (0, 40))
+
+    assert {path.name[:10] for path in tmp_path.iterdir()} == {"step000020", "step000040", "step000060"}
+    assert prune_checkpoints(tmp_path / "nowhere", set(), (0, 1)) == 0
+
+
+# --- on a server
+
+
+class Owner:
+    """The fold of a warden that does nothing else."""
+
+    def __init__(self):
+        self.said = []
+
+    def apply(self, topic, message, record):
+        self.said.append((topic, message))
+
+
+def result(name, tokens=3):
+    prompt_id, member = name.split("-")
+    ones = np.ones(tokens, np.int32)
+    segments = [Segment(ones, ones.astype(np.uint8), ones.astype(np.float32), ones * 0)]
+    return TrajectoryGenerated(
+        trajectory_id=name,
+        prompt_id=prompt_id,
+        member=int(member),
+        group_size=2,
+        stage="rl",
+        rows=[PromptRow("x")],
+        segments=segments,
+        completion="",
+        versions=count_versions(segments),
+    )
+
+
+@contextlib.asynccontextmanager
+async def trimming(stage, bus):
+    """A trimmer at work, and what its warden's log says."""
+    context, owner = stage.context("warden", bus), Owner()
+    keeper = Keeper(context, FLEET, [], owner)
+    await keeper.start()
+    task = asyncio.create_task(Trimmer(context, keeper).run())
+    context.watch(task)
+    try:
+        yield owner
+        assert not context.faults
+    finally:
+        task.cancel()
+        await keeper.close()
+
+
+async def grade(bus, count):
+    """Acknowledge as many results as reward workers would, in the order of the stream."""
+    done = asyncio.Event()
+    seen = set()
+
+    def take(message):
+        seen.add(position(message.reply).stream_sequence)
+        asyncio.get_running_loop().create_task(bus.send(message.reply, b"+ACK"))
+        if len(seen) == count:
+            done.set()
+
+    puller = Puller(bus, TRAJECTORIES.full_name(bus.run), "reward", take)
+    await puller.start(count)
+    async with asyncio.timeout(20):
+        await done.wait()
+    await puller.close()
+
+
+async def tell(bus, topic, message, key=""):
+    headers = {"writer": "test"} if topic.stream.keeper else {}
+    return await say(bus, topic, message, key=key, headers=headers)
+
+
+async def issue(bus, *names):
+    for name in names:
+        prompt_id, member = name.split("-")
+        await tell(bus, PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]), name)
+
+
+async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
+    names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
+    await issue(bus, *names)
+    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, 80_000), name) for name in names}
+    for step in (1, 2):
+        pair = names[2 * step - 2 : 2 * step]
+        members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
+        await tell(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+    for step in (1, 2, 3):
+        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, step, "00", f"/there/step00000{step}-line0-00", 1))
+    records = {name: await read_message(bus, TRAJECTORIES, at[name]) for name in names}
+    assert (await stream_states(bus))["BLOBS"]["messages"] == 2 * len(names)
+
+    await grade(bus, 2)
+    async with trimming(stage(), bus) as owner:
+
+        def below():
+            return [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
+
+        await until(lambda: below() == [at["p000001-0"]], "what is graded is trimmed")
+        await grade(bus, 4)
+        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 4, "00", "/there/step000004-line0-00", 1))
+        await until(lambda: below()[1:] == [at["p000002-0"]], "what is trained is trimmed, and nothing else")
+
+    said = [message for topic, message in owner.said if topic is STREAM_TRIMMED]
+    assert [(trim.messages, trim.chunks) for trim in said] == [(2, 4), (2, 4)]
+    assert sum(trim.bytes for trim in said) > 4 * 80_000 * 13
+    states = await stream_states(bus)
+    assert (states["TRAJECTORIES"]["first_seq"], states["BLOBS"]["messages"]) == (at["p000002-0"], 4)
+    assert decode(TrajectoryGenerated, await body_of(bus, records["p000002-1"])).trajectory_id == "p000002-1"
+    with pytest.raises(BlobMissing):
+        await body_of(bus, records["p000000-0"])
+
+
+async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_asked_for(bus, stage):
+    """One trajectory alone fills the stream with its own progress: all but the newest can go."""
+    info = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
+    await bus.api(f"STREAM.UPDATE.{TRAJECTORIES.full_name(bus.run)}", {**info["config"], "max_bytes": 4_000_000})
+    await issue(bus, "p000000-0")
+
+    async def progress(offset):
+        tokens = np.full(40_000, offset, np.int32)
+        answer = Answer("generate", "00", False, tokens=tokens, logprobs=tokens.astype(np.float32), versions=tokens)
+        message = TrajectoryProgressed(trajectory_id="p000000-0", offset=offset, journal={"0": answer})
+        return await tell(bus, TRAJECTORY_PROGRESSED, message, "p000000-0")
+
+    for offset in range(1, 9):
+        newest = await progress(offset)
+    async with trimming(stage(), bus) as owner:
+        await until(lambda: "stream.trimmed" in [topic.name for topic, _ in owner.said], "progress is trimmed")
+        assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 1
+        assert (await read_message(bus, TRAJECTORIES, newest)).headers["offset"] == "8"
+
+        heavy = [f"p00000{number}-0" for number in range(1, 6)]
+        await issue(bus, *heavy)
+        for name in heavy:
+            await tell(bus, TRAJECTORY_GENERATED, result(name, 50_000), name)
+        await until(lambda: "admission.paused" in [topic.name for topic, _ in owner.said], "admission is paused")
+        assert "checkpoint.requested" in [topic.name for topic, _ in owner.said]
+        await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
+        await until(lambda: "admission.resumed" in [topic.name for topic, _ in owner.said], "admission is resumed")
+    assert (await stream_states(bus, [BLOBS]))["BLOBS"]["messages"] == 0

@@ -1,0 +1,54 @@
+"""What is said about stalls: why nothing is trained."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from topics.topic import FLEET, Topic
+from topics.wire import Message
+
+Cause: TypeAlias = Literal[
+    "server unreachable",
+    "permission missing",
+    "disk full",
+    "stream full",
+    "clock off",
+    "dead letters",
+    "actor silent",
+    "actor dying",
+    "no writer",
+    "no worker",
+    "engine dead",
+    "engine paused",
+    "version not loaded",
+    "learner behind",
+    "reward hanging",
+    "rollout hanging",
+    "straggler",
+    "groups dropped",
+    "no credit",
+    "end of data",
+    "unexplained",
+]
+
+
+class StallFound(Message):
+    """A cause for which the run does not come further."""
+
+    cause: Cause
+    object: str  # who or what: "reward-1", "p000042-3", "TRAJECTORIES"
+    evidence: str  # what was seen, with numbers
+    advice: str  # what to do
+
+
+class StallEnded(Message):
+    """It is over."""
+
+    cause: Cause
+    object: str
+
+
+STALL_FOUND = Topic("stall.found", StallFound, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
+STALL_ENDED = Topic("stall.ended", StallEnded, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
+
+TOPICS = (STALL_FOUND, STALL_ENDED)

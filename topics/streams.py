@@ -1,0 +1,51 @@
+"""What is said about the room that is left in payload streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics.topic import FLEET, Topic
+from topics.wire import Count, Message, Sequence, Step
+
+
+class StreamTrimmed(Message):
+    """What nothing needs any more is gone from a payload stream, and the blobs that it named with it."""
+
+    stream: str
+    below: Sequence  # every message below this sequence is gone
+    messages: Count  # gone now; of those at or above `below` it is progress that newer progress has replaced
+    bytes: Count  # by which the payload streams shrank; what was stored meanwhile makes it smaller
+    chunks: Count = 0  # of blobs
+
+
+class CheckpointRequested(Message):
+    """A checkpoint is wanted before its turn: what was trained up to it need not be kept any longer."""
+
+    after: Step  # step of the newest checkpoint there is; the request is met by one of a later step
+    reason: str
+
+
+class AdmissionPaused(Message):
+    """Until it is resumed, no more groups are open than the next batch takes."""
+
+    reason: str
+
+
+class AdmissionResumed(Message):
+    """There is room again."""
+
+    reason: str
+
+
+STREAM_TRIMMED = Topic("stream.trimmed", StreamTrimmed, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
+CHECKPOINT_REQUESTED = Topic(
+    "checkpoint.requested", CheckpointRequested, FLEET, said_by=("warden",), heard_by=("learner", "warden")
+)
+ADMISSION_PAUSED = Topic(
+    "admission.paused", AdmissionPaused, FLEET, said_by=("warden",), heard_by=("prompter", "monitor", "warden")
+)
+ADMISSION_RESUMED = Topic(
+    "admission.resumed", AdmissionResumed, FLEET, said_by=("warden",), heard_by=("prompter", "monitor", "warden")
+)
+
+TOPICS: tuple[Topic[Any], ...] = (STREAM_TRIMMED, CHECKPOINT_REQUESTED, ADMISSION_PAUSED, ADMISSION_RESUMED)
