@@ -114,7 +114,7 @@ def decode(kind: type[M], data: bytes | memoryview) -> M:
         WireError: when the bytes are not such a message, or of a version not understood.
     """
     try:
-        message: M = prepare(kind).decode(data)
+        message: M = (_DECODERS.get(kind) or prepare(kind)).decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise WireError(f"not a {kind.__name__}: {error}") from error
     if isinstance(message, Message) and message.v not in (message.V, message.V - 1):

@@ -233,8 +233,10 @@ class Bus:
 
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Say something that nobody needs to keep."""
-        with contextlib.suppress(Disconnected):
-            await self._publish(subject, payload, "", headers)
+        try:
+            await self.client.publish(subject, payload, headers=headers)
+        except (nats.errors.OutboundBufferLimitError, RuntimeError):  # as in _publish, and without its price
+            pass
 
     async def _publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
         try:
