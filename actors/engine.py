@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ class EngineActor:
         self.context.heed(record, self._aim)
 
     def _aim(self, _: Topic[Any], published: WeightsPublished) -> None:
-        store = self.context.files.weights.resolve()
-        if not Path(published.location).resolve().is_relative_to(store):
+        store = self.context.files.weights.absolute()
+        if not Path(os.path.abspath(published.location)).is_relative_to(store):  # a link in there is the owner's own
             raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")
         self._target = published
         self._news.set()
