@@ -272,4 +272,4 @@ async def _tell_vitals(context: Context) -> None:
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))
-        await asyncio.sleep(VITALS_S)
+        await asyncio.sleep(min(VITALS_S, context.cast.keepers.lease_s / 4))

@@ -164,7 +164,7 @@ class BufferFold:
     def hopeless(self) -> str:
         """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
         failed = self.state.failed_ns
-        if len(failed) < self._most_failed or failed[0] <= self.state.graded_ns:
+        if len(failed) < self._most_failed or failed[0] <= max(self.state.graded_ns, self.state.opened_ns):
             return ""
         last = self.state.last_failure
         return f"{len(failed)} groups in a row failed and nothing was graded meanwhile; the last: {last}"

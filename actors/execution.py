@@ -350,7 +350,7 @@ class Execution:
         return segments
 
     async def _say_result(self, segments: list[Segment], completion: str, *, truncated: bool) -> None:
-        issued = self._issued
+        issued, self._over = self._issued, True  # no progress comes in between
         if self._background is not None and not self._background.done():
             await asyncio.wait({self._background})
         message = TrajectoryGenerated(

@@ -323,5 +323,5 @@ class Keeper:
     async def _beat(self) -> None:
         beat = Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(min(BEAT_S, self.context.cast.keepers.lease_s / 3))
             await self.append([beat])

@@ -103,10 +103,10 @@ class Learner:
             if self.cast.start.checkpoint:
                 path = self.context.files.base / self.cast.start.checkpoint
                 await asyncio.to_thread(load_checkpoint, path, self.trainer)
-        differs = self._differs()
+        differs = await self._differs()
         while self.step < said and not self.context.stop.is_set():
             await self._train_next(publish=False)
-            differs |= self._differs()
+            differs |= await self._differs()
         if differs:
             self.line += 1
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
@@ -115,10 +115,13 @@ class Learner:
         await self._ask_for_evaluation()
         self._resumed = True
 
-    def _differs(self) -> bool:
+    async def _digest(self) -> str:
+        return await asyncio.to_thread(lambda: weights_digest(self.trainer.weights()))
+
+    async def _differs(self) -> bool:
         """Whether these weights were published with other bits."""
         said = self.fold.published.get(self.step)
-        return said is not None and said.digest != weights_digest(self.trainer.weights())
+        return said is not None and said.digest != await self._digest()
 
     async def _train_next(self, *, publish: bool) -> None:
         """One step: fetch, train, say. What it says reaches the log while the next step is under way."""
@@ -190,7 +193,7 @@ class Learner:
         crash_point("learner.saving")
         if any(saved.step == self.step and saved.line == self.line for saved in self.fold.checkpoints):
             return
-        digest = weights_digest(self.trainer.weights())
+        digest = await self._digest()
         checkpoint = Checkpoint(self.line, self.step, digest, self.batch_sequence)
         path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
         await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count

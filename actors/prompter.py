@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import xxhash
 
 from actors.actor import ActorFault, Context
@@ -24,7 +26,9 @@ async def main(context: Context) -> None:
     """Play the prompter until the run ends."""
     cast = context.cast
     try:
-        source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=context.files.base)
+        source = await asyncio.to_thread(
+            open_source, cast.task.source, options=cast.task.options, seed=cast.seed, base=context.files.base
+        )
     except DataError as error:
         raise ActorFault(str(error)) from error
     fold = PrompterFold(cast)

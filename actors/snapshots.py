@@ -87,5 +87,4 @@ class Snapshots:
 
 def _format(state: msgspec.Struct) -> str:
     """What the fields are called and hold: a snapshot of other fields is no state of this fold."""
-    fields = [f"{field.name}:{field.type}" for field in msgspec.structs.fields(type(state))]
-    return xxhash.xxh3_64_hexdigest(" ".join(fields).encode())
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.json.schema(type(state))))

@@ -20,7 +20,7 @@ from topics.actors import WORK_ISOLATED, WorkIsolated
 from topics.topic import ACTORS
 
 TURN = "its turn"
-_SUSPECT = 2  # deliveries without progress after which work is done alone
+_SUSPECT = 3  # deliveries without progress after which work is done alone
 
 
 class Suspects:
@@ -52,10 +52,10 @@ class Suspects:
             if tries >= max(1, most - suspect_after):
                 yield f"{deliveries - progressed} deliveries without progress, {tries} of them alone"
                 return
-            isolated, where = WorkIsolated(trajectory_id, attempt, deliveries, tries + 1), f"{attempt}:{deliveries}"
-            await say(
-                self._context.bus, WORK_ISOLATED, isolated, key=trajectory_id, id=f"{trajectory_id}:{where}:{tries}"
-            )
+            role = self._context.role
+            isolated = WorkIsolated(trajectory_id, role, attempt, deliveries, tries + 1)
+            name = f"{trajectory_id}:{role}:{attempt}:{deliveries}:{tries}"
+            await say(self._context.bus, WORK_ISOLATED, isolated, key=trajectory_id, id=name)
             self._context.count("isolated")
             yield ""
 
@@ -91,7 +91,8 @@ class Suspects:
         if newest is None:
             return 0
         _, isolated = unpack(newest, newest.data)
-        known = isolated.attempt == attempt and isolated.delivery > progressed
+        mine = isolated.role == self._context.role and isolated.attempt == attempt
+        known = mine and isolated.delivery > progressed
         return int(isolated.tries) if known else 0
 
 

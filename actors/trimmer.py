@@ -154,7 +154,7 @@ class Trimmer:
         fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         pressed = max(fill.share for fill in fills) > TRIM_SHARE
         due = self.fold.kept_step > self._trimmed_for
-        if self._trims and (due or (pressed and time.monotonic() > self._trimmed_at + _TRIM_S)):
+        if self._trims and (due or pressed) and (due or time.monotonic() > self._trimmed_at + _TRIM_S):
             await self._trim(pressed=pressed)
             fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         await self._press(max(fills, key=lambda fill: fill.share))
@@ -162,10 +162,11 @@ class Trimmer:
 
     async def _trim(self, *, pressed: bool) -> None:
         """Purge what is needless; where the streams are `pressed`, also from among what is needed."""
-        self._trimmed_for, self._trimmed_at = self.fold.kept_step, time.monotonic()
-        end = await self._end()
+        self._trimmed_at = time.monotonic()
+        kept_step, end = self.fold.kept_step, await self._end()
         if end is None:
             return
+        self._trimmed_for = kept_step
         if pressed:
             self.fold.disown(await self._strangers())
         before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]

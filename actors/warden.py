@@ -110,9 +110,14 @@ class Deaths:
         """It is started (again)."""
         self._began = time.monotonic()
 
-    def add(self, *, excused: bool = False) -> None:
-        """It died; `excused` where somebody killed it in the middle of good work."""
-        healthy = excused or time.monotonic() - self._began > _HEALTHY_S
+    def add(self, *, killed: bool = False, worked: bool = True) -> None:
+        """It died.
+
+        Args:
+            killed: by a signal from outside.
+            worked: whether anything came of its life.
+        """
+        healthy = worked and (killed or time.monotonic() - self._began > _HEALTHY_S)
         self.count = 1 if healthy else self.count + 1
 
     @property
@@ -152,6 +157,7 @@ class Warden:
         self.fold = WardenFold()
         self._children: dict[str, _Child] = {}
         self._failed = asyncio.Event()
+        self._lingering: set[str] = set()  # who has said a last word, and was given time to end
         self._pulses = Pulses(context.bus, context.cast.keepers.lease_s, self._on_silent)
         self._failure = ""
         self.keeper = Keeper(
@@ -237,9 +243,10 @@ class Warden:
             assert child.process is not None
             code = await child.process.wait()
             self._pulses.end(child.actor_id)
+            self._lingering.discard(child.actor_id)
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self.fold.left)):
                 return
-            child.deaths.add(excused=code < 0 and self.fold.trained > child.trained)
+            child.deaths.add(killed=code < 0, worked=self.fold.trained > child.trained)
             child.trained = self.fold.trained
             reason = self.fold.reasons.pop(child.actor_id, f"exit code {code}")
             self.context.log.warning(
@@ -277,7 +284,8 @@ class Warden:
     def _on_silent(self, actor_id: str) -> None:
         """A process that says nothing is frozen: SIGKILL ends it where SIGTERM would wait with it."""
         child = self._children.get(actor_id)
-        if actor_id in self.fold.left:
+        if actor_id in self.fold.left and actor_id not in self._lingering:
+            self._lingering.add(actor_id)
             self._pulses.begin(actor_id)  # it has said its last word, and may take its time to end
         elif child is not None and child.process is not None and child.process.returncode is None:
             self.context.log.warning("actor is silent; killed", actor=actor_id)

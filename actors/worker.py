@@ -226,6 +226,10 @@ class WorkerLoop(Generic[M]):
             now = time.monotonic()
             self._context.vitals["held"] = len(self._held)
             for delivery in list(self._held.values()):
-                if delivery.parked or now - delivery.advanced_at < settings.stall_s:
+                quiet_s = 0.0 if delivery.parked else now - delivery.advanced_at
+                if quiet_s < settings.stall_s:
                     with contextlib.suppress(NatsError):
                         await delivery.renew()
+                elif quiet_s > settings.stall_s + settings.lease_s:
+                    self._context.log.warning("work hangs", subject=delivery.record.subject, quiet_s=round(quiet_s, 1))
+                    delivery.end(done=False)  # its lease has run out: it is somebody else's

@@ -13,6 +13,7 @@ from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, payload_room
 from asyncrl.settings import Cast, CreateModelSettings
 
 _MB = 1_000_000
+LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 FILE_ENDINGS = (".jsonl", ".parquet")
 
 
@@ -167,6 +168,12 @@ def _warmup(cast: Cast) -> Iterator[Finding]:
 
 def _leases(cast: Cast) -> Iterator[Finding]:
     rollout = cast.rollout
+    for key, lease_s in (("rollout.lease_s", rollout.lease_s), ("keepers.lease_s", cast.keepers.lease_s)):
+        if lease_s < LEAST_LEASE_S:
+            message = (
+                f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: whoever is busy for so long is killed"
+            )
+            yield Finding((key,), message)
     if rollout.lease_s >= rollout.stall_s:
         message = (
             f"rollout.lease_s = {rollout.lease_s:g} s is not below rollout.stall_s = {rollout.stall_s:g} s; lower it: "

@@ -19,7 +19,7 @@ _MESSAGE_BYTES = 2048  # headers, ids, the task's row
 class Room(NamedTuple):
     """Bytes, if every trajectory were as long as it may become."""
 
-    trajectory: int  # result and newest progress of one trajectory
+    trajectory: int  # result and progress of one trajectory
     batch: int  # results of one batch
     least: int  # open work, and batches between two checkpoints in a row: with less a run may stop for ever
     full: int  # open work, and the batches that the kept checkpoints do not contain: no checkpoint before its turn
@@ -30,9 +30,10 @@ def payload_room(cast: Cast) -> Room:
     rollout, groups = cast.rollout, cast.buffer.batch_groups
     tokens = _longest(cast)
     result = tokens * (_TOKEN_BYTES + _TEXT_BYTES) + _MESSAGE_BYTES
-    # One progress message stays; the one after it is stored before the older goes.
-    progress = min(tokens, rollout.max_new_tokens) * _PROGRESS_BYTES + _MESSAGE_BYTES
-    trajectory = result + (2 * progress if rollout.max_new_tokens > rollout.progress_tokens else 0)
+    # Each progress message holds what is new, and all of them stay until there is a result.
+    sampled = min(tokens, rollout.max_new_tokens)
+    messages = sampled // rollout.progress_tokens if rollout.max_new_tokens > rollout.progress_tokens else 0
+    trajectory = result + (sampled * _PROGRESS_BYTES + (messages + 1) * _MESSAGE_BYTES if messages else 0)
     batch = groups * rollout.group_size * result
     open_work = (cast.buffer.max_lag + 1) * groups * rollout.group_size * trajectory
     kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every

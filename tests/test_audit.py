@@ -74,16 +74,17 @@ def two_rewards(story):
 
 
 def a_member_too_many(story):
-    story.issued("p000009-0")
-    story.graded("p000009-0")
+    story.issued("p000005-0")
+    story.graded("p000005-0")
     grade = story.said(TRAJECTORY_GRADED)[-1]
     story.said(BATCH_PACKED)[3].groups.append(
-        BatchGroup("p000001", [BatchMember("p000009-0", 0, grade.payload, grade.reward, 3)])
+        BatchGroup("p000001", [BatchMember("p000005-0", 0, grade.payload, grade.reward, 3)])
     )
 
 
 CORRUPTIONS = {
     "a trajectory issued twice": (lambda s: s.issued("p000000-0"), ("issued twice", "p000000-0")),
+    "a prompt left out": (lambda s: s.issued("p000006-0"), ("left out", "p000005")),
     "an end of nothing": (lambda s: s.dropped("p000077-0"), ("never issued", "p000077-0")),
     "an end of another attempt": (
         lambda s: s.dropped("p000003-0", attempt=1),
@@ -196,6 +197,19 @@ def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
     assert story.wrong() == []
     story.dropped("p000004-0", "deadline", attempt=2)
     assert story.wrong() == [("ended twice", "p000004-0 (attempt 2)")]
+
+
+def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
+    story = Story()
+    story.say(RUN_OPENED, RunOpened(9, 0, {"buffer": {"max_lag": 1}}))
+    for version in range(3):
+        story.published(version)
+    for name in ("p000000-0", "p000000-1"):
+        story.issued(name)
+        story.graded(name, (0, 1, 2))
+    story.trained(1, story.packed(1, "p000000-0", "p000000-1"), lags={0: 6})
+
+    assert story.wrong() == [("unpublished version", "batch 1")]
 
 
 def test_late_and_forged_claims_end_nothing():

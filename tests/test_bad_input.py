@@ -24,7 +24,8 @@ from asyncrl.bus.provision import provision, stream_states
 from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
-from asyncrl.cli.launch import Launch, LaunchError
+from asyncrl.cli.launch import Launch
+from asyncrl.cli.making import LaunchError
 from asyncrl.settings import Cast
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY

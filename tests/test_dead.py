@@ -182,7 +182,7 @@ async def test_only_what_was_alone_with_its_workers_deaths_is_poison(bus: Bus, s
         deaths += bool(context.faults)
 
     assert sorted(done) == [f"p{number:06d}" for number in range(6) if number != 3]
-    assert poisonous == [("p000003", "5 deliveries without progress, 3 of them alone")]
+    assert poisonous == [("p000003", "5 deliveries without progress, 2 of them alone")]
     assert deaths == 5
 
 
@@ -238,7 +238,7 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
         assert code == 0, audited
 
     assert (letter["topic"], letter["stream"]) == ("prompt.issued", "PROMPTS")
-    assert letter["reason"] == "poison: 5 deliveries without progress, 3 of them alone"
+    assert letter["reason"] == "poison: 5 deliveries without progress, 2 of them alone"
     assert json.loads(shown)["message"]["rows"][0]["prompt"] == (tmp_path / "marked").read_text()
     assert said.startswith(f"{prompt_id} is issued again as a new group")
     assert run.summary["failed_trajectories_by_reason"] == {"poison": 1}

@@ -26,7 +26,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cli.fork import begins_after, forked_cast
-from asyncrl.cli.launch import LaunchError
+from asyncrl.cli.making import LaunchError
 from asyncrl.cli.replay import Replay, replay_cast, replay_text
 from asyncrl.cli.retrain import ReplayError, TrainingLog
 from asyncrl.settings import Cast, StartSettings

@@ -17,6 +17,7 @@ from asyncrl.bus.server import EmbeddedServer, free_port
 from asyncrl.cli.up import run as run_up
 from asyncrl.settings import BufferSettings, Cast
 from asyncrl.training.checkpoint import read_checkpoint
+from topics.actors import RUN_OPENED, RunOpened
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
@@ -263,6 +264,16 @@ def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_ar
 
     assert fed.say(TRAJECTORY_GRADED, grade, at_s=9.5).fold.hopeless()
     assert not fed.say(TRAJECTORY_GRADED, grade, at_s=10.5).fold.hopeless()
+
+
+def test_a_run_that_is_opened_again_gets_new_chances():
+    fed = a_buffer(3)
+    fed.say(RUN_OPENED, RunOpened(steps=5, warmup_steps=0, settings={}), at_s=100)
+    assert fed.fold.hopeless() == ""
+
+    for number in range(3):
+        fed.say(GROUP_DROPPED, GroupDropped(f"p{100 + number:06d}", "failed", 2), at_s=110 + number)
+    assert fed.fold.hopeless()
 
 
 @SLOW

@@ -19,7 +19,8 @@ from actors.warden import Deaths, WardenFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import LoadedCast
-from asyncrl.cli.launch import Launch, LaunchError
+from asyncrl.cli.launch import Launch
+from asyncrl.cli.making import LaunchError
 from asyncrl.cli.up import run as run_up
 from asyncrl.cli.view import RunView
 from asyncrl.settings import Cast
@@ -121,6 +122,17 @@ def binds(taken: socket.socket, url: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
+    deaths = Deaths()
+    for _ in range(8):
+        deaths.begin()
+        deaths.add(killed=True, worked=False)
+    assert deaths.hopeless
+
+    deaths.add(killed=True, worked=True)
+    assert not deaths.hopeless
 
 
 def test_a_process_is_given_up_after_eight_quick_deaths():

@@ -168,7 +168,7 @@ def test_a_checkpoint_under_another_name_is_refused(tmp_path):
 
 
 def test_what_a_killed_writer_left_is_no_checkpoint_and_in_nobodys_way(tmp_path):
-    left = tmp_path / f".{CHECKPOINT.name}.partial"
+    left = tmp_path / f".{CHECKPOINT.name}.99999999.partial"  # no process has that number
     left.mkdir()
     (left / "half").write_bytes(b"x")
 

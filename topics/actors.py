@@ -111,6 +111,7 @@ class WorkIsolated(Message):
     """A worker begins on something that came back again and again, with nothing else beside it."""
 
     trajectory_id: Id
+    role: Id
     attempt: Count
     delivery: Count
     tries: Count  # begun alone since it last came further, with this one

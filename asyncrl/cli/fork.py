@@ -16,7 +16,8 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.server import die_with_parent
 from asyncrl.cast import CastError, LoadedCast, with_overrides
 from asyncrl.cli.find import RunNotFound, find_directory
-from asyncrl.cli.launch import Launch, LaunchError
+from asyncrl.cli.launch import Launch
+from asyncrl.cli.making import LaunchError
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up

@@ -7,8 +7,9 @@ import fcntl
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,16 +27,13 @@ from asyncrl.bus.server import EmbeddedServer, die_with_parent
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
+from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
 _GREETING_S = 2.0  # for a server to greet who connects
 _RECOVER_S = 120.0  # for a server to read its store
-
-
-class LaunchError(Exception):
-    """The run cannot start; the message says why and what to do."""
 
 
 class Launch:
@@ -161,11 +159,12 @@ class Launch:
         (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
         await self._start_warden()
         self._over = asyncio.get_running_loop().create_future()
-        self._keeping = [asyncio.create_task(self._keep_warden())]
         pulses = Pulses(bus, self.cast.keepers.lease_s, self._on_silent)
-        self._keeping.append(asyncio.create_task(pulses.watch()))
+        self._keep(self._keep_warden(pulses))
+        self._keep(pulses.watch())
         for server in self._server.nodes if self._server is not None else []:
-            self._keeping += [asyncio.create_task(work(server)) for work in (self._keep_server, self._hear_server)]
+            self._keep(self._keep_server(server))
+            self._keep(self._hear_server(server))
         return bus
 
     async def ended(self) -> int:
@@ -204,7 +203,8 @@ class Launch:
 
     def _on_silent(self, actor_id: str) -> None:
         """A warden that says nothing is frozen; everybody else is the warden's to watch."""
-        if actor_id == WARDEN and self._warden is not None and not self._leaving.is_set():
+        living = self._warden is not None and self._warden.returncode is None
+        if actor_id == WARDEN and self._warden is not None and living and not self._leaving.is_set():
             self.tell("the warden is silent; killed")
             self._warden.kill()
 
@@ -263,11 +263,23 @@ class Launch:
             copies=nats.copies,
         )
 
-    async def _keep_warden(self) -> None:
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do a part of keeping the run up; without it there is no run."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._give_up(f"it could not be kept up: {type(error).__name__}: {error}")
+
+        self._keeping.append(asyncio.create_task(work))
+        self._keeping[-1].add_done_callback(ended)
+
+    async def _keep_warden(self, pulses: Pulses) -> None:
         """Start the warden again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
         assert self._warden is not None and self._over is not None
         deaths = Deaths()
+        pulses.begin(WARDEN)
         while (code := await self._warden.wait()) not in (0, FATAL) and not self._leaving.is_set():
+            pulses.end(WARDEN)
             deaths.add()
             if deaths.hopeless:
                 self._give_up(f"the warden died {deaths.count} times in a row, at last with exit code {code}")
@@ -276,6 +288,7 @@ class Launch:
             if self._leaving.is_set():
                 return
             deaths.begin()
+            pulses.begin(WARDEN)
             await self._start_warden()
             if self._leaving.is_set():
                 self._warden.terminate()
@@ -377,23 +390,3 @@ def _with_more_steps(cast: Cast, overrides: Sequence[str]) -> Cast:
             )
         learner = msgspec.structs.replace(learner, steps=int(value))
     return msgspec.structs.replace(cast, learner=learner)
-
-
-async def create_model_aside(cast: Path, directory: Path) -> None:
-    """Make the untrained model of a `cast.json` in a process of its own: this one stays small.
-
-    Raises:
-        LaunchError: it could not be made.
-    """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "asyncrl.training.create",
-        str(cast),
-        str(directory),
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
-    )
-    _, said = await process.communicate()
-    if process.returncode:
-        raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")

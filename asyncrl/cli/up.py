@@ -18,7 +18,8 @@ from asyncrl.bus.errors import BusError
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import hints
 from asyncrl.cli.find import RunNotFound, find_directory
-from asyncrl.cli.launch import Launch, LaunchError
+from asyncrl.cli.launch import Launch
+from asyncrl.cli.making import LaunchError
 from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.cli.view import RunView

@@ -43,7 +43,8 @@ def audit(ledger: Ledger, acknowledged: Mapping[str, int], *, first_result: int 
         acknowledged: by work queue, the sequence up to which everything was acknowledged before the logs were read.
         first_result: sequence of the oldest result before the logs were read: what was trimmed since is not lost.
     """
-    checks = (_check_ends(ledger), _check_open(ledger, acknowledged), _check_steps(ledger), _check_tokens(ledger))
+    checks = [_check_ends(ledger), _check_open(ledger, acknowledged), _check_steps(ledger), _check_tokens(ledger)]
+    checks.append(_check_order(ledger))
     missing = _check_missing(ledger, first_result)
     damaged = [found for place, found in ledger.damaged.items() if place not in ledger.buried]  # else it is named there
     damaged += [found for key, found in ledger.mislabelled.items() if key in ledger.issued]
@@ -100,6 +101,19 @@ def _check_ends(ledger: Ledger) -> Iterator[Violation]:
             yield Violation("no end", str(key), f"its group is in batch {packed} without it", "an end of its own")
 
 
+def _check_order(ledger: Ledger) -> Iterator[Violation]:
+    """Prompts are issued in their order, each with all its members: none is left out before the newest."""
+    issued: dict[str, set[int]] = {}
+    for key in ledger.issued:
+        issued.setdefault(key.prompt_id, set()).add(int(key.trajectory_id.rsplit("-", 1)[1]))
+    for letter, first in (("w", 0), ("p", ledger.first_prompt)):
+        newest = max((int(name[1:]) for name in issued if name.startswith(letter)), default=first)
+        for name in (f"{letter}{number:06d}" for number in range(first, newest)):
+            if len(issued.get(name, ())) != ledger.sizes.get(name, 1):
+                found = f"{len(issued.get(name, ()))} members issued, and prompts after it"
+                yield Violation("left out", name, found, "all members of every prompt before the newest")
+
+
 def _check_open(ledger: Ledger, acknowledged: Mapping[str, int]) -> Iterator[Violation]:
     """What is open is in somebody's hands: its work was not acknowledged before something came of it."""
     for key, issued in ledger.issued.items():
@@ -146,6 +160,9 @@ def _check_batch(ledger: Ledger, packed: BatchPacked, trained: BatchTrained) -> 
         found = f"min_version {packed.min_version}, for a lag of at most {bound}"
         yield Violation("beyond lag bound", name, found, f"at most {ledger.max_lag}, as the run was opened")
     grades = [_grade_of(ledger, member) for member in members]
+    newest = max((count.version for grade in grades if grade for count in grade.versions), default=-1)
+    if newest >= packed.step and not any(line for line, _ in ledger.published):  # a later line may repeat a step
+        yield Violation("unpublished version", name, f"tokens of version {newest}", f"{packed.step - 1} at most")
     sampled: Counter[int] = Counter()
     for count in (count for grade in grades if grade is not None for count in grade.versions):
         sampled[-1 if count.version < 0 else max(0, packed.step - 1 - count.version)] += count.tokens

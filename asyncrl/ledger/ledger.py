@@ -31,6 +31,7 @@ from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved,
 
 Kind: TypeAlias = Literal[
     "issued twice",
+    "left out",
     "never issued",
     "ended twice",
     "in two batches",
@@ -91,6 +92,8 @@ class Ledger:
     def __init__(self) -> None:
         self.violations: list[Violation] = []
         self.issued: dict[Key, int] = {}  # sequence of the issue
+        self.sizes: dict[str, int] = {}  # members of each prompt's group
+        self.first_prompt = 0
         self.ends: dict[Key, End] = {}
         self.closed: dict[str, End] = {}  # prompts whose group has ended
         self.grades: dict[Key, list[TrajectoryGraded]] = {}
@@ -158,6 +161,7 @@ class Ledger:
     def _on_opened(self, message: RunOpened, _: Record) -> None:
         settings = message.settings
         if self.first_step is None:  # who goes on with a run begins it no second time
+            self.first_prompt = _number(settings, "start", "prompt") or 0
             self.first_step = 1 + (_number(settings, "start", "step") or 0) - message.warmup_steps
         self.keep_checkpoints = _number(settings, "learner", "keep_checkpoints") or self.keep_checkpoints
         max_lag = _number(settings, "buffer", "max_lag")
@@ -166,6 +170,7 @@ class Ledger:
 
     def _on_issued(self, _: None, record: Record) -> None:
         key = _key_of(record)
+        self.sizes[key.prompt_id] = int(record.headers["group-size"])
         before = self.issued.setdefault(key, record.sequence)
         if before != record.sequence:
             self._say("issued twice", key, f"messages {before} and {record.sequence}", "one issue an attempt")

@@ -191,15 +191,21 @@ def written_aside(target: Path) -> Iterator[Path]:
     """
     if target.exists():
         raise CheckpointError(f"{target} exists; it is never overwritten, choose another name or remove it")
-    aside = target.parent / f".{target.name}.partial"
+    aside = target.parent / f".{target.name}.{os.getpid()}.partial"
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():  # a killed writer's half
+            shutil.rmtree(left, ignore_errors=True)
     try:
-        # A killed writer may have left its half here.
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         yield aside
         for path in [*aside.iterdir(), aside]:
             _sync(path)
-        aside.rename(target)
+        try:
+            aside.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+            shutil.rmtree(aside, ignore_errors=True)  # another writer of the same content was faster
         _sync(target.parent)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)

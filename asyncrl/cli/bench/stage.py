@@ -20,7 +20,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, queue_states
 from asyncrl.bus.server import EmbeddedServer, die_with_parent
-from asyncrl.cli.launch import LaunchError, create_model_aside
+from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic

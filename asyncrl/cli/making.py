@@ -1,0 +1,33 @@
+"""Making the untrained model of a run, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from asyncrl.bus.server import die_with_parent
+
+
+class LaunchError(Exception):
+    """The run cannot start; the message says why and what to do."""
+
+
+async def create_model_aside(cast: Path, directory: Path) -> None:
+    """Make the untrained model of a `cast.json` in a process of its own: this one stays small.
+
+    Raises:
+        LaunchError: it could not be made.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "asyncrl.training.create",
+        str(cast),
+        str(directory),
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=die_with_parent,
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
