@@ -36,6 +36,7 @@ _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", 
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 _HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew
+_LONG_S = 300.0  # and so does one that lived this long, whatever came of it
 _GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
 _MOST = 1024  # processes of one role
 
@@ -117,7 +118,8 @@ class Deaths:
             killed: by a signal from outside.
             worked: whether anything came of its life.
         """
-        healthy = worked and (killed or time.monotonic() - self._began > _HEALTHY_S)
+        lived_s = time.monotonic() - self._began
+        healthy = lived_s > _LONG_S or (worked and (killed or lived_s > _HEALTHY_S))
         self.count = 1 if healthy else self.count + 1
 
     @property
