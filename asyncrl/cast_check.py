@@ -57,6 +57,9 @@ def _nats(cast: Cast) -> Iterator[Finding]:
         yield Finding(
             (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
         )
+    if nats.replicas > 1 and not nats.url:
+        message = f"nats.replicas = {nats.replicas} is for a cluster at nats.url; nats.servers = 3 starts one here"
+        yield Finding(("nats.replicas", "nats.url"), message)
     logins = [key for key in ("user", "nkey_file", "credentials") if getattr(nats, key)]
     if len(logins) > 1:
         keys = tuple(f"nats.{key}" for key in logins)
