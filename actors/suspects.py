@@ -1,8 +1,8 @@
 """Telling what kills its workers from what was merely there when they died: suspects work alone.
 
-A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that came back twice
-without progress is therefore done with nothing else beside it, and says so before it begins: only what was alone with
-its worker's death, again and again, is poison.
+A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that came back three
+times without progress is therefore done with nothing else beside it, and says so before it begins: only what was alone
+with its worker's death, again and again, is poison.
 """
 
 from __future__ import annotations
