@@ -161,9 +161,8 @@ def _check_batch(ledger: Ledger, packed: BatchPacked, trained: BatchTrained) -> 
         yield Violation("beyond lag bound", name, found, f"at most {ledger.max_lag}, as the run was opened")
     grades = [_grade_of(ledger, member) for member in members]
     newest = max((count.version for grade in grades if grade for count in grade.versions), default=-1)
-    if (
-        packed.stage == "rl" and newest >= packed.step and not any(line for line, _ in ledger.published)
-    ):  # a later line may repeat a step
+    repeated = any(line for line, _ in ledger.published)  # a later line may come by a step again
+    if packed.stage == "rl" and newest >= packed.step and not repeated:
         yield Violation("unpublished version", name, f"tokens of version {newest}", f"{packed.step - 1} at most")
     sampled: Counter[int] = Counter()
     for count in (count for grade in grades if grade is not None for count in grade.versions):
