@@ -121,7 +121,12 @@ def as_json(tapped: Tapped) -> str:
     }
     if tapped.instead:
         value["instead"] = tapped.instead
-    return msgspec.json.encode(value, enc_hook=np.ndarray.tolist).decode()
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for: arrays, and whatever a stranger put where anything may stand."""
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
 def as_line(tapped: Tapped, *, colour: bool = False) -> str:

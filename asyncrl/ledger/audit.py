@@ -104,7 +104,7 @@ def _check_ends(ledger: Ledger) -> Iterator[Violation]:
 def _check_order(ledger: Ledger) -> Iterator[Violation]:
     """Prompts are issued in their order, each with all its members: none is left out before the newest."""
     issued: dict[str, set[int]] = {}
-    for key in ledger.issued:
+    for key in ledger.signed or ledger.issued:  # what others put on the log has no order
         issued.setdefault(key.prompt_id, set()).add(int(key.trajectory_id.rsplit("-", 1)[1]))
     for letter, first in (("w", 0), ("p", ledger.first_prompt)):
         newest = max((int(name[1:]) for name in issued if name.startswith(letter)), default=first)

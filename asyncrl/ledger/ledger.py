@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import xxhash
 
 from asyncrl.bus.log import Record
-from asyncrl.bus.talk import BlobMissing
+from asyncrl.bus.talk import BY, BlobMissing
 from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -94,6 +94,7 @@ class Ledger:
         self.issued: dict[Key, int] = {}  # sequence of the issue
         self.sizes: dict[str, int] = {}  # members of each prompt's group
         self.first_prompt = 0
+        self.signed: set[Key] = set()  # issues that say they are the prompter's
         self.ends: dict[Key, End] = {}
         self.closed: dict[str, End] = {}  # prompts whose group has ended
         self.grades: dict[Key, list[TrajectoryGraded]] = {}
@@ -171,6 +172,8 @@ class Ledger:
     def _on_issued(self, _: None, record: Record) -> None:
         key = _key_of(record)
         self.sizes[key.prompt_id] = int(record.headers["group-size"])
+        if record.headers.get(BY, "").startswith("prompter-"):
+            self.signed.add(key)
         before = self.issued.setdefault(key, record.sequence)
         if before != record.sequence:
             self._say("issued twice", key, f"messages {before} and {record.sequence}", "one issue an attempt")
