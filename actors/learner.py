@@ -113,6 +113,7 @@ class Learner:
         if self._publishes(self.step) and (differs or self.step not in self.fold.published):
             await self._say([await self._publish()])
         await self._ask_for_evaluation()
+        await self._save_if_due()  # it may have died between a step and its checkpoint
         self._resumed = True
 
     async def _digest(self) -> str:
@@ -145,9 +146,7 @@ class Learner:
         await self._say(decisions)
         self.context.vitals.update(step=self.step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
-        due = self.step == 0 or self.step % self.cast.learner.checkpoint_every == 0
-        if due or self.fold.asks_for_checkpoint(self.step):
-            await self._save()
+        await self._save_if_due()
 
     def _update(self, rows: Sequence[TrainRow], step: int) -> dict[str, float]:
         return self.trainer.step(rows, step_spec(self.cast, step))
@@ -185,6 +184,10 @@ class Learner:
         if settings.prompts and due and self.step >= 0 and name not in self.fold.evals:
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
             await self._say([Decision(EVAL_REQUESTED, message, id=name)])
+
+    async def _save_if_due(self) -> None:
+        if self.fold.wants_checkpoint(self.step, every=self.cast.learner.checkpoint_every):
+            await self._save()
 
     async def _save(self) -> None:
         """Write a checkpoint; it counts once it is said."""
@@ -230,7 +233,7 @@ class Learner:
         began = time.monotonic()
         self.context.doing(f"waits for batch {step}")
         while (found := self.fold.batch(step)) is None and not self.context.stop.is_set():
-            if self._resumed and self.fold.asks_for_checkpoint(self.step):
+            if self._resumed and self.fold.wants_checkpoint(self.step):
                 await self._save()
             await self.keeper.changes()
         self.context.count("waited_s", time.monotonic() - began)

@@ -49,10 +49,16 @@ class LearnerFold:
         """A batch and its sequence in the batch log, once packed."""
         return self._batches.get(step)
 
-    def asks_for_checkpoint(self, step: int) -> bool:
-        """Whether a checkpoint of this step is wanted before its turn: a request stands until a later one is saved."""
+    def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
+        """Whether a checkpoint of this step is wanted.
+
+        Args:
+            every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
+                stands until a later checkpoint is saved.
+        """
         newest = self.checkpoints[-1].step if self.checkpoints else self._first - 1
-        return step > newest and self._asked_after >= newest
+        passed = every > 0 and step // every > newest // every
+        return step > newest and (passed or self._asked_after >= newest)
 
     def forget(self, step: int) -> None:
         """Batches up to this step are in a checkpoint."""

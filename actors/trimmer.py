@@ -152,15 +152,16 @@ class Trimmer:
 
     async def _look(self) -> None:
         fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
-        pressed = max(fill.share for fill in fills) > TRIM_SHARE
+        share = max(fill.share for fill in fills)
         due = self.fold.kept_step > self._trimmed_for
-        if self._trims and (due or pressed) and (due or time.monotonic() > self._trimmed_at + _TRIM_S):
-            await self._trim(pressed=pressed)
+        waited = time.monotonic() > self._trimmed_at + _TRIM_S
+        if self._trims and (due or (share > TRIM_SHARE and waited)):
+            await self._trim(pressed=share > TRIM_SHARE, full=share > PAUSE_SHARE)
             fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         await self._press(max(fills, key=lambda fill: fill.share))
         await self._prune()
 
-    async def _trim(self, *, pressed: bool) -> None:
+    async def _trim(self, *, pressed: bool, full: bool) -> None:
         """Purge what is needless; where the streams are `pressed`, also from among what is needed."""
         self._trimmed_at = time.monotonic()
         kept_step, end = self.fold.kept_step, await self._end()
@@ -170,7 +171,7 @@ class Trimmer:
         if pressed:
             self.fold.disown(await self._strangers())
         before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
-        gone = self.fold.needless(end, pressed=pressed)
+        gone = self.fold.needless(end, pressed=pressed, full=full)
         if gone.below <= before[0].first and not (gone.replaced or gone.ended):
             return
         chunks = await self._purge_blobs(gone.blobs)
@@ -214,7 +215,7 @@ class Trimmer:
     async def _purge_messages(self, gone: Needless) -> int:
         """Purge messages; returns how many."""
         run = self._bus.run
-        some = [(TRAJECTORY_PROGRESSED.subject(run, name), newest) for name, newest in gone.replaced.items()]
+        some = [(TRAJECTORY_PROGRESSED.subject(run, name), below) for name, below in gone.replaced.items()]
         for name, end in gone.ended.items():
             some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
         wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]

@@ -72,6 +72,7 @@ class TrimmerFold:
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._closed = Names()
         self._batches: dict[int, _Batch] = {}  # after the oldest kept checkpoint, by step
+        self._packed = cast.origin  # step of the newest batch
         self._checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
         self._first: dict[str, int] = {}  # of the first message that the newest one continues, or of itself
@@ -116,26 +117,30 @@ class TrimmerFold:
         """Step of the newest checkpoint, or where training began."""
         return self._checkpoints[-1].step if self._checkpoints else self._origin
 
-    def floor(self, end: int) -> int:
+    def floor(self, end: int, *, full: bool = False) -> int:
         """The least sequence of TRAJECTORIES that is still needed.
 
         Args:
             end: everything below it has been folded, and the reward queue has nothing below it to hand out (a purge
                 takes what is not acknowledged without a word).
+            full: whether open work has no room left. Once the newest checkpoint contains every batch, it alone counts:
+                with no room there is no next batch, hence no next checkpoint, and nothing else would ever make room.
         """
+        done = self.saved_step if full and self.saved_step >= self._packed else self.kept_step
+        lowest = [batch.lowest for step, batch in self._batches.items() if step > done]
         # Who is sampled or graded, or waits for a batch: the newest message inside the fence is its progress (each
         # continues those before), its result, or what the next attempt begins behind.
         open_now = (self._first[name] for name in self.open)
-        return min((end, *(batch.lowest for batch in self._batches.values()), *open_now))
+        return min((end, *lowest, *open_now))
 
-    def needless(self, end: int, *, pressed: bool) -> Needless:
+    def needless(self, end: int, *, pressed: bool, full: bool = False) -> Needless:
         """What to purge.
 
         Args:
-            end: as for `floor`.
+            end, full: as for `floor`.
             pressed: whether room is short: then what is of no use goes from among what is needed, too.
         """
-        gone = Needless(self.floor(end), {}, {}, [])
+        gone = Needless(self.floor(end, full=full), {}, {}, [])
         if pressed:
             needed = frozenset().union(*self._open.values(), *(batch.members for batch in self._batches.values()))
             above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
@@ -196,6 +201,7 @@ class TrimmerFold:
 
     def _on_packed(self, packed: BatchPacked) -> None:
         named = {member.trajectory_id: member.payload.sequence for group in packed.groups for member in group.members}
+        self._packed = max(self._packed, packed.step)
         if packed.step > self.kept_step and named:
             self._batches[packed.step] = _Batch(min(named.values()), frozenset(named))
         for group in packed.groups:

@@ -87,15 +87,22 @@ def test_a_paused_admission_finishes_what_it_had_begun():
 
 def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
     fed = Feed(LearnerFold(1))
-    assert not fed.fold.asks_for_checkpoint(3)
+    assert not fed.fold.wants_checkpoint(3)
     fed.say(CHECKPOINT_REQUESTED, CheckpointRequested(0, "full"))
-    assert not fed.fold.asks_for_checkpoint(0)  # that would be the one there is
-    assert fed.fold.asks_for_checkpoint(3)
+    assert not fed.fold.wants_checkpoint(0)  # that would be the one there is
+    assert fed.fold.wants_checkpoint(3)
 
     fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 3, "00", "there", 1))
-    assert not fed.fold.asks_for_checkpoint(4)
+    assert not fed.fold.wants_checkpoint(4)
     fed.say(CHECKPOINT_REQUESTED, CheckpointRequested(3, "full"))
-    assert fed.fold.asks_for_checkpoint(4)
+    assert fed.fold.wants_checkpoint(4)
+
+
+def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
+    fed = Feed(LearnerFold(-3))
+    assert [fed.fold.wants_checkpoint(step, every=4) for step in (-4, -3, -1, 0, 1)] == [False, False, False, True, True]
+    fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
+    assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
 
 
 def test_a_cast_says_how_much_room_it_needs():

@@ -128,6 +128,12 @@ def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
     assert trained_twice().saved(1).saved(2).saved(3).told().floor(END) == END
 
 
+def test_in_a_full_stream_the_newest_checkpoint_alone_counts_once_it_contains_every_batch():
+    assert trained_twice().saved(1).told().floor(END, full=True) == 10
+    assert trained_twice().saved(2).told().floor(END, full=True) == END
+    assert trained_twice().saved(2).told().floor(END) == 10
+
+
 def test_open_work_keeps_its_newest_message_and_nothing_older():
     story = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=50).saved(2).saved(3)
     assert story.told().floor(END) == 50
