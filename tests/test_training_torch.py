@@ -252,14 +252,17 @@ def test_recomputing_activations_changes_nothing(model, trainer):
 
 
 SHARDED = """
-import sys
+import faulthandler, sys
+from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch.distributed as dist
 from tests.test_training_torch import TorchTrainer, grpo, policy_rows, copies
 from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-dist.init_process_group("gloo", store=dist.FileStore(str(out / "store"), ranks), rank=rank, world_size=ranks)
+faulthandler.dump_traceback_later(100)  # says where a rank hangs, before the test gives up
+store = dist.FileStore(str(out / "store"), ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
 trainer = TorchTrainer(model)
 assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
 batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2)]
@@ -290,7 +293,8 @@ def test_sharded_training_equals_plain_training(model, trainer, tmp_path, ranks)
             cwd=root,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root},
+            # The loopback: whatever the machine's own name resolves to, the ranks find one another.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "GLOO_SOCKET_IFNAME": "lo"},
         )
         for rank in range(ranks)
     ]
