@@ -75,7 +75,6 @@ class Execution:
         self._progressed = 1  # delivery in which it last came further
         self._keeping = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
-        self._due = False  # progress is about to be published
         self._over = False
 
     async def run(self, *, look: bool) -> bool:
@@ -95,7 +94,8 @@ class Execution:
                 elif self._issued.stage == "warmup":
                     await self._say_result(self._supervised(), "", truncated=False)
                 else:
-                    await self._roll_out()
+                    with self._tools.together.member(self):
+                        await self._roll_out()
         except Fenced:
             self._context.count("fenced")
             return await self._is_generated()
@@ -106,7 +106,7 @@ class Execution:
         except RolloutFailed as error:
             await self._say_failure("rollout", str(error))
         except asyncio.CancelledError:
-            if self._delivery.verdict is None and self._journal.tokens > self._kept_tokens:
+            if self._delivery.verdict is None and self._unkept:
                 # Asked to leave: whoever comes next goes on from here. The fence may already hold what was being
                 # published when this came; then there is nothing to add.
                 with contextlib.suppress(Fenced):
@@ -312,24 +312,24 @@ class Execution:
         return True
 
     def _keep_when_due(self) -> None:
-        """Publish progress with that of others a little before `progress_tokens` would be lost, and else at once."""
-        limit, unkept = self._settings.progress_tokens, self._journal.tokens - self._kept_tokens
-        if unkept >= limit:
-            self._keep_soon()
-        elif unkept >= limit - limit // 8 and not self._due:
-            self._due = True
-            self._tools.together.add(self._keep_with_others)
+        """Publish progress, with that of others, before more than `progress_tokens` can be lost."""
+        limit = self._settings.progress_tokens
+        if self._unkept >= limit - limit // 32 and not self._is_keeping:  # tokens go on coming until it is stored
+            self._tools.together.keep()
 
-    def _keep_with_others(self) -> None:
-        self._due = False
-        if self._journal.tokens - self._kept_tokens > self._settings.progress_tokens // 2:
-            self._keep_soon()  # else it was published meanwhile
-
-    def _keep_soon(self) -> None:
-        """Publish progress beside the generation that goes on; a lost fence ends the work here."""
-        if not self._over and (self._background is None or self._background.done()):
+    def keep_with_others(self) -> None:
+        """Publish progress if another message would be due before long; a lost fence ends the work here."""
+        if self._unkept > self._settings.progress_tokens // 2 and not (self._over or self._is_keeping):
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
+
+    @property
+    def _unkept(self) -> int:
+        return self._delivery.tokens - self._kept_tokens
+
+    @property
+    def _is_keeping(self) -> bool:
+        return self._background is not None and not self._background.done()
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -351,7 +351,7 @@ class Execution:
 
     async def _say_result(self, segments: list[Segment], completion: str, *, truncated: bool) -> None:
         issued, self._over = self._issued, True  # no progress comes in between
-        if self._background is not None and not self._background.done():
+        if self._background is not None:
             await asyncio.wait({self._background})
         message = TrajectoryGenerated(
             trajectory_id=self._name,

@@ -1,30 +1,38 @@
-"""Beginning things at once that are due at nearly the same time."""
+"""The progress of a worker's trajectories leaves together."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
-_TOGETHER_S = 0.1
+
+class _Member(Protocol):
+    def keep_with_others(self) -> None:
+        """Publish what is worth a message of its own by now."""
 
 
 class Together:
-    """Begins what is due within a tenth of a second at once.
+    """The trajectories under way on a worker.
 
     Messages that leave together share a write, a read and a wake-up at both ends; one by one each costs three times as
-    much CPU time.
+    much CPU time. The first trajectory that must publish takes along all that will have to before long, and so their
+    turns come to fall together.
     """
 
     def __init__(self) -> None:
-        self._due: list[Callable[[], None]] = []
+        self._members: set[_Member] = set()
 
-    def add(self, begin: Callable[[], None]) -> None:
-        """Begin it with the others."""
-        if not self._due:
-            asyncio.get_running_loop().call_later(_TOGETHER_S, self._begin)
-        self._due.append(begin)
+    @contextmanager
+    def member(self, member: _Member) -> Iterator[None]:
+        """Count it in while the context lasts."""
+        self._members.add(member)
+        try:
+            yield
+        finally:
+            self._members.discard(member)
 
-    def _begin(self) -> None:
-        due, self._due = self._due, []
-        for begin in due:
-            begin()
+    def keep(self) -> None:
+        """Let everybody publish."""
+        for member in list(self._members):
+            member.keep_with_others()

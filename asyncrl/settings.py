@@ -139,8 +139,8 @@ class RolloutSettings(Settings):
     """Drop tokens less likely than this share of the likeliest."""
     stop: list[str] = msgspec.field(default_factory=list)
     """Strings that end a generation."""
-    progress_tokens: Positive = 512
-    """Tokens after which a growing trajectory publishes its progress: at most these are sampled twice."""
+    progress_tokens: Positive = 2048
+    """Tokens before which a growing trajectory publishes its progress: at most these are sampled twice."""
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""
     stall_s: Seconds = 120.0

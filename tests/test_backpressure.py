@@ -100,7 +100,7 @@ def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
 
 def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
     fed = Feed(LearnerFold(-3))
-    assert [fed.fold.wants_checkpoint(step, every=4) for step in (-4, -3, -1, 0, 1)] == [False, False, False, True, True]
+    assert [step for step in range(-4, 3) if fed.fold.wants_checkpoint(step, every=4)] == [0, 1, 2]
     fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
     assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
 

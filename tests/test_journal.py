@@ -8,7 +8,7 @@ import pytest
 from asyncrl.tasks.journal import Diverged, Journal, branch_tasks, extend
 from asyncrl.tasks.rollout import Limits, RolloutContext, ToolFailed
 from topics.trajectories import Answer, TrajectoryProgressed
-from topics.wire import decode, encode
+from topics.wire import WireError, decode, encode
 
 
 class Host:
@@ -176,3 +176,32 @@ async def test_the_clock_is_replayed():
 def test_tokens_and_log_probs_must_be_as_many():
     with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
         extend(Answer("generate", ""), np.zeros(2, np.int32), np.zeros(1, np.float32), 0)
+
+
+def recorded(*versions, logprobs=3):
+    """Three tokens that these versions sampled, as they are told."""
+    tokens = np.arange(3, dtype=np.int32)
+    return Answer(
+        "generate", "", False, tokens=tokens, logprobs=np.zeros(logprobs, np.float32), versions=np.int32(versions)
+    )
+
+
+def test_one_version_stands_for_all_tokens_of_a_message():
+    journal = Journal()
+    answer = journal.answers["0"] = Answer("generate", "", done=False)
+    told = []
+    for version in (7, 8):
+        extend(answer, np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
+        told.append(journal.news())
+        journal.told(told[-1])
+    assert [news["0"].versions.tolist() for news in told] == [[7], [8]]
+
+    assert Journal(told).answers["0"].versions.tolist() == [7, 7, 7, 8, 8, 8]
+    assert Journal([{"0": recorded(7, 7, 8)}]).news() == {}
+    assert Journal([{"0": recorded(7, 7, 8)}]).answers["0"].versions.tolist() == [7, 7, 8]
+
+
+@pytest.mark.parametrize("damaged", [recorded(7, 8), recorded(), recorded(7, logprobs=2)])
+def test_progress_with_other_numbers_of_versions_or_log_probs_is_refused(damaged):
+    with pytest.raises(WireError, match="call 0: 3 tokens"):
+        Journal([{"0": damaged}])

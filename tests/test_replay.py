@@ -318,4 +318,5 @@ async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: 
     await assert_goes_on(killed, again, 6, 60)
     code, said = await command(killed.folder, "fork", "short", "--at", "12", "nobody")
     assert (code, said.count("\n")) == (1, 1)
-    assert re.match(r"--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 0, [4-7], 8, 9\n", said)
+    assert said.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 0, ")
+    assert re.search(r" 0, [4-7], 8, 9\n", said)

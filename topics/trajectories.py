@@ -64,7 +64,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     failed: str = ""  # what a tool raised
     tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
     logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
-    versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T]
+    versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T], or [1] for all of them
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens told in the messages before; those here follow them
 

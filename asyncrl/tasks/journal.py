@@ -141,7 +141,7 @@ class Journal:
             if state != told:
                 answer = news[path] = copy(self.answers[path])
                 answer.start, answer.tokens = start, answer.tokens[start:]
-                answer.logprobs, answer.versions = answer.logprobs[start:], answer.versions[start:]
+                answer.logprobs, answer.versions = answer.logprobs[start:], _shortened(answer.versions[start:])
         return news
 
     def told(self, news: dict[str, Answer]) -> None:
@@ -159,19 +159,26 @@ class Journal:
         return sum(len(answer.tokens) for answer in self.answers.values())
 
 
+def _shortened(versions: Int32Array) -> Int32Array:
+    """One number where all are the same: a third less to say."""
+    return versions[:1] if len(versions) and np.all(versions == versions[0]) else versions
+
+
 def _continued(path: str, known: Answer | None, news: Answer) -> Answer:
     """An answer as it is after one more recording of it."""
-    length = 0 if known is None else len(known.tokens)
+    length, count = 0 if known is None else len(known.tokens), len(news.tokens)
     if news.start != length:
         raise WireError(f"progress of call {path} begins at token {news.start}, but {length} were told before")
-    if known is None:
-        return news
+    versions = np.repeat(news.versions, count) if len(news.versions) == 1 else news.versions
+    if len(versions) != count or len(news.logprobs) != count:
+        raise WireError(f"call {path}: {count} tokens, {len(news.logprobs)} log-probs, {len(news.versions)} versions")
+    before = known or Answer(news.call, news.inputs)
     return msgspec.structs.replace(
         news,
         start=0,
-        tokens=np.concatenate([known.tokens, news.tokens]),
-        logprobs=np.concatenate([known.logprobs, news.logprobs]),
-        versions=np.concatenate([known.versions, news.versions]),
+        tokens=np.concatenate([before.tokens, news.tokens]),
+        logprobs=np.concatenate([before.logprobs, news.logprobs]),
+        versions=np.concatenate([before.versions, versions]),
     )
 
 

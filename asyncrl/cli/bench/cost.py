@@ -19,14 +19,14 @@ from asyncrl.settings import (
     RolloutSettings,
 )
 
-_TOKENS, _MEAN_S, _SIGMA = 1000, 2.0, 0.3  # of a generation, streamed
+_TOKENS, _MEAN_S, _SIGMA = 8000, 8.0, 0.3  # of a generation, streamed
 _GROUPS, _GROUP_SIZE, _LAG, _STEPS = 16, 8, 4, 1_000_000
 _OFF = 1_000_000  # tokens that no trajectory reaches
-_WARM_S, _DEADLINE_S = 4.0, 120.0
+_WARM_S, _DEADLINE_S = 10.0, 120.0
 
 
 def cost_cast(model: Path, progress_tokens: int) -> Cast:
-    """A run that never ends: a scripted engine streams 1,000 tokens in 2 s to each of 256 slots."""
+    """A run that never ends: a scripted engine streams 8,000 tokens in 8 s to each of 256 slots."""
     return Cast(
         run="bench-cost",
         model=ModelSettings(path=str(model)),
@@ -43,7 +43,7 @@ def cost_cast(model: Path, progress_tokens: int) -> Cast:
 
 
 async def bench_cost(
-    *, pairs: int = 15, seconds: float = 10.0, told: Callable[[str], None] = lambda _: None
+    *, pairs: int = 15, seconds: float = 12.0, told: Callable[[str], None] = lambda _: None
 ) -> dict[str, float]:
     """Measure pairs of runs, one with progress messages and one without, one after the other.
 
