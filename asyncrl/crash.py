@@ -118,7 +118,7 @@ POINTS: dict[str, CrashPoint] = {
             "learner.saving",
             ("learner",),
             "`batch.trained` is said, the checkpoint that is due is not begun",
-            "trains the batches since the checkpoint before again, without saying so",
+            "trains the batches since the checkpoint before again, without saying so, and saves then",
         ),
         CrashPoint(
             "checkpoint.written",

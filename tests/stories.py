@@ -51,7 +51,7 @@ class Story:
     def said(self, topic):
         return [entry[1] for entry in self.logs[topic.stream.name] if entry and entry[0] is topic]
 
-    def findings(self, *, deep=False, acknowledged=None, logs=STREAMS, first_result=0):
+    def findings(self, *, deep=False, queues=None, logs=STREAMS, first_result=0):
         ledger = Ledger()
         for stream in logs:
             for sequence, entry in enumerate(self.logs[stream.name], 1):
@@ -62,7 +62,7 @@ class Story:
                     record = Record(stream, sequence, "", headers() if callable(headers) else {}, body, 0)
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
                     ledger.apply(topic, None if bodyless else message, record)
-        return audit(ledger, acknowledged or {}, first_result=first_result)
+        return audit(ledger, queues or {}, first_result=first_result)
 
     def wrong(self, **options):
         """Kind and id of every violation."""

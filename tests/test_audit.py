@@ -6,6 +6,7 @@ from stories import Story, result
 
 from asyncrl.bus.talk import say
 from asyncrl.cli.audit import audit_run
+from asyncrl.ledger.audit import Queue
 from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -48,7 +49,7 @@ def told():
 
 
 def test_a_run_in_which_nothing_is_wrong_is_clean():
-    findings = told().findings(deep=True, acknowledged={"rollout": 9, "reward": 6})
+    findings = told().findings(deep=True, queues={"rollout": Queue(9), "reward": Queue(6)})
 
     assert findings.violations == []
     assert (findings.issued, findings.trained, findings.packed) == (11, 5, 1)
@@ -157,11 +158,20 @@ def test_a_planted_corruption_is_named_and_nothing_else(corruption):
 def test_work_acknowledged_without_a_result_is_lost():
     story = told()
 
-    assert story.wrong(acknowledged={"rollout": 11}) == [("lost", "p000004-1")]
-    assert story.wrong(acknowledged={"reward": 7}) == [("lost", "p000004-0")]
+    assert story.wrong(queues={"rollout": Queue(11)}) == [("lost", "p000004-1")]
+    assert story.wrong(queues={"reward": Queue(7)}) == [("lost", "p000004-0")]
 
     story.say(DEAD_LETTER, DeadLetter("prompt.issued", "PROMPTS", 11, "unreadable", {}, b""))
-    assert story.wrong(acknowledged={"rollout": 11}) == []
+    assert story.wrong(queues={"rollout": Queue(11)}) == []
+
+
+def test_a_queue_that_holds_less_than_what_is_open_has_lost_some_of_it():
+    story = told()  # of two that are open, one is sampled and one is graded
+
+    assert story.wrong(queues={"rollout": Queue(8, newest=11, held=0)}) == [("lost", "queue rollout")]
+    assert story.wrong(queues={"reward": Queue(5, newest=7, held=0)}) == [("lost", "queue reward")]
+    assert story.wrong(queues={"rollout": Queue(8, newest=11, held=1), "reward": Queue(5, newest=7, held=1)}) == []
+    assert story.wrong(queues={"rollout": Queue(8, newest=10, held=0)}) == []  # issued since
 
 
 # --- what is unusual and right
@@ -221,15 +231,14 @@ def test_late_and_forged_claims_end_nothing():
     assert story.wrong() == []
 
 
-def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
+def test_tokens_that_a_checkpoint_has_may_be_gone_and_no_others():
     story = told()
     story.unsay(TRAJECTORY_GENERATED, 1)
-    assert story.wrong() == [("lost", "p000000-0")]
+    story.unsay(TRAJECTORY_GENERATED, 2)  # of batch 2, while the checkpoint is of step 1
+    assert story.wrong() == [("lost", "p000001-0")]
 
     story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "d", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
     assert story.wrong() == []
-    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
-    assert story.wrong() == [("lost", "p000001-0")]
 
 
 def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
@@ -261,7 +270,7 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     findings, queues = await audit_run(bus, deep=True)
     assert findings.violations == []
     assert (findings.trained, findings.payloads, findings.unreadable) == (5, 7, 1)
-    assert queues["rollout"] == "11 waiting, 0 under way"
+    assert (queues["rollout"].newest, queues["rollout"].held) == (11, 11)
 
     (tmp_path / "password").write_text(server.address.password)
     at = ["--url", server.address.url, "--user", server.address.user, "--password-file", str(tmp_path / "password")]

@@ -13,7 +13,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import QUEUES
 from asyncrl.cli.find import RunNotFound, add_run_arguments
 from asyncrl.cli.reach import reached, read_log
-from asyncrl.ledger.audit import Findings, audit
+from asyncrl.ledger.audit import Findings, Queue, audit
 from asyncrl.ledger.ledger import Ledger
 from topics.actors import DEAD_LETTER, RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -59,20 +59,22 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if findings.violations else 0
 
 
-async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str, str]]:
+async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str, Queue]]:
     """Audit a run from its topics.
 
     Args:
         deep: whether to read the bodies of stored results.
 
     Returns:
-        What was found, and for each work queue what waits in it and what is under way.
+        What was found, and the work queues.
     """
-    acknowledged, queues = {}, {}
+    queues = {}
     for name, queue in QUEUES.items():
-        info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
-        acknowledged[name] = int(info["ack_floor"]["stream_seq"])
-        queues[name] = f"{info['num_pending']:,} waiting, {info['num_ack_pending']:,} under way"
+        log = queue.stream.full_name(bus.run)
+        newest = int((await bus.api(f"STREAM.INFO.{log}"))["state"]["last_seq"])
+        info = await bus.api(f"CONSUMER.INFO.{log}.{name}")
+        held = info["num_pending"] + info["num_ack_pending"]
+        queues[name] = Queue(int(info["ack_floor"]["stream_seq"]), newest, held)
     results = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
     ledger = Ledger()
     for topics in _ORDER:
@@ -81,10 +83,10 @@ async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str
         headers_only = topics == (PROMPT_ISSUED,) or (topics == (TRAJECTORY_GENERATED,) and not deep)
         subjects = [topic.pattern(bus.run) for topic in topics]
         await read_log(bus, stream, subjects, ledger, headers_only=headers_only)
-    return audit(ledger, acknowledged, first_result=int(results["state"]["first_seq"])), queues
+    return audit(ledger, queues, first_result=int(results["state"]["first_seq"])), queues
 
 
-def findings_text(run: str, findings: Findings, queues: dict[str, str]) -> str:
+def findings_text(run: str, findings: Findings, queues: dict[str, Queue]) -> str:
     """What an audit found, for people."""
     wrong = findings.violations
     lines = [f"run {run}: {f'{len(wrong):,} violations' if wrong else 'clean'}"]
@@ -98,17 +100,18 @@ def findings_text(run: str, findings: Findings, queues: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-async def _audit(arguments: argparse.Namespace) -> tuple[str, Findings, dict[str, str]]:
+async def _audit(arguments: argparse.Namespace) -> tuple[str, Findings, dict[str, Queue]]:
     async with reached(arguments, "audit") as bus:
         return bus.run, *await audit_run(bus, deep=arguments.deep)
 
 
-def _table(findings: Findings, queues: dict[str, str]) -> list[tuple[str, str]]:
+def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]]:
     def each(counts: dict[str, int]) -> str:
         return "".join(f"   {name}: {count:,}" for name, count in counts.items())
 
     held = [
-        f"{role} {count:,}" + (f" ({queues[role]})" if role in queues else "") for role, count in findings.open.items()
+        f"{role} {count:,}" + (f" ({queues[role].held:,} in its queue)" if role in queues else "")
+        for role, count in findings.open.items()
     ]
     return [
         ("issued", f"{findings.issued:,}"),

@@ -16,6 +16,14 @@ from topics.weights import CheckpointSaved
 _HELD_BY = ("rollout", "reward", "buffer")  # who has what is open
 
 
+class Queue(NamedTuple):
+    """A work queue before the logs were read."""
+
+    acknowledged: int  # everything up to this sequence
+    newest: int = 0  # sequence of its stream's newest message
+    held: int = 0  # messages up to there that wait or are under way, or more
+
+
 class Findings(NamedTuple):
     """What an audit found."""
 
@@ -34,16 +42,16 @@ class Findings(NamedTuple):
     unreadable: int  # messages; each is a dead letter too
 
 
-def audit(ledger: Ledger, acknowledged: Mapping[str, int], *, first_result: int = 0) -> Findings:
+def audit(ledger: Ledger, queues: Mapping[str, Queue], *, first_result: int = 0) -> Findings:
     """Compare the logs with each other.
 
     Args:
         ledger: of a run that goes on, effects were read before their causes (`batch.trained` before `batch.packed`
             before `prompt.issued`, tokens before `weights.published`), so that nothing refers to what was not read.
-        acknowledged: by work queue, the sequence up to which everything was acknowledged before the logs were read.
+        queues: by the role that works them off.
         first_result: sequence of the oldest result before the logs were read: what was trimmed since is not lost.
     """
-    checks = [_check_ends(ledger), _check_open(ledger, acknowledged), _check_steps(ledger), _check_tokens(ledger)]
+    checks = [_check_ends(ledger), _check_open(ledger, queues), _check_steps(ledger), _check_tokens(ledger)]
     checks.append(_check_order(ledger))
     missing = _check_missing(ledger, first_result)
     damaged = [found for place, found in ledger.damaged.items() if place not in ledger.buried]  # else it is named there
@@ -114,19 +122,26 @@ def _check_order(ledger: Ledger) -> Iterator[Violation]:
                 yield Violation("left out", name, found, "all members of every prompt before the newest")
 
 
-def _check_open(ledger: Ledger, acknowledged: Mapping[str, int]) -> Iterator[Violation]:
+def _check_open(ledger: Ledger, queues: Mapping[str, Queue]) -> Iterator[Violation]:
     """What is open is in somebody's hands: its work was not acknowledged before something came of it."""
+    expected = "a result or a failure before the acknowledgement"
+    open_now: Counter[str] = Counter()
     for key, issued in ledger.issued.items():
         role = _state(ledger, key)
-        if role == "rollout":
-            stream, sequence = PROMPTS.name, issued
-        elif role == "reward":
-            stream, sequence = TRAJECTORIES.name, ledger.generated[key]
-        else:
+        if role not in queues:
             continue
-        if sequence <= acknowledged.get(role, 0) and (stream, sequence) not in ledger.buried:
+        stream, sequence = (PROMPTS.name, issued) if role == "rollout" else (TRAJECTORIES.name, ledger.generated[key])
+        if (stream, sequence) in ledger.buried:
+            continue
+        if sequence <= queues[role].acknowledged:
             found = f"message {sequence} of {stream} is acknowledged and nothing came of it"
-            yield Violation("lost", str(key), found, "a result or a failure before the acknowledgement")
+            yield Violation("lost", str(key), found, expected)
+        elif sequence <= queues[role].newest:
+            open_now[role] += 1
+    for role, count in open_now.items():
+        if count > queues[role].held:  # which of them nobody can tell: a queue names what it holds by number only
+            found = f"{count:,} trajectories are its turn, and it holds work for {queues[role].held:,}"
+            yield Violation("lost", f"queue {role}", found, expected)
 
 
 def _check_steps(ledger: Ledger) -> Iterator[Violation]:
@@ -210,14 +225,14 @@ def _check_reference(ledger: Ledger, key: Key, grade: TrajectoryGraded) -> Itera
 
 
 def _check_missing(ledger: Ledger, first_result: int) -> Iterator[Violation]:
-    """Tokens that are gone are needed no more: they were dropped, or are in the oldest checkpoint that is kept."""
+    """Tokens that are gone are needed no more: they were dropped, or a checkpoint contains them."""
 
     def needed(key: Key, sequence: int) -> bool:
         if first_result <= sequence < ledger.trimmed:
             return False  # it was there when the audit began; why it could be trimmed since may not have been read
         end = ledger.ends.get(key, ledger.closed.get(key.prompt_id))
         if isinstance(end, int) and key in ledger.ends:
-            return ledger.kept_step is None or end > ledger.kept_step
+            return ledger.saved_step is None or end > ledger.saved_step
         return end is None
 
     for key, grades in ledger.grades.items():

@@ -108,7 +108,6 @@ class Ledger:
         self.buried: set[tuple[str, int]] = set()  # stream and sequence of dead letters
         self.max_lag: int | None = None  # as the run was opened; None where that was not heard
         self.first_step: int | None = None
-        self.keep_checkpoints = 2
         self.trimmed = 0  # results below this sequence are said to be trimmed
         self.torn: dict[int, tuple[Key, str]] = {}  # results without all chunks of their blob, by sequence
         self.unreadable = 0
@@ -164,7 +163,6 @@ class Ledger:
         if self.first_step is None:  # who goes on with a run begins it no second time
             self.first_prompt = _number(settings, "start", "prompt") or 0
             self.first_step = 1 + (_number(settings, "start", "step") or 0) - message.warmup_steps
-        self.keep_checkpoints = _number(settings, "learner", "keep_checkpoints") or self.keep_checkpoints
         max_lag = _number(settings, "buffer", "max_lag")
         if max_lag is not None:
             self.max_lag = max(max_lag, self.max_lag or 0)
@@ -262,10 +260,9 @@ class Ledger:
         self.checkpoints.append(message)
 
     @property
-    def kept_step(self) -> int | None:
-        """Step of the oldest kept checkpoint: tokens up to it may be gone; None where they may not."""
-        kept = self.checkpoints[-self.keep_checkpoints :]
-        return min(saved.step for saved in kept) if len(kept) > 1 else None
+    def saved_step(self) -> int | None:
+        """Step of the newest checkpoint: tokens up to it may be gone; None where there is none."""
+        return max((saved.step for saved in self.checkpoints), default=None)
 
     def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
         self.trimmed = max(self.trimmed, message.below)

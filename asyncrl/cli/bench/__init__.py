@@ -38,12 +38,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         )
         one.set_defaults(run=run, bench=name)
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
-    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 10.0)):
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(
         "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
     )
     parsers["cost"].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
+    parsers["cost"].add_argument("--tokens", type=int, default=8000, help="of a trajectory (default: 8000)")
     parsers["recovery"].add_argument(
         "--messages",
         type=int,
@@ -106,7 +107,7 @@ def _measure(arguments: argparse.Namespace) -> Figures:
     elif name == "recovery":
         options = {"messages": arguments.messages, "kills": arguments.kills}
     elif name == "cost":
-        options = {"pairs": arguments.pairs, "seconds": arguments.seconds}
+        options = {key: getattr(arguments, key) for key in ("pairs", "seconds", "tokens")}
     elif name == "schedule":
         options = {key: getattr(arguments, key) for key in ("means_s", "lags", "seeds", "steps", "parallel")}
     if name in ("cost", "schedule"):
