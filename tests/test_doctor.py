@@ -1,48 +1,31 @@
-"""The doctor: every cause it can find, from pictures told by hand, and from real runs in which it is brought about."""
+"""The doctor: every cause it can find, from pictures told by hand."""
 
-import asyncio
 import io
-import json
-import os
 import re
-import signal
-import socket
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-import aiohttp
 import msgspec
 import pytest
-from conftest import Connect, Stage, until
 from folds import Feed
 from rich.console import Console
-from runs import Run, address_of, command, up
 
-from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.bus.provision import provision
-from asyncrl.bus.server import EmbeddedServer
-from asyncrl.bus.talk import say
 from asyncrl.cli.screen import render
 from asyncrl.cli.status import figures
 from asyncrl.cli.view import RunView
 from asyncrl.doctor.diagnose import diagnose, headline
 from asyncrl.doctor.findings import ADVICE, CAUSES
-from asyncrl.doctor.look import look_from_outside
 from asyncrl.doctor.picture import Disk, Letter, Picture
 from asyncrl.settings import Cast
 from topics import actors, batches, engines, groups, weights
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
-    DEAD_LETTER,
     FLEET_SCALED,
     RUN_OPENED,
     VITALS_TAKEN,
     ActorStarted,
     ActorStopped,
-    DeadLetter,
     FleetScaled,
     HeldWork,
     RunOpened,
@@ -51,7 +34,6 @@ from topics.actors import (
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.groups import GroupDropped
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.stalls import STALL_ENDED, STALL_FOUND, StallEnded, StallFound
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
@@ -405,185 +387,3 @@ def test_the_page_says_what_to_do_for_each_cause():
 
     assert [heading for heading in headings if heading in CAUSES] == list(CAUSES)
     assert ADVICE.keys() == set(CAUSES)
-
-
-# --- real runs
-
-SWITCHES = """
-import asyncio
-import time
-from pathlib import Path
-
-from asyncrl.tasks.rollout import single_turn
-
-HERE = Path(__file__).parent
-
-def reward(completion):
-    while (HERE / "reward").exists():
-        time.sleep(0.05)
-    return float(len(completion) % 2)
-
-async def rollout(row, context):
-    if (HERE / "rollout").exists() and not (HERE / "taken").exists():
-        (HERE / "taken").touch()
-        while (HERE / "rollout").exists():
-            await asyncio.sleep(0.05)
-    await single_turn(row, context)
-"""
-
-
-async def examined(folder: Path) -> dict[str, str]:
-    """What the doctor finds now: evidence by cause."""
-    code, said = await command(folder, "doctor", "--json")
-    values = json.loads(said)
-    assert code == bool(values["findings"])
-    return {finding["cause"]: finding["evidence"] for finding in values["findings"]}
-
-
-async def named(folder: Path, cause: str, evidence: str, again: Callable[[], object] = lambda: None) -> None:
-    """Wait until the doctor finds this, and nothing else."""
-    found: dict[str, str] = {}
-
-    async def holds() -> bool:
-        nonlocal found
-        again()
-        found = await examined(folder)
-        return found.keys() == {cause} and evidence in found[cause]
-
-    try:
-        await until(holds, f"{cause}: {evidence}", 40)
-    except BaseException:
-        print(found)
-        raise
-
-
-async def went_on(run: Run, what: str) -> None:
-    at = len(run.steps())
-    await run.reaches(lambda: len(run.steps()) > at + 1, f"two steps after {what}")
-
-
-async def post(address: str, path: str) -> None:
-    async with aiohttp.ClientSession() as session, session.post(address + path, json={"mode": "in_place"}) as answer:
-        assert answer.status == 200
-
-
-def process_of(run: Run, word: str) -> tuple[int, str]:
-    return next((pid, line) for pid, line in run.processes().items() if word in line)
-
-
-@SLOW
-async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path: Path):
-    (tmp_path / "switches.py").write_text(SWITCHES)
-    functions = ["reward.function=switches.py:reward", "task.rollout=switches.py:rollout"]
-    small = ["buffer.batch_groups=2", "buffer.max_lag=0", "warmup.steps=0", "learner.steps=9000"]
-    async with up(tmp_path, *functions, *small, "keepers.lease_s=90", "learner.checkpoint_every=9000") as run:
-        await run.reaches(lambda: len(run.steps()) >= 3, "three steps", 120)
-        assert await examined(tmp_path) == {}
-        for switch, cause, evidence in (
-            ("reward", "reward hanging", "done before; reward workers have"),
-            ("rollout", "straggler", "3 of its group of 4 are done"),
-        ):
-            (tmp_path / switch).touch()
-            await named(tmp_path, cause, evidence)
-            await run.reaches(lambda: said_by_warden(run, "found", cause), f"the warden finds {cause}")  # noqa: B023
-            (tmp_path / switch).unlink()
-            await went_on(run, cause)
-
-        engine, line = process_of(run, "asyncrl.engine.embedded")
-        address = f"http://127.0.0.1:{line.split('--port ')[1].split()[0]}"
-        tasks = []
-        await named(
-            tmp_path,
-            "engine paused",
-            f"the server at {address} answers",
-            # A version that was on its way lets the engine go on.
-            lambda: tasks.append(asyncio.ensure_future(post(address, "/pause_generation"))),
-        )
-        await post(address, "/continue_generation")
-        await went_on(run, "the pause")
-        learner, server = run.actor("learner-1"), run.server()
-        assert learner is not None and server is not None
-        for pid, cause, evidence in (
-            (engine, "engine dead", f"the server at {address} has not answered for"),
-            (learner, "learner behind", f"process {learner} on {socket.gethostname()} is stopped"),
-            (server, "server unreachable", f"NATS at {address_of(run).url} did not answer within"),
-        ):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                await named(tmp_path, cause, evidence)
-            finally:
-                os.kill(pid, signal.SIGCONT)
-            await went_on(run, cause)
-        run.interrupt()
-        assert await run.ended(60) == 0, run.story
-
-    assert "reward hanging: reward-1: grades p0" in run.out
-    assert "over: reward hanging: reward-1" in run.out
-    assert said_by_warden(run, "ended", "straggler")
-
-
-def said_by_warden(run: Run, what: str, cause: str) -> bool:
-    lines = map(json.loads, run.log("warden-1").splitlines())
-    return any(line["event"] == f"stall.{what}" and line["cause"] == cause for line in lines)
-
-
-async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage]):
-    scene = stage()
-    scene.make_model()
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.cast)))
-    await say(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
-    folder = scene.files.weights / "nowhere"
-    version = WeightsPublished(0, 7, "d", "files", str(folder), [])
-    await say(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
-    process = await scene.start("engine")
-    await asyncio.wait_for(process.wait(), 60)
-
-    picture = await look_from_outside(server.address, bus.run, scene.files.root)
-
-    [finding] = diagnose(picture)
-    assert (finding.cause, finding.object) == ("version not loaded", "engine-1")
-    assert "it does not take version 7, it had none before" in finding.evidence
-    assert str(folder) in finding.evidence
-
-
-async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: EmbeddedServer):
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
-    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
-    await say(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
-    vitals = Vitals("rollout", "rollout-1", 7, time.time() - 60, {"held": 3.0}, v=Vitals.V)
-    await bus.send(VITALS_TAKEN.subject(bus.run, "rollout-1"), msgspec.json.encode(vitals))
-    letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
-    await say(bus, DEAD_LETTER, letter, key=letter.place)
-
-    picture = await look_from_outside(server.address, bus.run, None)
-
-    letters, clock = diagnose(picture)
-    assert (letters.cause, clock.cause, clock.object) == ("dead letters", "clock off", "rollout-1")
-    assert letters.evidence.startswith("1 in all; the last 0 s ago, trajectory.graded: not a TrajectoryGraded")
-    assert re.fullmatch(r"the clock of elsewhere is (59|60)\.\d s behind the server's", clock.evidence)
-    assert picture.actors["rollout-1"].gauge("held") == 3.0
-
-
-async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
-    bus = await connect("full")
-    await provision(bus, payload_mb=64, ledger_mb=1, lease_s=10)
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
-    rows = [PromptRow("x" * 9000)]
-    for number in range(107):
-        message = PromptIssued(f"p{number:06d}", 0, 1, rows)
-        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={"writer": "test"})
-
-    picture = await look_from_outside(server.address, "full", None)
-
-    [finding] = diagnose(picture)
-    assert (finding.cause, finding.object, finding.blocks) == ("stream full", "PROMPTS", True)
-    assert finding.evidence.startswith("1.0 of 1 MB are taken by 107 messages")
-
-
-async def test_a_user_who_may_not_look_is_told_so(server: EmbeddedServer):
-    address = msgspec.structs.replace(server.address, password="of-another-server")
-
-    [finding] = diagnose(await look_from_outside(address, "demo", None))
-
-    assert finding.cause == "permission missing"
-    assert "refused" in finding.evidence
