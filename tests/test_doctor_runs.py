@@ -1,6 +1,7 @@
 """The doctor in real runs: each cause is brought about, and named."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
@@ -204,8 +205,10 @@ async def test_a_clock_and_a_disk_are_named_and_a_missing_permission_ends_the_ru
             await until(lambda: well(tmp_path), "a clock that is right again", 40)
 
             filler = tmp_path / "runs" / "filler"
-            filler.write_bytes(bytes(500_000_000))
-            await named(tmp_path, "disk full", "MB of 1 GB are free")
+            with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+                while file.write(bytes(1_000_000)):
+                    pass
+            await named(tmp_path, "disk full", "0 MB of 1 GB are free")
             filler.unlink()
             await went_on(run, "the disk had room again")
 
@@ -217,6 +220,8 @@ async def test_a_clock_and_a_disk_are_named_and_a_missing_permission_ends_the_ru
             assert server is not None
             os.kill(server, signal.SIGHUP)  # it reads its configuration again
             assert await run.ended(60) == 1, run.story  # another try would be refused as well
+            code, said = await command(tmp_path, "audit", "short", "--deep")
+            assert (code, said.splitlines()[0]) == (0, "run short: clean"), said
         denied = "does not allow user 'short-rollout' to publish to asyncrl.short.trajectory.generated."
         assert denied in run.error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import secrets
@@ -12,7 +13,7 @@ import socket
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import BinaryIO, NamedTuple, TypeAlias
 
 from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
@@ -20,6 +21,7 @@ from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
 
 _READY = b"Server is ready"
+_WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
 _PR_SET_PDEATHSIG = 1
 
 
@@ -101,6 +103,7 @@ class EmbeddedServer:
             port = port or free_port()
             self.address = BusAddress(f"nats://127.0.0.1:{port}", "asyncrl", secrets.token_urlsafe(18))
         self.process: asyncio.subprocess.Process | None = None
+        self.wounded = False  # whether it refuses to write since the disk was full, until it is started again
         self._ready = False
         self._drain: asyncio.Task[None] | None = None
 
@@ -110,7 +113,7 @@ class EmbeddedServer:
         Raises:
             BusUnreachable: with the server's last words, when it does not come up.
         """
-        self._ready = False
+        self._ready = self.wounded = False
         self.directory.mkdir(parents=True, exist_ok=True)
         port = int(self.address.url.rsplit(":", 1)[1])
         config = self.directory / "nats.conf"
@@ -129,7 +132,7 @@ class EmbeddedServer:
         log = (self.directory / "nats.log").open("ab")
         ready = asyncio.Event()
         last: list[bytes] = []
-        self._drain = asyncio.create_task(_follow(self.process.stderr, log, ready, last))
+        self._drain = asyncio.create_task(self._follow(self.process.stderr, log, ready, last))
         waiter = asyncio.create_task(ready.wait())
         done, _ = await asyncio.wait({waiter, self._drain}, timeout=deadline_s, return_when="FIRST_COMPLETED")
         waiter.cancel()
@@ -194,14 +197,17 @@ class EmbeddedServer:
         if self._drain is not None:
             await asyncio.wait({self._drain}, timeout=1)
 
-
-async def _follow(stream: asyncio.StreamReader, log: object, ready: asyncio.Event, last: list[bytes]) -> None:
-    """Copy the server's log into a file and watch for the line that says it is ready."""
-    with log as file:  # type: ignore[attr-defined]
-        while line := await stream.readline():
-            file.write(line)
-            file.flush()
-            last.append(line)
-            del last[:-5]
-            if _READY in line:
-                ready.set()
+    async def _follow(
+        self, stream: asyncio.StreamReader, log: BinaryIO, ready: asyncio.Event, last: list[bytes]
+    ) -> None:
+        """Copy the server's log into a file, and watch for what it says of itself."""
+        with contextlib.suppress(OSError), log:  # closing writes, too
+            while line := await stream.readline():
+                with contextlib.suppress(OSError):  # the disk is full: a server whose words nobody takes stands still
+                    log.write(line)
+                    log.flush()
+                last.append(line)
+                del last[:-5]
+                self.wounded |= _WOUNDED in line
+                if _READY in line:
+                    ready.set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -34,6 +35,7 @@ from topics.actors import RUN_OPENED, RunOpened
 _STOP_S = 60.0  # for a warden to bring everybody home
 _GREETING_S = 2.0  # for a server to greet who connects
 _RECOVER_S = 120.0  # for a server to read its store
+_ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
 
 
 class Launch:
@@ -221,6 +223,9 @@ class Launch:
                 heard_at = now
             elif now - heard_at > silence_s:
                 self.tell("the NATS server does not answer; killed")
+                server.kill()
+            if server.wounded and server.ready and shutil.disk_usage(server.directory).free > _ROOM_BYTES:
+                self.tell("the disk of the NATS server was full, and has room again; killed")
                 server.kill()
 
     def _kill_warden(self) -> None:
