@@ -38,6 +38,18 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, dead
 
 
 @pytest.fixture
+def written(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a cast of this text; the returned function gives its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "cast.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
     """A NATS server of this test alone, its store under `tmp_path`."""
     server = EmbeddedServer(tmp_path / "server")

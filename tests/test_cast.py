@@ -7,39 +7,14 @@ import json
 from pathlib import Path
 
 import pytest
+from casts import SOUND, from_settings, problems, the_problem
 
-from asyncrl.cast import SHIPPED, CastError, LoadedCast, Problem, key_lines, load_cast
+from asyncrl.cast import SHIPPED, CastError, key_lines, load_cast
 from asyncrl.cast_check import hints
 from asyncrl.cast_docs import documented_tables, known_settings, settings_markdown, settings_text
 from asyncrl.cli import check, settings
 
 ROOT = Path(__file__).parent.parent
-SOUND = "rollout.max_new_tokens = 11\n"
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "cast.toml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-def problems(path: str, *overrides: str, files: bool = False) -> list[Problem]:
-    with pytest.raises(CastError) as caught:
-        load_cast(path, overrides=overrides, files=files)
-    return caught.value.problems
-
-
-def the_problem(path: str, *overrides: str, files: bool = False) -> Problem:
-    (problem,) = problems(path, *overrides, files=files)
-    return problem
-
-
-def from_settings(*overrides: str) -> LoadedCast:
-    return load_cast("demo", overrides=overrides)
 
 
 def command(*arguments: str) -> argparse.Namespace:

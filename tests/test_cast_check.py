@@ -6,40 +6,13 @@ import json
 
 import numpy as np
 import pytest
+from casts import SOUND, from_settings, problems, the_problem
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from asyncrl.cast import CastError, LoadedCast, Problem, load_cast
+from asyncrl.cast import load_cast
 from asyncrl.cast_check import busy_share, contradictions, hints
 from asyncrl.settings import Cast
-
-SOUND = "rollout.max_new_tokens = 11\n"
-
-
-@pytest.fixture
-def written(tmp_path):
-    def write(text: str) -> str:
-        path = tmp_path / "cast.toml"
-        path.write_text(text, encoding="utf-8")
-        return str(path)
-
-    return write
-
-
-def problems(path: str, *overrides: str, files: bool = False) -> list[Problem]:
-    with pytest.raises(CastError) as caught:
-        load_cast(path, overrides=overrides, files=files)
-    return caught.value.problems
-
-
-def the_problem(path: str, *overrides: str, files: bool = False) -> Problem:
-    (problem,) = problems(path, *overrides, files=files)
-    return problem
-
-
-def from_settings(*overrides: str) -> LoadedCast:
-    return load_cast("demo", overrides=overrides)
-
 
 # Contradictions
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from stories import result
 
 from asyncrl.cli.asyncapi import asyncapi
 from asyncrl.cli.main import main
 from asyncrl.cli.topics import topics_text
 from asyncrl.topics_docs import fields_of, headers_of, topics_markdown
 from topics.table import TOPICS
-from topics.trajectories import Segment, TrajectoryFailed, TrajectoryGenerated, VersionCount
+from topics.trajectories import Segment, TrajectoryFailed, TrajectoryGenerated
 from topics.wire import Message
 
 ROOT = Path(__file__).parents[1]
@@ -61,17 +62,7 @@ def test_fields_carry_their_comments_types_and_defaults():
 
 
 def test_headers_in_the_docs_are_those_on_the_wire():
-    message = TrajectoryGenerated(
-        trajectory_id="p000000-0",
-        prompt_id="p000000",
-        member=0,
-        group_size=1,
-        stage="rl",
-        rows=[],
-        segments=[],
-        completion="",
-        versions=[VersionCount(0, 1)],
-    )
+    message = result("p000000-0", (0,))
 
     assert list(headers_of(TrajectoryGenerated)) == list(message.headers())
 

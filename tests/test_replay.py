@@ -13,6 +13,7 @@ import pytest
 from conftest import Stage
 from folds import Feed
 from runs import Run, command, fork, kill, resume, up
+from stories import result
 from test_buffer_fold import feed as buffer_feed
 from test_prompter_fold import cast as small_cast
 from test_prompter_fold import issue
@@ -35,7 +36,7 @@ from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_check
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, PROMPTS, TRAINING, TRAJECTORIES
-from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
+from topics.trajectories import TRAJECTORY_GENERATED, Reference
 from topics.weights import WEIGHTS_PUBLISHED
 
 SLOW = pytest.mark.slow
@@ -142,18 +143,7 @@ def test_prompter_and_buffer_go_on_after_the_start():
 
 
 async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
-    result = TrajectoryGenerated(
-        trajectory_id="p000000-0",
-        prompt_id="p000000",
-        member=0,
-        group_size=1,
-        stage="rl",
-        rows=[],
-        segments=[],
-        completion="",
-        versions=[],
-    )
-    sequence = await say(bus, TRAJECTORY_GENERATED, result, key="p000000-0")
+    sequence = await say(bus, TRAJECTORY_GENERATED, result("p000000-0", ()), key="p000000-0")
     for reference, message in (
         (Reference(sequence, "00", 1), "batch 1: the tokens of p000000-0 have digest .*, 00 was graded"),
         (Reference(sequence + 1, "00", 1), r"batch 1: the tokens of p000000-0 \(message 2\) are gone"),
