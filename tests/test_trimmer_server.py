@@ -1,0 +1,167 @@
+"""The trimmer on a server: what goes from the streams, what it says, and what stays."""
+
+import asyncio
+import contextlib
+
+import numpy as np
+import pytest
+from conftest import until
+
+from actors.keeper import Keeper
+from actors.trimmer import Trimmer
+from asyncrl.bus.log import read_message
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.pull import Puller, position
+from asyncrl.bus.talk import BlobMissing, body_of, say
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.streams import STREAM_TRIMMED
+from topics.topic import BLOBS, FLEET, TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    Answer,
+    Reference,
+    Segment,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+    count_versions,
+)
+from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+from topics.wire import decode
+
+
+class Owner:
+    """The fold of a warden that does nothing else."""
+
+    def __init__(self):
+        self.said = []
+
+    def apply(self, topic, message, record):
+        self.said.append((topic, message))
+
+
+def result(name, tokens=3):
+    prompt_id, member = name.split("-")
+    ones = np.ones(tokens, np.int32)
+    segments = [Segment(ones, ones.astype(np.uint8), ones.astype(np.float32), ones * 0)]
+    return TrajectoryGenerated(
+        trajectory_id=name,
+        prompt_id=prompt_id,
+        member=int(member),
+        group_size=2,
+        stage="rl",
+        rows=[PromptRow("x")],
+        segments=segments,
+        completion="",
+        versions=count_versions(segments),
+    )
+
+
+@contextlib.asynccontextmanager
+async def trimming(stage, bus):
+    """A trimmer at work, and what its warden's log says."""
+    context, owner = stage.context("warden", bus), Owner()
+    keeper = Keeper(context, FLEET, [], owner)
+    await keeper.start()
+    task = asyncio.create_task(Trimmer(context, keeper).run())
+    context.watch(task)
+    try:
+        yield owner
+        assert not context.faults
+    finally:
+        task.cancel()
+        await keeper.close()
+
+
+async def grade(bus, count):
+    """Acknowledge as many results as reward workers would, in the order of the stream."""
+    done = asyncio.Event()
+    seen = set()
+
+    def take(message):
+        seen.add(position(message.reply).stream_sequence)
+        asyncio.get_running_loop().create_task(bus.send(message.reply, b"+ACK"))
+        if len(seen) == count:
+            done.set()
+
+    puller = Puller(bus, TRAJECTORIES.full_name(bus.run), "reward", take)
+    await puller.start(count)
+    async with asyncio.timeout(20):
+        await done.wait()
+    await puller.close()
+
+
+async def tell(bus, topic, message, key=""):
+    headers = {"writer": "test"} if topic.stream.keeper else {}
+    return await say(bus, topic, message, key=key, headers=headers)
+
+
+async def issue(bus, *names):
+    for name in names:
+        prompt_id, member = name.split("-")
+        await tell(bus, PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]), name)
+
+
+async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
+    names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
+    await issue(bus, *names)
+    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, 80_000), name) for name in names}
+    for step in (1, 2):
+        pair = names[2 * step - 2 : 2 * step]
+        members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
+        await tell(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+    for step in (1, 2, 3):
+        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, step, "00", f"/there/step00000{step}-line0-00", 1))
+    records = {name: await read_message(bus, TRAJECTORIES, at[name]) for name in names}
+    assert (await stream_states(bus))["BLOBS"]["messages"] == 2 * len(names)
+
+    await grade(bus, 2)
+    async with trimming(stage(), bus) as owner:
+
+        def below():
+            return [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
+
+        await until(lambda: below() == [at["p000001-0"]], "what is graded is trimmed")
+        await grade(bus, 4)
+        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 4, "00", "/there/step000004-line0-00", 1))
+        await until(lambda: below()[1:] == [at["p000002-0"]], "what is trained is trimmed, and nothing else")
+
+    said = [message for topic, message in owner.said if topic is STREAM_TRIMMED]
+    assert [(trim.messages, trim.chunks) for trim in said] == [(2, 4), (2, 4)]
+    assert sum(trim.bytes for trim in said) > 4 * 80_000 * 13
+    states = await stream_states(bus)
+    assert (states["TRAJECTORIES"]["first_seq"], states["BLOBS"]["messages"]) == (at["p000002-0"], 4)
+    assert decode(TrajectoryGenerated, await body_of(bus, records["p000002-1"])).trajectory_id == "p000002-1"
+    with pytest.raises(BlobMissing):
+        await body_of(bus, records["p000000-0"])
+
+
+async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_asked_for(bus, stage):
+    """One trajectory alone fills the stream with its own progress: all but the newest can go."""
+    info = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
+    await bus.api(f"STREAM.UPDATE.{TRAJECTORIES.full_name(bus.run)}", {**info["config"], "max_bytes": 4_000_000})
+    await issue(bus, "p000000-0")
+
+    async def progress(offset):
+        tokens = np.full(40_000, offset, np.int32)
+        answer = Answer("generate", "00", False, tokens=tokens, logprobs=tokens.astype(np.float32), versions=tokens)
+        message = TrajectoryProgressed(trajectory_id="p000000-0", offset=offset, journal={"0": answer})
+        return await tell(bus, TRAJECTORY_PROGRESSED, message, "p000000-0")
+
+    for offset in range(1, 9):
+        newest = await progress(offset)
+    async with trimming(stage(), bus) as owner:
+        await until(lambda: "stream.trimmed" in [topic.name for topic, _ in owner.said], "progress is trimmed")
+        assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 1
+        assert (await read_message(bus, TRAJECTORIES, newest)).headers["offset"] == "8"
+
+        heavy = [f"p00000{number}-0" for number in range(1, 6)]
+        await issue(bus, *heavy)
+        for name in heavy:
+            await tell(bus, TRAJECTORY_GENERATED, result(name, 50_000), name)
+        await until(lambda: "admission.paused" in [topic.name for topic, _ in owner.said], "admission is paused")
+        assert "checkpoint.requested" in [topic.name for topic, _ in owner.said]
+        await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
+        await until(lambda: "admission.resumed" in [topic.name for topic, _ in owner.said], "admission is resumed")
+    assert (await stream_states(bus, [BLOBS]))["BLOBS"]["messages"] == 0
