@@ -79,6 +79,7 @@ class Recorder:
                 async with asyncio.timeout(30):
                     await final.caught_up.wait()
                 await final.close()
+        await self.context.heeded()
 
     async def _state(self, stream: Stream) -> dict[str, Any]:
         bus = self.context.bus

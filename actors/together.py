@@ -15,8 +15,8 @@ class _Member(Protocol):
 class Together:
     """The trajectories under way on a worker.
 
-    Messages that leave together share a write, a read and a wake-up at both ends. The first trajectory that must publish
-    takes along all that will have to before long, and so their turns come to fall together.
+    Messages that leave together share a write, a read and a wake-up at both ends. The first trajectory that must
+    publish takes along all that will have to before long, and so their turns come to fall together.
     """
 
     def __init__(self) -> None:

@@ -3,12 +3,13 @@
 import asyncio
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from conftest import DEADLINE_S, Connect, until
+from conftest import DEADLINE_S, Connect, Stage, until
 from test_topics import example
 
 from asyncrl.bus.connection import Bus
@@ -30,8 +31,15 @@ from asyncrl.bus.talk import (
     say_fenced,
 )
 from topics.actors import ACTOR_STOPPED, BLOB_STORED, FLEET_SCALED, ActorStopped
-from topics.topic import ACTORS, BLOBS, FLEET, TRAJECTORIES
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED, TrajectoryGenerated, TrajectoryProgressed
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.topic import ACTORS, BATCHES, BLOBS, FLEET, TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    Reference,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+)
 from topics.wire import WireError
 
 
@@ -352,3 +360,22 @@ async def test_a_server_that_answers_late_is_heard_all_the_same(bus: Bus, server
     assert await bus.answers(DEADLINE_S)
     assert await read_message(bus, ACTORS, sequence) is not None
     assert bus.reconnects == 0
+
+
+async def test_a_large_message_is_heeded_in_its_turn(bus: Bus, stage: Callable[..., Stage]):
+    member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
+    large = [BatchGroup("p000000", [member] * 16_000)]
+    for step, groups in ((1, []), (2, large), (3, [])):
+        await say(bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
+    records = await read_all(bus, BATCHES)
+    assert [BLOB in record.headers for record in records] == [False, True, False]
+    context, heard = stage().context("recorder", bus), []
+
+    for record in [*records, records[1]._replace(headers={**records[1].headers, BLOB: "gone:1:00:1"})]:
+        context.heed(record, lambda _, message: heard.append((message.step, len(message.groups))))
+    assert heard == [(1, 0)]  # the others wait for the large one
+    await context.heeded()
+
+    assert heard == [(1, 0), (2, 1), (3, 0)]
+    assert context.vitals["dead_letters"] == 1
+    assert not context.faults
