@@ -318,8 +318,9 @@ class Execution:
             self._tools.together.keep()
 
     def keep_with_others(self) -> None:
-        """Publish progress if another message would be due before long; a lost fence ends the work here."""
-        if self._unkept > self._settings.progress_tokens // 2 and not (self._over or self._is_keeping):
+        """Publish progress if it would be due before long; a lost fence ends the work here."""
+        # Three quarters: earlier would make more messages, later fewer of them would leave together.
+        if 4 * self._unkept > 3 * self._settings.progress_tokens and not (self._over or self._is_keeping):
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
 
