@@ -282,7 +282,8 @@ class Execution:
         def on_tokens(chunk: Chunk) -> None:
             nonlocal true
             true &= self._extend(answer, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
-            self._keep_when_due()
+            if len(answer.tokens) < limits.max_new_tokens:  # else it has ended: what comes of it is said at once
+                self._keep_when_due()
 
         generation = await engine.client.generate(
             np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
