@@ -162,6 +162,15 @@ async def to_version_1(scene, weights):
     await say(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
 
 
+async def test_a_generation_that_has_ended_says_its_result_alone(scene):
+    scene = await scene("one_long_turn", max_new_tokens=128, progress_tokens=128)
+    await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+
+    assert (await scene.result("p000001-0")).segments[0].mask.sum() == 128
+    assert not scene.progress
+
+
 def rescored(model, tokens):
     """[T] log-probs of tokens at temperature 1 in one forward pass; the first has none."""
     logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor(tokens)[None]).logits[0, :-1]
