@@ -188,7 +188,7 @@ class BufferFold:
         stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
         group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
         group.size, group.stage = int(headers["group-size"]), stage  # a claim that was read before may say otherwise
-        if group.complete:
+        if group.complete or group.expired:
             self._settle(group)
 
     def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
@@ -203,6 +203,8 @@ class BufferFold:
         group = self.state.groups.get(prompt_id)
         if group is None:
             group = self.state.groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
+        elif not group.size:
+            group.size, group.stage = message.group_size, message.stage
         member = message.member
         known = group.graded.get(member) or group.failed.get(member)
         repeated = known is not None and known.attempt >= message.attempt
@@ -222,17 +224,22 @@ class BufferFold:
 
     def _on_dropped(self, message: TrajectoryDropped) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
+        if prompt_id in self.state.closed:
+            return
         group = self.state.groups.get(prompt_id)
-        if group is not None and message.again:
+        if group is None:  # read before the issue and the grades, which lie on other logs: it counts all the same
+            stage: Stage = "warmup" if prompt_id.startswith("w") else "rl"
+            group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage)
+        if message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
                 del group.graded[int(member)]
                 self.state.ready[group.stage].pop(prompt_id, None)
             group.attempts[int(member)] = message.attempt + 1
-        elif group is not None:
+        else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
-            if group.complete or group.expired:
+            if group.size and (group.complete or group.expired):
                 self._settle(group)
 
     def _settle(self, group: Group) -> None:

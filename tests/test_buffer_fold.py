@@ -6,7 +6,7 @@ from folds import Feed
 from actors.buffer_fold import BufferFold, Plan
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
-from topics.trajectories import TrajectoryDropped
+from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
 def feed(**changes):
@@ -244,3 +244,14 @@ def test_the_state_does_not_depend_on_the_order_between_logs():
     late.group("p000000").group("p000001").issued("p000000-0").issued("p000000-1")
 
     assert said(early.fold.decide(0)) == said(late.fold.decide(0))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_an_end_that_is_read_before_the_issue_and_the_grade_counts(again):
+    fed = feed()
+    fed.say(TRAJECTORY_DROPPED, TrajectoryDropped("p000000-0", 0, "lag", again=again))
+    fed.group("p000000")
+
+    group = fed.fold.state.groups["p000000"]
+    assert 0 not in group.graded
+    assert (group.attempts, group.dropped) == (({0: 1}, set()) if again else ({}, {0}))
