@@ -20,8 +20,6 @@ from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import Message, WireError
 
-_ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
-
 
 async def main(context: Context) -> None:
     """Play the engine until asked to stop."""
@@ -156,7 +154,7 @@ class EngineActor:
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
             async with asyncio.timeout(deadline):
-                await self._empty(client)
+                await client.empty()
                 await client.pause("in_place")
                 crash_point("engine.paused")
                 # Nothing runs: old caches stay behind under their own extra_key and need no flush.
@@ -173,14 +171,6 @@ class EngineActor:
             engine_id, self._address, target.line, target.version, target.digest, self.settings.max_running, seconds
         )
         await self._say(ENGINE_READY, ready)
-
-    @staticmethod
-    async def _empty(client: EngineClient) -> None:
-        """Get every request's partial answer back, also of those sent before their worker heard of the update."""
-        while True:
-            await client.abort_all()
-            with contextlib.suppress(EngineUnavailable):
-                return await client.wait_idle(_ABORT_AGAIN_S)
 
     async def _say(self, topic: Topic[Any], message: Message) -> None:
         await say(

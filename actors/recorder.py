@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,10 @@ class Recorder:
 
     def _on_record(self, record: Record) -> None:
         if topic_of(record.subject) not in KEEPER_TOPICS:
-            self.context.heed(record, lambda topic, message: self.fold.apply(topic, message, record))
+            self.context.heed(record, partial(self._apply, record))
+
+    def _apply(self, record: Record, topic: Topic[Any], message: Any) -> None:
+        self.fold.apply(topic, message, record)
         if self.fold.rows:
             self._news.set()
 

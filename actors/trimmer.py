@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from actors.actor import Context
 from actors.keeper import Decision, Keeper
 from actors.trimmer_fold import Kept, Needless, TrimmerFold
-from asyncrl.bus.log import LogReader, Record, patiently, read_last_of_each
+from asyncrl.bus.log import LogReader, Record, patiently, read_last, read_last_of_each
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import Blob, BlobMissing, body_of, unpack
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
@@ -171,7 +171,8 @@ class Trimmer:
         if pressed:
             self.fold.disown(await self._strangers())
         before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
-        gone = self.fold.needless(end, pressed=pressed, full=full)
+        contained = await self._contained() if full else self.fold.kept_step
+        gone = self.fold.needless(end, contained, pressed=pressed)
         if gone.below <= before[0].first and not (gone.replaced or gone.ended):
             return
         chunks = await self._purge_blobs(gone.blobs)
@@ -201,6 +202,20 @@ class Trimmer:
         info = await patiently(self._bus, lambda: self._bus.api(subject))
         waits = info["num_pending"] or info["num_ack_pending"]
         return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
+
+    async def _contained(self) -> int:
+        """The step up to which batches are needed no more in a stream in which open work has no room left.
+
+        The newest checkpoint alone counts once it contains every batch: there is no next batch, hence no next
+        checkpoint, and nothing else would ever make room.
+        """
+        saved = self.fold.saved_step
+        if saved > self.fold.kept_step:
+            newest = await read_last(self._bus, BATCHES, BATCH_PACKED.pattern(self._bus.run))
+            with contextlib.suppress(LookupError, ValueError):  # no batch of ours: nothing is known of the newest
+                if newest is not None and int(newest.headers["step"]) <= saved:
+                    return saved
+        return self.fold.kept_step
 
     async def _strangers(self) -> set[str]:
         """Trajectories that somebody stored something of, and nobody issued."""

@@ -72,7 +72,6 @@ class TrimmerFold:
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._closed = Names()
         self._batches: dict[int, _Batch] = {}  # after the oldest kept checkpoint, by step
-        self._packed = cast.origin  # step of the newest batch
         self._checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
         self._first: dict[str, int] = {}  # of the first message that the newest one continues, or of itself
@@ -117,37 +116,40 @@ class TrimmerFold:
         """Step of the newest checkpoint, or where training began."""
         return self._checkpoints[-1].step if self._checkpoints else self._origin
 
-    def floor(self, end: int, *, full: bool = False) -> int:
+    def floor(self, end: int, contained: int | None = None) -> int:
         """The least sequence of TRAJECTORIES that is still needed.
 
         Args:
             end: everything below it has been folded, and the reward queue has nothing below it to hand out (a purge
                 takes what is not acknowledged without a word).
-            full: whether open work has no room left. Once the newest checkpoint contains every batch, it alone counts:
-                with no room there is no next batch, hence no next checkpoint, and nothing else would ever make room.
+            contained: batches up to this step are needed no more; unless given, those in the oldest kept checkpoint.
         """
-        done = self.saved_step if full and self.saved_step >= self._packed else self.kept_step
-        lowest = [batch.lowest for step, batch in self._batches.items() if step > done]
+        lowest = [batch.lowest for batch in self._needed(contained)]
         # Who is sampled or graded, or waits for a batch: the newest message inside the fence is its progress (each
         # continues those before), its result, or what the next attempt begins behind.
         open_now = (self._first[name] for name in self.open)
         return min((end, *lowest, *open_now))
 
-    def needless(self, end: int, *, pressed: bool, full: bool = False) -> Needless:
+    def needless(self, end: int, contained: int | None = None, *, pressed: bool) -> Needless:
         """What to purge.
 
         Args:
-            end, full: as for `floor`.
+            end, contained: as for `floor`.
             pressed: whether room is short: then what is of no use goes from among what is needed, too.
         """
-        gone = Needless(self.floor(end, full=full), {}, {}, [])
+        gone = Needless(self.floor(end, contained), {}, {}, [])
         if pressed:
-            needed = frozenset().union(*self._open.values(), *(batch.members for batch in self._batches.values()))
+            needed = set().union(*self._open.values(), *(batch.members for batch in self._needed(contained)))
             above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
             gone.replaced.update((name, self._first[name]) for name in self._replaced if name in above)
             gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
         gone.blobs.extend(named.blob for at, named in self._blobs.items() if named.goes(at, gone))
         return gone
+
+    def _needed(self, contained: int | None) -> list[_Batch]:
+        """Batches that a learner may have to train again, or for the first time."""
+        done = self.kept_step if contained is None else contained
+        return [batch for step, batch in self._batches.items() if step > done]
 
     @property
     def open(self) -> list[str]:
@@ -201,7 +203,6 @@ class TrimmerFold:
 
     def _on_packed(self, packed: BatchPacked) -> None:
         named = {member.trajectory_id: member.payload.sequence for group in packed.groups for member in group.members}
-        self._packed = max(self._packed, packed.step)
         if packed.step > self.kept_step and named:
             self._batches[packed.step] = _Batch(min(named.values()), frozenset(named))
         for group in packed.groups:

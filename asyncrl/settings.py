@@ -146,7 +146,7 @@ class RolloutSettings(Settings):
     stall_s: Seconds = 120.0
     """Seconds without any progress after which a worker stops renewing a lease."""
     poison_after: Positive = 5
-    """Deliveries without progress after which a trajectory ends as poison; all but the first two are made alone."""
+    """Deliveries without progress after which a trajectory ends as poison; all but the first three are made alone."""
 
 
 class WarmupSettings(Settings):

@@ -51,9 +51,9 @@ class Feed:
         self.known.add(prompt_id)
         return self.say(PROMPT_ISSUED, message, at_s=at_s)
 
-    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0, early=False):
+    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
         prompt_id, member = name.rsplit("-", 1)
-        if prompt_id not in self.known and not early:
+        if prompt_id not in self.known:
             self.issued(name, size=size, stage=stage)
         counts = [VersionCount(version, tokens) for version, tokens in versions]
         message = TrajectoryGraded(
@@ -74,9 +74,9 @@ class Feed:
             self.graded(f"{prompt_id}-{member}", reward, versions=versions, size=len(rewards), stage=stage)
         return self
 
-    def failed(self, name, reason="rollout", *, size=2, early=False):
+    def failed(self, name, reason="rollout", *, size=2):
         prompt_id, member = name.rsplit("-", 1)
-        if prompt_id not in self.known and not early:
+        if prompt_id not in self.known:
             self.issued(name, size=size)
         message = TrajectoryFailed(
             trajectory_id=name,

@@ -1,5 +1,7 @@
 """Runs as their logs would tell them, for tests of what is read from logs."""
 
+from collections import Counter
+
 import msgspec
 import numpy as np
 import xxhash
@@ -32,6 +34,7 @@ class Story:
 
     def __init__(self):
         self.logs = {stream.name: [] for stream in STREAMS}
+        self.times = {}  # when the message of a topic was said that came at this place; the others at 0
 
     def say(self, topic, message):
         """Append a message to its log; returns its sequence."""
@@ -52,14 +55,16 @@ class Story:
         return [entry[1] for entry in self.logs[topic.stream.name] if entry and entry[0] is topic]
 
     def findings(self, *, deep=False, queues=None, logs=STREAMS, first_result=0):
-        ledger = Ledger()
+        ledger, counts = Ledger(), Counter()
         for stream in logs:
             for sequence, entry in enumerate(self.logs[stream.name], 1):
                 if entry is not None:
                     topic, message = entry
                     headers = getattr(message, "headers", dict)
                     body = encode(message) if deep else b""
-                    record = Record(stream, sequence, "", headers() if callable(headers) else {}, body, 0)
+                    at = self.times.get((topic.name, counts[topic.name]), 0)
+                    counts[topic.name] += 1
+                    record = Record(stream, sequence, "", headers() if callable(headers) else {}, body, at)
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
                     ledger.apply(topic, None if bodyless else message, record)
         return audit(ledger, queues or {}, first_result=first_result)

@@ -231,13 +231,24 @@ def test_late_and_forged_claims_end_nothing():
     assert story.wrong() == []
 
 
-def test_tokens_that_a_checkpoint_has_may_be_gone_and_no_others():
+def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
     story = told()
     story.unsay(TRAJECTORY_GENERATED, 1)
-    story.unsay(TRAJECTORY_GENERATED, 2)  # of batch 2, while the checkpoint is of step 1
-    assert story.wrong() == [("lost", "p000001-0")]
+    assert story.wrong() == [("lost", "p000000-0")]
 
     story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "d", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    assert story.wrong() == []
+    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
+    assert story.wrong() == [("lost", "p000001-0")]
+
+
+def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
+    story = told()
+    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "d", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
+    assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
+
+    story.times[CHECKPOINT_SAVED.name, 1], story.times[BATCH_PACKED.name, 3] = 50, 60
     assert story.wrong() == []
 
 

@@ -188,22 +188,46 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+SMALL = ["nats.ledger_max_mb=16", "nats.stream_max_mb=64", "learner.steps=9000", "learner.scripted_step_s=0.05"]
+
+
+async def audited_clean(folder: Path) -> None:
+    code, said = await command(folder, "audit", "short", "--deep")
+    assert (code, said.splitlines()[0]) == (0, "run short: clean"), said
+
+
 @SLOW
-async def test_a_clock_and_a_disk_are_named_and_a_missing_permission_ends_the_run_with_its_name(
+async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     monkeypatch.setenv("CLOCK_SWITCH", str(tmp_path / "clock"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    with small_disk(tmp_path / "runs", 900):
-        small = ["nats.ledger_max_mb=16", "nats.stream_max_mb=64", "learner.steps=9000"]
-        async with up(tmp_path, *small, "learner.scripted_step_s=0.05", cast=SCRIPTED) as run:
-            await run.reaches(lambda: len(run.steps()) > 3, "some steps")
-            (tmp_path / "clock").touch()
-            await named(tmp_path, "clock off", "60.0 s behind the server's")
-            (tmp_path / "clock").unlink()
-            await until(lambda: well(tmp_path), "a clock that is right again", 40)
+    async with up(tmp_path, *SMALL, cast=SCRIPTED) as run:
+        await run.reaches(lambda: len(run.steps()) > 3, "some steps")
+        (tmp_path / "clock").touch()
+        await named(tmp_path, "clock off", "60.0 s behind the server's")
+        (tmp_path / "clock").unlink()
+        await until(lambda: well(tmp_path), "a clock that is right again", 40)
 
+        config = run.root / "nats.conf"
+        allowed = f'"{TRAJECTORY_GENERATED.pattern("short")}"'
+        assert allowed in config.read_text()
+        config.write_text(config.read_text().replace(allowed, '"nothing"'))
+        server = run.server()
+        assert server is not None
+        os.kill(server, signal.SIGHUP)  # it reads its configuration again
+        assert await run.ended(60) == 1, run.story  # another try would be refused as well
+        await audited_clean(tmp_path)
+    denied = "does not allow user 'short-rollout' to publish to asyncrl.short.trajectory.generated."
+    assert denied in run.error
+
+
+@SLOW
+async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(tmp_path: Path):
+    with small_disk(tmp_path / "runs", 900):
+        async with up(tmp_path, *SMALL, cast=SCRIPTED) as run:
+            await run.reaches(lambda: len(run.steps()) > 3, "some steps")
             filler = tmp_path / "runs" / "filler"
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                 while file.write(bytes(1_000_000)):
@@ -211,19 +235,9 @@ async def test_a_clock_and_a_disk_are_named_and_a_missing_permission_ends_the_ru
             await named(tmp_path, "disk full", "0 MB of 1 GB are free")
             filler.unlink()
             await went_on(run, "the disk had room again")
-
-            config = run.root / "nats.conf"
-            allowed = f'"{TRAJECTORY_GENERATED.pattern("short")}"'
-            assert allowed in config.read_text()
-            config.write_text(config.read_text().replace(allowed, '"nothing"'))
-            server = run.server()
-            assert server is not None
-            os.kill(server, signal.SIGHUP)  # it reads its configuration again
-            assert await run.ended(60) == 1, run.story  # another try would be refused as well
-            code, said = await command(tmp_path, "audit", "short", "--deep")
-            assert (code, said.splitlines()[0]) == (0, "run short: clean"), said
-        denied = "does not allow user 'short-rollout' to publish to asyncrl.short.trajectory.generated."
-        assert denied in run.error
+            run.interrupt()
+            assert await run.ended(60) == 0, run.story
+            await audited_clean(tmp_path)
 
 
 async def well(folder: Path) -> bool:

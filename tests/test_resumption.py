@@ -13,7 +13,6 @@ from conftest import until
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from actors.engine import EngineActor
 from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.talk import say
 from asyncrl.engine.client import EngineClient
@@ -157,7 +156,7 @@ async def to_version_1(scene, weights):
     """What the engine actor does when weights are published."""
     await say(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
     async with asyncio.timeout(20):
-        await EngineActor._empty(scene.client)  # a worker that has not heard of it yet sends its request once more
+        await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
     await say(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")

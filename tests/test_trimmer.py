@@ -111,10 +111,15 @@ def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
     assert trained_twice().saved(1).saved(2).saved(3).told().floor(END) == END
 
 
-def test_in_a_full_stream_the_newest_checkpoint_alone_counts_once_it_contains_every_batch():
-    assert trained_twice().saved(1).told().floor(END, full=True) == 10
-    assert trained_twice().saved(2).told().floor(END, full=True) == END
-    assert trained_twice().saved(2).told().floor(END) == 10
+def test_what_the_newest_checkpoint_contains_is_needed_no_more_where_it_alone_counts():
+    fold = trained_twice().progressed("p000002-0", at=5).saved(2).told()
+    assert fold.needless(END, pressed=True).ended == {}
+
+    gone = fold.needless(END, fold.saved_step, pressed=True)
+
+    assert gone.below == 5  # a straggler keeps its progress, and nothing of what lies behind it
+    assert gone.ended == {"p000000-0": 11, "p000000-1": 21, "p000001-0": 31, "p000001-1": 41}
+    assert trained_twice().saved(2).told().floor(END, 2) == END
 
 
 def test_open_work_keeps_its_newest_message_and_nothing_older():

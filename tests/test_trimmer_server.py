@@ -6,6 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 from conftest import until
+from stories import result
 
 from actors.keeper import Keeper
 from actors.trimmer import Trimmer
@@ -15,17 +16,15 @@ from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.talk import BlobMissing, body_of, say
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.streams import STREAM_TRIMMED
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
 from topics.topic import BLOBS, FLEET, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     Answer,
     Reference,
-    Segment,
     TrajectoryGenerated,
     TrajectoryProgressed,
-    count_versions,
 )
 from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
 from topics.wire import decode
@@ -40,22 +39,9 @@ class Owner:
     def apply(self, topic, message, record):
         self.said.append((topic, message))
 
-
-def result(name, tokens=3):
-    prompt_id, member = name.split("-")
-    ones = np.ones(tokens, np.int32)
-    segments = [Segment(ones, ones.astype(np.uint8), ones.astype(np.float32), ones * 0)]
-    return TrajectoryGenerated(
-        trajectory_id=name,
-        prompt_id=prompt_id,
-        member=int(member),
-        group_size=2,
-        stage="rl",
-        rows=[PromptRow("x")],
-        segments=segments,
-        completion="",
-        versions=count_versions(segments),
-    )
+    @property
+    def topics(self):
+        return [topic for topic, _ in self.said]
 
 
 @contextlib.asynccontextmanager
@@ -106,7 +92,7 @@ async def issue(bus, *names):
 async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
     names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
     await issue(bus, *names)
-    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, 80_000), name) for name in names}
+    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 80_000), name) for name in names}
     for step in (1, 2):
         pair = names[2 * step - 2 : 2 * step]
         members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
@@ -137,10 +123,15 @@ async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_re
         await body_of(bus, records["p000000-0"])
 
 
-async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_asked_for(bus, stage):
-    """One trajectory alone fills the stream with its own progress: all but the newest can go."""
+async def narrow(bus):
+    """Leave 4 MB of room for tokens."""
     info = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
     await bus.api(f"STREAM.UPDATE.{TRAJECTORIES.full_name(bus.run)}", {**info["config"], "max_bytes": 4_000_000})
+
+
+async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_asked_for(bus, stage):
+    """One trajectory alone fills the stream with its own progress: all but the newest can go."""
+    await narrow(bus)
     await issue(bus, "p000000-0")
 
     async def progress(offset):
@@ -152,16 +143,35 @@ async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_as
     for offset in range(1, 9):
         newest = await progress(offset)
     async with trimming(stage(), bus) as owner:
-        await until(lambda: "stream.trimmed" in [topic.name for topic, _ in owner.said], "progress is trimmed")
+        await until(lambda: STREAM_TRIMMED in owner.topics, "progress is trimmed")
         assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 1
         assert (await read_message(bus, TRAJECTORIES, newest)).headers["offset"] == "8"
 
         heavy = [f"p00000{number}-0" for number in range(1, 6)]
         await issue(bus, *heavy)
         for name in heavy:
-            await tell(bus, TRAJECTORY_GENERATED, result(name, 50_000), name)
-        await until(lambda: "admission.paused" in [topic.name for topic, _ in owner.said], "admission is paused")
-        assert "checkpoint.requested" in [topic.name for topic, _ in owner.said]
+            await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name)
+        await until(lambda: ADMISSION_PAUSED in owner.topics, "admission is paused")
+        assert CHECKPOINT_REQUESTED in owner.topics
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
-        await until(lambda: "admission.resumed" in [topic.name for topic, _ in owner.said], "admission is resumed")
+        await until(lambda: ADMISSION_RESUMED in owner.topics, "admission is resumed")
     assert (await stream_states(bus, [BLOBS]))["BLOBS"]["messages"] == 0
+
+
+@pytest.mark.parametrize("packed", [1, 2])
+async def test_in_a_full_stream_one_checkpoint_is_enough_if_it_contains_every_batch(bus, stage, packed):
+    await narrow(bus)
+    names = [f"p00000{number}-0" for number in range(6)]
+    await issue(bus, *names)
+    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name) for name in names}
+    for step in range(1, packed + 1):
+        members = [BatchMember(names[step - 1], 0, Reference(at[names[step - 1]], "00", 1), 1.0, 3)]
+        await tell(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+    await grade(bus, len(names))
+    await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 1, "00", "/there/step000001-line0-00", 1))
+
+    async with trimming(stage(), bus) as owner:
+        await until(lambda: STREAM_TRIMMED in owner.topics or ADMISSION_PAUSED in owner.topics, "the trimmer looked")
+
+    trimmed = [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
+    assert trimmed == ([at[names[1]]] if packed == 1 else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 _POLL_S = 0.02
+_ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
 
@@ -155,6 +157,16 @@ class EngineClient:
             if time.monotonic() >= end:
                 raise EngineUnavailable(self.address, f"still {busy} requests after {deadline_s:g} s")
             await asyncio.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
+
+    async def empty(self) -> None:
+        """End all requests until none is left, also those sent by whoever has not heard of an update yet.
+
+        It has no deadline of its own: new requests may come for as long as somebody sends them.
+        """
+        while True:
+            await self.abort_all()
+            with contextlib.suppress(EngineUnavailable):
+                return await self.wait_idle(_ABORT_AGAIN_S)
 
     async def pause(self, mode: Literal["abort", "in_place", "retract"]) -> None:
         """Stop sampling: end all requests, freeze them, or send them back to the queue."""

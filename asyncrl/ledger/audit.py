@@ -51,12 +51,17 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue], *, first_result: int = 0)
         queues: by the role that works them off.
         first_result: sequence of the oldest result before the logs were read: what was trimmed since is not lost.
     """
-    checks = [_check_ends(ledger), _check_open(ledger, queues), _check_steps(ledger), _check_tokens(ledger)]
-    checks.append(_check_order(ledger))
-    missing = _check_missing(ledger, first_result)
+    checks = (
+        _check_ends(ledger),
+        _check_open(ledger, queues),
+        _check_steps(ledger),
+        _check_tokens(ledger),
+        _check_missing(ledger, first_result),
+        _check_order(ledger),
+    )
     damaged = [found for place, found in ledger.damaged.items() if place not in ledger.buried]  # else it is named there
     damaged += [found for key, found in ledger.mislabelled.items() if key in ledger.issued]
-    violations = [*ledger.violations, *damaged, *chain.from_iterable(checks), *missing]
+    violations = [*ledger.violations, *damaged, *chain.from_iterable(checks)]
     states = Counter(_state(ledger, key) for key in ledger.issued)
     lags: Counter[int] = Counter()
     for trained in ledger.trained.values():
@@ -225,14 +230,16 @@ def _check_reference(ledger: Ledger, key: Key, grade: TrajectoryGraded) -> Itera
 
 
 def _check_missing(ledger: Ledger, first_result: int) -> Iterator[Violation]:
-    """Tokens that are gone are needed no more: they were dropped, or a checkpoint contains them."""
+    """Tokens that are gone are needed no more: they were dropped, or the kept checkpoints contain them."""
+
+    contained = ledger.kept_step
 
     def needed(key: Key, sequence: int) -> bool:
         if first_result <= sequence < ledger.trimmed:
             return False  # it was there when the audit began; why it could be trimmed since may not have been read
         end = ledger.ends.get(key, ledger.closed.get(key.prompt_id))
         if isinstance(end, int) and key in ledger.ends:
-            return ledger.saved_step is None or end > ledger.saved_step
+            return contained is None or end > contained
         return end is None
 
     for key, grades in ledger.grades.items():

@@ -105,9 +105,12 @@ class Ledger:
         self.trained: dict[int, BatchTrained] = {}  # by step, of the surviving line
         self.published: dict[tuple[int, int], str] = {}  # (line, version): digest
         self.checkpoints: list[CheckpointSaved] = []
+        self._saved_ns: list[int] = []  # when each was said
+        self._packed_ns: dict[int, int] = {}  # when each batch was said, by step
         self.buried: set[tuple[str, int]] = set()  # stream and sequence of dead letters
         self.max_lag: int | None = None  # as the run was opened; None where that was not heard
         self.first_step: int | None = None
+        self.keep_checkpoints = 2
         self.trimmed = 0  # results below this sequence are said to be trimmed
         self.torn: dict[int, tuple[Key, str]] = {}  # results without all chunks of their blob, by sequence
         self.unreadable = 0
@@ -163,6 +166,7 @@ class Ledger:
         if self.first_step is None:  # who goes on with a run begins it no second time
             self.first_prompt = _number(settings, "start", "prompt") or 0
             self.first_step = 1 + (_number(settings, "start", "step") or 0) - message.warmup_steps
+        self.keep_checkpoints = _number(settings, "learner", "keep_checkpoints") or self.keep_checkpoints
         max_lag = _number(settings, "buffer", "max_lag")
         if max_lag is not None:
             self.max_lag = max(max_lag, self.max_lag or 0)
@@ -213,6 +217,7 @@ class Ledger:
         if newest is not None and step != newest + 1:
             self._say("step out of order", f"batch {step}", f"packed after batch {newest}", f"batch {newest + 1}")
         self._newest_packed = step
+        self._packed_ns[step] = record.time_ns
         self.batches[step] = (message, record.sequence)
         for group in message.groups:
             new = [self._end(key_of_member(member), step) for member in group.members]
@@ -256,13 +261,24 @@ class Ledger:
             name = f"version {message.version} of line {message.line}"
             self._say("two digests", name, f"{before} and {message.digest}", "one digest a version")
 
-    def _on_checkpoint(self, message: CheckpointSaved, _: Record) -> None:
+    def _on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
         self.checkpoints.append(message)
+        self._saved_ns.append(record.time_ns)
 
     @property
-    def saved_step(self) -> int | None:
-        """Step of the newest checkpoint: tokens up to it may be gone; None where there is none."""
-        return max((saved.step for saved in self.checkpoints), default=None)
+    def kept_step(self) -> int | None:
+        """Tokens of the batches up to this step may be gone; None where all must be there.
+
+        All kept checkpoints contain them, or one does that contained every batch there was for a while: in a full
+        stream that one alone counts, for no other would come.
+        """
+        kept = self.checkpoints[-self.keep_checkpoints :]
+        steps = [min(saved.step for saved in kept)] if len(kept) > 1 else []
+        for saved, at in zip(self.checkpoints, self._saved_ns, strict=True):
+            following = self._packed_ns.get(saved.step + 1)
+            if following is None or following > at:
+                steps.append(saved.step)
+        return max(steps, default=None)
 
     def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
         self.trimmed = max(self.trimmed, message.below)

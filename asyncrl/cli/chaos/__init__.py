@@ -155,10 +155,9 @@ def _striker(arguments: Namespace, targets: list[Target], stage: Stage, witness:
     seed, times = arguments.seed, arguments.points_each
     return Striker(
         each_point(targets, times, seed) if times else drawn(targets, seed),
-        stage.crash_folder,
+        stage,
         witness,
         insist=times > 0,
-        cast=RunFiles(stage.root).read_cast(),
         dice=random.Random(f"{seed} whom"),
         tell=lambda strike: print(strike_text(strike), flush=True),
     )

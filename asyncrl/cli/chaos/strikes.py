@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 import psutil
 
+from actors.actor import RunFiles
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.talk import say
 from asyncrl.cli.chaos.processes import Part, parts
+from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import AT_THE_END, SERVER, SEVERAL, Target
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.crash import arm
-from asyncrl.settings import Cast
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 from topics.topic import TRAINING
 
@@ -52,10 +53,9 @@ class Striker:
     def __init__(
         self,
         targets: Iterator[Target],
-        crash_folder: Path,
+        stage: Stage,
         witness: Witness,
         *,
-        cast: Cast,
         insist: bool,
         dice: random.Random,
         tell: Callable[[Strike], None],
@@ -63,14 +63,14 @@ class Striker:
         """
         Args:
             insist: whether a point that nobody passed is armed again later.
-            cast: of the run. A process that is woken again stays frozen for a second more than a worker's lease.
         """
         self.strikes: list[Strike] = []
         self.unreached: Counter[str] = Counter()  # targets whose point nobody passed while it was armed
         self._targets = targets
-        self._folder = crash_folder
+        self._folder = stage.crash_folder
         self._witness = witness
-        self._wake_s = cast.rollout.lease_s + 1.0
+        cast = RunFiles(stage.root).read_cast()
+        self._wake_s = cast.rollout.lease_s + 1.0  # a second more than a lease
         self._workers = cast.rollout.workers
         self._insist = insist
         self._dice = dice
