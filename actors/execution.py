@@ -19,7 +19,7 @@ from asyncrl.bus.talk import BlobMissing, Fenced, attempt_of, read, say, say_fen
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.functions import last_lines
-from asyncrl.tasks.journal import Diverged, Journal, extend
+from asyncrl.tasks.journal import Diverged, Journal, Tape
 from asyncrl.tasks.rollout import Limits, RolloutContext, RolloutFunction
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.prompts import PromptIssued
@@ -276,12 +276,12 @@ class Execution:
             seed=self._issued.seed if engine.scripted else None,
         )
         streamed = budget > min(_QUIET_TOKENS, settings.progress_tokens)
-        key = ready.key if engine.exact else ""
+        key, tape = ready.key if engine.exact else "", Tape(answer)
         true = True
 
         def on_tokens(chunk: Chunk) -> None:
             nonlocal true
-            true &= self._extend(answer, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
+            true &= self._extend(tape, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
             if len(answer.tokens) < limits.max_new_tokens:  # else it has ended: what comes of it is said at once
                 self._keep_when_due()
 
@@ -295,10 +295,10 @@ class Execution:
         if not streamed:
             for span in generation.weight_versions:
                 part = slice(span.start, span.end)
-                true &= self._extend(answer, generation.token_ids[part], generation.logprobs[part], span.version, key)
+                true &= self._extend(tape, generation.token_ids[part], generation.logprobs[part], span.version, key)
         return generation.finish_reason if true else "abort"
 
-    def _extend(self, answer: Answer, tokens: Int32Array, logprobs: Float32Array, label: str, key: str) -> bool:
+    def _extend(self, tape: Tape, tokens: Int32Array, logprobs: Float32Array, label: str, key: str) -> bool:
         """Take sampled tokens over, unless they come from other weights than `key` names ("" for any)."""
         if key and label != key:
             # Other weights than those whose cache it was filed under: no version can vouch for these tokens.
@@ -306,7 +306,7 @@ class Execution:
             return False
         line, version = version_of(label)
         self._lines.add(line)
-        extend(answer, tokens, logprobs, version)
+        tape.extend(tokens, logprobs, version)
         self._delivery.advanced()
         self._delivery.tokens += len(tokens)
         self._context.count("tokens", len(tokens))

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from asyncrl.tasks.journal import Diverged, Journal, branch_tasks, extend
+from asyncrl.tasks.journal import Diverged, Journal, Tape, branch_tasks
 from asyncrl.tasks.rollout import Limits, RolloutContext, ToolFailed
 from topics.trajectories import Answer, TrajectoryProgressed
 from topics.wire import WireError, decode, encode
@@ -24,7 +24,7 @@ class Host:
         self.sampled += 1
         for _ in range(self.turns.pop(0) if self.turns else 0):
             await asyncio.sleep(0)
-        extend(answer, ids[-1:] + 1, np.zeros(1, np.float32), 0)
+        Tape(answer).extend(ids[-1:] + 1, np.zeros(1, np.float32), 0)
         answer.done, answer.finish = True, "stop"
 
     async def keep(self):
@@ -175,7 +175,23 @@ async def test_the_clock_is_replayed():
 
 def test_tokens_and_log_probs_must_be_as_many():
     with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
-        extend(Answer("generate", ""), np.zeros(2, np.int32), np.zeros(1, np.float32), 0)
+        Tape(Answer("generate", "")).extend(np.zeros(2, np.int32), np.zeros(1, np.float32), 0)
+
+
+def test_what_was_handed_out_stays_as_it_was_while_tokens_go_on_coming():
+    answer = Answer("generate", "", done=False)
+    handed_out, expected, dice = [], [], np.random.default_rng(3)
+    for sampler in range(3):  # after an abort the next engine goes on
+        tape = Tape(answer)
+        for count in dice.integers(0, 40, 50):
+            tokens = dice.integers(0, 1000, count).astype(np.int32)
+            tape.extend(tokens, tokens.astype(np.float32) / 7, sampler)
+            expected += [(token, np.float32(token) / np.float32(7), sampler) for token in tokens.tolist()]
+            handed_out.append((answer.tokens, answer.logprobs, answer.versions))
+
+    for parts in handed_out:
+        assert list(zip(*(part.tolist() for part in parts), strict=True)) == expected[: len(parts[0])]
+    assert len(answer.tokens) == len(expected)
 
 
 def recorded(*versions, logprobs=3):
@@ -191,7 +207,7 @@ def test_one_version_stands_for_all_tokens_of_a_message():
     answer = journal.answers["0"] = Answer("generate", "", done=False)
     told = []
     for version in (7, 8):
-        extend(answer, np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
+        Tape(answer).extend(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
         told.append(journal.news())
         journal.told(told[-1])
     assert [news["0"].versions.tolist() for news in told] == [[7], [8]]
