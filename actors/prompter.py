@@ -31,7 +31,8 @@ async def main(context: Context) -> None:
         )
     except DataError as error:
         raise ActorFault(str(error)) from error
-    fold = PrompterFold(cast)
+    rows = source.rows_per_epoch
+    fold = PrompterFold(cast, end=cast.task.epochs * rows if cast.task.epochs and rows else None)
     keeper = Keeper(
         context,
         PROMPTS,
@@ -48,6 +49,7 @@ async def main(context: Context) -> None:
     while not context.stop.is_set():
         wanted = fold.wanted()
         context.vitals["open_groups"] = fold.open_groups
+        context.vitals["no_more_prompts"] = float(fold.at_end)
         if wanted:
             await keeper.append(
                 [decide(item, cast.seed, cast.warmup.rows_per_trajectory, source) for item in wanted[:_AT_ONCE]]

@@ -81,7 +81,12 @@ class PrompterState(msgspec.Struct):
 class PrompterFold:
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
-    def __init__(self, cast: Cast) -> None:
+    def __init__(self, cast: Cast, end: int | None = None) -> None:
+        """
+        Args:
+            end: number of the first prompt of RL that there is not; None where there is no end.
+        """
+        self._end = end
         self._plans = stage_plans(cast)
         self._max_lag = cast.buffer.max_lag
         self.state = PrompterState(
@@ -139,6 +144,11 @@ class PrompterFold:
         return len(self.state.open["warmup"]) + len(self.state.open["rl"])
 
     @property
+    def at_end(self) -> bool:
+        """Whether every prompt of RL is issued."""
+        return self._end is not None and self.state.issued["rl"] >= self._end
+
+    @property
     def _min_version(self) -> int:
         return max(0, self.state.trained - self._max_lag)
 
@@ -153,9 +163,12 @@ class PrompterFold:
         # A group cut short by a crash is finished first: it is open already and takes no new room.
         unfinished = self.state.members.get(prompt_name(stage, first), 0)
         reissues, room = self._reissues(room) if stage == "rl" else ([], room)
+        last = first + room + bool(unfinished)
+        if stage == "rl" and self._end is not None:
+            last = min(last, self._end)
         return reissues + [
             Wanted(stage, number, member, plan.group_size, self._min_version)
-            for number in range(first, first + room + bool(unfinished))
+            for number in range(first, last)
             for member in range(unfinished if number == first else 0, plan.group_size)
         ]
 

@@ -164,7 +164,22 @@ def _data(cast: Cast, base: Path) -> Iterator[Finding]:
         except (DataError, OSError) as error:
             yield Finding((key, "task.options"), str(error))
             continue
+        if key == "task.source" and cast.task.epochs:
+            yield from _epochs(cast, source)
         yield from (_rows_for_model if cast.model.path else _rows_for_made_model)(cast, base, key, source)
+
+
+def _epochs(cast: Cast, source: DataSource) -> Iterator[Finding]:
+    """Whether so many epochs are prompts enough for all steps, if no group is dropped."""
+    if source.rows_per_epoch is None:
+        message = f"task.epochs = {cast.task.epochs} needs a file: {source.describe()}, each once; leave it at 0"
+        yield Finding(("task.epochs", "task.source"), message)
+        return
+    prompts, groups = cast.task.epochs * source.rows_per_epoch - cast.start.prompt, cast.buffer.batch_groups
+    if prompts < (cast.learner.steps - cast.start.step) * groups:
+        found = f"{cast.task.epochs} epochs of {source.rows_per_epoch} rows fill {prompts // groups} batches"
+        message = f"{found} of {groups} groups, learner.steps is {cast.learner.steps}; raise the one or lower the other"
+        yield Finding(("task.epochs", "learner.steps"), message)
 
 
 def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource) -> Iterator[Finding]:

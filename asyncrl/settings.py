@@ -99,6 +99,8 @@ class TaskSettings(Settings):
     """`reverse`, `sum`, `reasoning-gym:NAME`, or a file: `rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`."""
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Options of the source, such as `letters = 8` or `prompt_key = "question"`."""
+    epochs: Annotated[int, Meta(ge=0)] = 0
+    """Times each row of a file is issued as a prompt of RL, in a new order each time; 0: as often as is needed."""
     rollout: str = "single_turn"
     """Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from casts import SOUND, from_settings, problems, the_problem
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from asyncrl.cast import load_cast
+from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import busy_share, contradictions, hints
 from asyncrl.settings import Cast
 
@@ -164,6 +166,22 @@ def test_files_beside_the_cast_are_found(written, tmp_path):
     text = SOUND + 'task.source = "rows.jsonl"\nreward.function = "my.py:reward"\n'
 
     assert load_cast(written(text), files=True).cast.reward.function == "my.py:reward"
+
+
+@pytest.mark.parametrize(
+    ("source", "steps", "problem"),
+    [
+        ("rows.jsonl", 5, ""),
+        ("rows.jsonl", 6, "2 epochs of 5 rows fill 5 batches of 2 groups, learner.steps is 6; raise"),
+        ("reverse", 5, "task.epochs = 2 needs a file: reverse: 8 letters"),
+    ],
+)
+def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, problem):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n' * 5)
+    text = f'task.source = "{source}"\ntask.epochs = 2\nlearner.steps = {steps}\nbuffer.batch_groups = 2\n'
+
+    with pytest.raises(CastError, match=f"task.epochs: {re.escape(problem)}") if problem else nullcontext():
+        load_cast(written(text), files=True)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 import pytest
 from conftest import Connect, Stage, until
-from runs import Run, address_of, command, up
+from runs import Run, address_of, command, resume, up
 from test_backpressure import SCRIPTED
 
 from asyncrl.bus.connection import Bus
@@ -252,6 +252,37 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_pa
         await named(tmp_path, "no credit", "groups are open")
         run.interrupt()
         assert await run.ended(60) == 0, run.story
+
+
+FLAT = """
+import random
+
+def reward(completion, label):
+    return 0.0 if label == "flat" else random.random()
+"""
+
+
+@SLOW
+async def test_a_run_whose_data_ends_before_its_steps_is_told_so_and_goes_on_with_more(tmp_path: Path):
+    (tmp_path / "flat.py").write_text(FLAT)
+    rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = [
+        "task.source=rows.jsonl",
+        "task.epochs=1",
+        "task.options={}",
+        "learner.steps=6",
+        "learner.checkpoint_every=1",
+    ]
+    rewards = ["reward.function=flat.py:reward", "buffer.zero_variance=drop", "warmup.steps=0"]
+    async with up(tmp_path, *few, *rewards, cast=SCRIPTED) as run:
+        await run.reaches(lambda: len(run.steps()) == 5, "all batches that there are")
+        await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups are left and a batch takes 8")
+        run.interrupt()
+        assert await run.ended(60) == 0, run.story
+    async with resume(tmp_path, "short", "--set", "task.epochs=2") as run:
+        assert await run.ended(60) == 0, run.story
+    await audited_clean(tmp_path)
 
 
 def said_by_warden(run: Run, what: str, cause: str) -> bool:

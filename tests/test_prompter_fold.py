@@ -54,6 +54,20 @@ def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
     assert {item.min_version for item in wanted} == {1}
 
 
+def test_no_prompt_is_issued_behind_the_end_of_the_data():
+    fed = Feed(PrompterFold(cast(), end=5))
+    assert len(issue(fed)) == 4 * 2
+    assert not fed.fold.at_end
+
+    fed.dropped("p000000").dropped("p000001").dropped("p000002")
+
+    assert issue(fed, 1) == ["p000004-0", "p000004-1"]  # a crash comes in between
+    assert not fed.fold.at_end
+    assert issue(fed) == ["p000004-1"]
+    assert fed.fold.at_end
+    assert fed.dropped("p000003").fold.wanted() == []
+
+
 @pytest.mark.parametrize("order", ["packed first", "trained first"])
 def test_the_order_between_logs_does_not_matter(order):
     fed = feed()

@@ -227,8 +227,9 @@ async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path
 @pytest.mark.parametrize(
     ("schedule", "override", "message"),
     [
-        ("constant", "learner.lr=1e-4", "goes on with the settings it began with; only learner.steps may be raised"),
-        ("constant", "learner.steps=many", "only learner.steps may be raised"),
+        ("constant", "learner.lr=1e-4", "goes on with the settings it began with; only learner.steps and task.epochs"),
+        ("constant", "learner.steps=many", "only learner.steps and task.epochs may be raised"),
+        ("constant", "task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
         ("constant", "learner.steps=6", "the run began with 7 steps; they may only be raised"),
         ("cosine", "learner.steps=8", "would change the learning rates of the steps already taken"),
     ],

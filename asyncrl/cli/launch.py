@@ -28,8 +28,8 @@ from asyncrl.bus.server import EmbeddedServer, die_with_parent
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
+from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
-from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
@@ -67,7 +67,7 @@ class Launch:
 
         Args:
             root: absolute.
-            overrides: `learner.steps=N` with a greater N, or nothing.
+            overrides: as for `longer`.
 
         Raises:
             LaunchError: it has finished, or cannot go on with these settings.
@@ -79,7 +79,7 @@ class Launch:
             raise LaunchError(f"run {root.name} cannot go on: {files.cast}: {error}") from error
         if _has_finished(root):
             raise LaunchError(f"run {root.name} has finished, nothing is left to do; its results are in {root}")
-        return cls(LoadedCast(_with_more_steps(cast, overrides), base, files.cast), root)
+        return cls(LoadedCast(longer(cast, overrides), base, files.cast), root)
 
     def prepare(self) -> None:
         """Take a run directory that nobody used before, or that of the run that goes on, and write the settings down.
@@ -371,27 +371,3 @@ def _has_finished(root: Path) -> bool:
     except (FileNotFoundError, msgspec.MsgspecError):
         return False
     return bool(summary.get("finished"))
-
-
-def _with_more_steps(cast: Cast, overrides: Sequence[str]) -> Cast:
-    """The settings of a run that goes on: those it began with, but for the number of steps.
-
-    Raises:
-        LaunchError: another setting, fewer steps, or steps that would change the learning rates of those taken.
-    """
-    learner = cast.learner
-    for override in overrides:
-        key, _, value = (word.strip() for word in override.partition("="))
-        if key != "learner.steps" or not value.isdecimal():
-            raise LaunchError(
-                f"--set {override}: a run goes on with the settings it began with; only learner.steps may be raised"
-            )
-        if int(value) < learner.steps:
-            raise LaunchError(f"--set {override}: the run began with {learner.steps} steps; they may only be raised")
-        if int(value) > learner.steps and learner.schedule != "constant":
-            raise LaunchError(
-                f"--set {override}: with learner.schedule = {learner.schedule} another number of steps would change "
-                "the learning rates of the steps already taken"
-            )
-        learner = msgspec.structs.replace(learner, steps=int(value))
-    return msgspec.structs.replace(cast, learner=learner)

@@ -222,7 +222,11 @@ def _credit(picture: Picture) -> Iterator[Finding]:
     open_groups = picture.gauge("prompter", "open_groups")
     ready = int(picture.gauge("buffer", "ready_groups") or 0)
     dropped = sum(picture.drops.values())
-    if dropped >= groups:
+    if open_groups is not None and open_groups < groups and picture.gauge("prompter", "no_more_prompts"):
+        times = f"{cast.task.epochs} time{'s' * (cast.task.epochs > 1)}"
+        evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
+        yield Finding("end of data", "prompter", evidence)
+    elif dropped >= groups:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in picture.drops.items())
         yield Finding("groups dropped", "buffer", f"{dropped:,} groups were dropped since the last batch: {reasons}")
     elif open_groups == 0:

@@ -28,7 +28,7 @@ ADVICE: dict[Cause, str] = {
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
     "groups dropped": "change what drops them: reward, buffer.zero_variance, buffer.max_lag, buffer.group_deadline_s",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
-    "end of data": "read the prompter's lines with `asyncrl logs prompter-1`; look at task.source",
+    "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
     "unexplained": "run `asyncrl status` and `asyncrl logs`, and say so in an issue",
 }
 

@@ -1,0 +1,44 @@
+"""What may change when a run goes on: how long it goes, and nothing of what it has done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from asyncrl.cli.making import LaunchError
+from asyncrl.settings import Cast
+
+
+def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
+    """The settings of a run that goes on: those it began with, but for more steps or epochs.
+
+    Args:
+        overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), or nothing.
+
+    Raises:
+        LaunchError: another setting, fewer of these, or steps that would change the learning rates of those taken.
+    """
+    learner, task = cast.learner, cast.task
+    for override in overrides:
+        key, _, value = (word.strip() for word in override.partition("="))
+        if key not in ("learner.steps", "task.epochs") or not value.isdecimal():
+            raise LaunchError(
+                f"--set {override}: a run goes on with the settings it began with; only learner.steps and task.epochs "
+                "may be raised"
+            )
+        number = int(value)
+        if key == "task.epochs":
+            if number and not 0 < task.epochs <= number:
+                raise LaunchError(f"--set {override}: the run began with {task.epochs}; it may be raised, 0 is no end")
+            task = msgspec.structs.replace(task, epochs=number)
+            continue
+        if number < learner.steps:
+            raise LaunchError(f"--set {override}: the run began with {learner.steps} steps; they may only be raised")
+        if number > learner.steps and learner.schedule != "constant":
+            raise LaunchError(
+                f"--set {override}: with learner.schedule = {learner.schedule} another number of steps would change "
+                "the learning rates of the steps already taken"
+            )
+        learner = msgspec.structs.replace(learner, steps=number)
+    return msgspec.structs.replace(cast, learner=learner, task=task)
