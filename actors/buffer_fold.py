@@ -107,7 +107,7 @@ class BufferState(msgspec.Struct):
     groups: dict[str, Group] = {}
     ready: dict[Stage, dict[str, None]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}})  # complete
     closed: Names = msgspec.field(default_factory=Names)
-    waiting_drop: dict[str, None] = {}  # complete or expired, with members to end
+    waiting_drop: dict[str, None] = {}  # complete, with members to end
     issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
     late: int = 0  # claims and grades that came after the end
@@ -157,7 +157,7 @@ class BufferFold:
         """When the oldest open group's deadline passes, seconds since the epoch; None when nothing is open."""
         for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
-            if group is None or not (group.complete or group.expired):
+            if group is None or not group.complete:
                 return self._deadline_s(issued_ns)
         return None
 
@@ -188,7 +188,7 @@ class BufferFold:
         stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
         group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
         group.size, group.stage = int(headers["group-size"]), stage  # a claim that was read before may say otherwise
-        if group.complete or group.expired:
+        if group.complete:
             self._settle(group)
 
     def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
@@ -239,7 +239,7 @@ class BufferFold:
         else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
-            if group.size and (group.complete or group.expired):
+            if group.size and group.complete:
                 self._settle(group)
 
     def _settle(self, group: Group) -> None:
@@ -273,7 +273,7 @@ class BufferFold:
             if self._deadline_s(issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
-            if group.complete or group.expired:
+            if group.complete:
                 continue
             if len(group.graded.keys() - group.dropped) < min(2, group.size):
                 decisions.append(_drop_group(group, "deadline"))

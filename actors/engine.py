@@ -110,7 +110,7 @@ class EngineActor:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(lease_s / 2):
-                    if await client.health() or self._updating:
+                    if self._updating or await client.health():
                         answered_at = time.monotonic()
             silent_s = began - answered_at
             if silent_s > lease_s and self._answers:
@@ -153,14 +153,18 @@ class EngineActor:
         crash_point("engine.updating")
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
-            async with asyncio.timeout(deadline):
-                await client.empty()
-                await client.pause("in_place")
-                crash_point("engine.paused")
-                # Nothing runs: old caches stay behind under their own extra_key and need no flush.
-                await client.update_weights(Path(target.location), target.key, False)
-                await client.continue_generation()
-                confirmed = (await client.model_info()).get("weight_version")
+            try:
+                async with asyncio.timeout(deadline):
+                    await client.empty()
+                    await client.pause("in_place")
+                    crash_point("engine.paused")
+                    # Nothing runs: old caches stay behind under their own extra_key and need no flush.
+                    await client.update_weights(Path(target.location), target.key, False)
+                    await client.continue_generation()
+                    confirmed = (await client.model_info()).get("weight_version")
+            except TimeoutError:
+                words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
+                raise EngineFailed(words) from None
             if confirmed != target.key:
                 raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")

@@ -7,6 +7,7 @@ therefore no special case: the keeper reads on, folds whoever's record is there,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -63,6 +64,9 @@ class Fold(Protocol):
         """Fold one message in; `message` is None where only headers are read."""
 
 
+_STILL_S = 30.0  # a log of which nothing more comes for so long does not come
+
+
 class _Line:
     """Records of one log on their way into the fold; they wait behind one whose body is being fetched."""
 
@@ -114,9 +118,8 @@ class Keeper:
             self._lines[reader.stream.name].folded = reader.last = folded.get(reader.stream.name, 0)
             await reader.start()
         for reader in self._readers:
-            async with asyncio.timeout(120):
-                await reader.caught_up.wait()
-        while any(line.fetching for line in self._lines.values()):
+            await self._caught_up(reader)
+        while any(line.fetching for line in self._lines.values()) and not self.context.stop.is_set():
             await self.changes()
         if not self.context.actor_id.endswith("-1"):
             await self._stand_by()
@@ -126,6 +129,22 @@ class Keeper:
         await self._claim()
         crash_point("keeper.claimed")
         self.context.watch(asyncio.create_task(self._beat()))
+
+    @staticmethod
+    async def _caught_up(reader: LogReader) -> None:
+        """Wait for the end of a log, as long as more of it comes.
+
+        Raises:
+            ActorDown: nothing came for a while.
+        """
+        last = -1
+        while not reader.caught_up.is_set():
+            if reader.last == last:
+                raise ActorDown(f"log {reader.stream.name} stands still at message {last} for {_STILL_S:.0f} s")
+            last = reader.last
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STILL_S):
+                    await reader.caught_up.wait()
 
     async def close(self) -> None:
         """Stop reading."""
@@ -303,8 +322,13 @@ class Keeper:
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers_back.append((sequence, future))
-        async with asyncio.timeout(self.context.bus.publish_deadline_s):
-            await future
+        limit_s = self.context.bus.publish_deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await future
+        except TimeoutError:
+            words = f"message {sequence} of log {self.own.name} was not read back within {limit_s:.0f} s"
+            raise ActorDown(words) from None
 
     async def _claim(self) -> None:
         claimed = BY_NAME[f"{self.context.role}.claimed"]

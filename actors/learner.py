@@ -221,6 +221,7 @@ class Learner:
         """Begin to say something, after all that was said before it."""
         await self._said()
         self._saying = asyncio.create_task(self.keeper.insist(decisions))
+        self.context.watch(self._saying)
 
     async def _said(self) -> None:
         """Wait until everything said is on the log and read back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xxhash
 
 from actors.actor import ActorFault, Context
+from actors.failures import say_failure
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
@@ -12,11 +13,8 @@ from asyncrl.bus.talk import body_of, say
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.trajectories import (
-    TRAJECTORY_FAILED,
     TRAJECTORY_GRADED,
-    FailureReason,
     Reference,
-    TrajectoryFailed,
     TrajectoryGenerated,
     TrajectoryGraded,
 )
@@ -56,15 +54,13 @@ class RewardWorker:
         async with self._suspects.turn(delivery, generated.trajectory_id, generated.attempt) as poison:
             if poison:
                 await self._context.bury(delivery.record, f"poison: {poison}")
-                await self._say_failure(generated, delivery, "poison", poison)
-            else:
-                await self._grade(generated, delivery)
-        return True
+                return await say_failure(self._context, generated, delivery, "poison", poison)
+            return await self._grade(generated, delivery)
 
-    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> None:
+    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         if generated.stage == "warmup":
             await self._say_grade(generated, delivery, 0.0, {})
-            return
+            return True
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
         row = generated.rows[0]
@@ -78,12 +74,9 @@ class RewardWorker:
         try:
             result = await self._grader.grade(request)
         except RewardFailed as error:
-            self._context.log.warning(
-                "reward failed", trajectory=generated.trajectory_id, reason=error.reason, detail=error.detail
-            )
-            await self._say_failure(generated, delivery, "reward", str(error))
-        else:
-            await self._say_grade(generated, delivery, result.reward, result.metrics)
+            return await say_failure(self._context, generated, delivery, "reward", str(error))
+        await self._say_grade(generated, delivery, result.reward, result.metrics)
+        return True
 
     async def _say_grade(
         self,
@@ -111,26 +104,3 @@ class RewardWorker:
         key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
         await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
         self._context.count("graded")
-
-    async def _say_failure(
-        self,
-        generated: TrajectoryGenerated,
-        delivery: Delivery[TrajectoryGenerated],
-        reason: FailureReason,
-        detail: str,
-    ) -> None:
-        name = generated.trajectory_id
-        message = TrajectoryFailed(
-            trajectory_id=name,
-            attempt=generated.attempt,
-            delivery=delivery.at.deliveries,
-            prompt_id=generated.prompt_id,
-            member=generated.member,
-            group_size=generated.group_size,
-            stage=generated.stage,
-            reason=reason,
-            detail=detail,
-        )
-        self._context.count("failed")
-        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{reason}"
-        await say(self._context.bus, TRAJECTORY_FAILED, message, key=name, id=key)

@@ -9,7 +9,6 @@ from actors.actor import ActorFault, Context
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
 from actors.suspects import Suspects
-from actors.together import Together
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import QUEUES
@@ -46,7 +45,7 @@ class RolloutWorker:
         except (TokenizerError, FunctionError) as error:
             raise ActorFault(str(error)) from error
         self.pool = EnginePool(context)
-        self.tools = Tools(context, self.pool, tokenizer, function, Together(), Suspects(context))
+        self.tools = Tools(context, self.pool, tokenizer, function, set(), Suspects(context))
         self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory

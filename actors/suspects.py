@@ -8,7 +8,7 @@ with its worker's death, again and again, is poison.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -34,12 +34,18 @@ class Suspects:
 
     @asynccontextmanager
     async def turn(
-        self, delivery: Delivery[Any], trajectory_id: str, attempt: int, progressed: int = 1
+        self,
+        delivery: Delivery[Any],
+        trajectory_id: str,
+        attempt: int,
+        progressed: int = 1,
+        prepared: Callable[[], Awaitable[None]] | None = None,
     ) -> AsyncIterator[str]:
         """The time in which a piece of work may run; yields why it is poison, or nothing.
 
         Args:
             progressed: the delivery in which it last came further.
+            prepared: what work that runs alone waits for before it begins, and can be held guilty of nothing.
         """
         deliveries, most = delivery.at.deliveries, self._context.cast.rollout.poison_after
         suspect_after = min(_SUSPECT, most)
@@ -52,6 +58,8 @@ class Suspects:
             if tries >= max(1, most - suspect_after):
                 yield f"{deliveries - progressed} deliveries without progress, {tries} of them alone"
                 return
+            if prepared is not None:
+                await prepared()
             role = self._context.role
             isolated = WorkIsolated(trajectory_id, role, attempt, deliveries, tries + 1)
             name = f"{trajectory_id}:{role}:{attempt}:{deliveries}:{tries}"

@@ -213,7 +213,7 @@ class Warden:
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))
-        await self.keeper.append([decision])
+        await self.keeper.insist([decision])
         crash_point("fleet.scaled")
         self.context.log.info("fleet scaled", **wanted)
 
@@ -241,16 +241,14 @@ class Warden:
     async def _keep_alive(self, child: _Child) -> None:
         """Run one actor, again and again, until it leaves on purpose or cannot be helped."""
         while not child.leaving:
-            await self._start(child)
-            assert child.process is not None
-            code = await child.process.wait()
+            code, words = await self._live(child)
             self._pulses.end(child.actor_id)
             self._lingering.discard(child.actor_id)
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self.fold.left)):
                 return
             child.deaths.add(killed=code < 0, worked=self.fold.trained > child.trained)
             child.trained = self.fold.trained
-            reason = self.fold.reasons.pop(child.actor_id, f"exit code {code}")
+            reason = self.fold.reasons.pop(child.actor_id, words)
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
@@ -262,7 +260,18 @@ class Warden:
             self.context.count("restarts")
             await asyncio.sleep(child.deaths.pause_s)  # back-off: nothing announces that a cause has gone
 
+    async def _live(self, child: _Child) -> tuple[int, str]:
+        """One life of an actor; returns its exit code, and what to say of its end if it says nothing itself."""
+        try:
+            await self._start(child)
+        except OSError as error:  # no process, no memory, no file left: it may be another time
+            return 1, f"it cannot be started: {error}"
+        assert child.process is not None
+        code = await child.process.wait()
+        return code, f"exit code {code}"
+
     async def _start(self, child: _Child) -> None:
+        child.deaths.begin()
         logs = self.context.files.logs
         with (logs / f"{child.actor_id}.log").open("ab") as log:
             child.process = await asyncio.create_subprocess_exec(
@@ -278,7 +287,6 @@ class Warden:
                 preexec_fn=die_with_parent,
             )
         crash_point("actor.started")
-        child.deaths.begin()
         self._pulses.begin(child.actor_id)
         if child.leaving:
             child.process.terminate()

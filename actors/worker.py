@@ -37,10 +37,13 @@ class Delivery(Generic[M]):
         "advanced_at",
         "at",
         "began_at",
+        "lease_s",
+        "lost",
         "message",
         "parked",
         "place",
         "record",
+        "renewed_at",
         "task",
         "tokens",
         "verdict",
@@ -51,7 +54,8 @@ class Delivery(Generic[M]):
         self.record = record
         self.at = at
         self.message = raw
-        self.began_at = self.advanced_at = time.monotonic()
+        self.began_at = self.advanced_at = self.renewed_at = time.monotonic()
+        self.lease_s, self.lost = context.cast.rollout.lease_s, False
         self.place = ""  # what it waits for, as its vital signs tell it
         self.tokens = 0  # sampled so far
         self.parked = 0  # waits for somebody else (an engine): no reason to think that it hangs
@@ -74,9 +78,19 @@ class Delivery(Generic[M]):
         held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
         return HeldWork(name, held_s, quiet_s, self.place, self.tokens)
 
+    @property
+    def lapsed(self) -> bool:
+        """Whether the lease has run out once, as while a process is frozen: the work may be somebody else's."""
+        return self.lost or time.monotonic() > self.renewed_at + self.lease_s
+
     async def renew(self) -> None:
         """Keep the lease for another term."""
+        self.lost, self.renewed_at = self.lapsed, time.monotonic()
         await self._bus.send(self.message.reply, b"+WPI")
+
+    def granted_again(self, message: Msg) -> None:
+        """It came to the same worker once more. One that was frozen cannot tell when: a lapsed lease stays lapsed."""
+        self.lost, self.message, self.renewed_at = self.lapsed, message, time.monotonic()
 
     async def give_back(self) -> None:
         """Let somebody else have it at once."""
@@ -147,7 +161,7 @@ class WorkerLoop(Generic[M]):
         if mine is not None:
             # The lease ran out under our own hands: go on with it, unless that work hangs.
             if time.monotonic() - mine.advanced_at < self._context.cast.rollout.stall_s or mine.parked:
-                mine.message = raw
+                mine.granted_again(raw)
                 self._puller.grant()
                 return
             mine.end(done=False)

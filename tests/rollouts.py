@@ -1,6 +1,7 @@
 """Rollout functions for tests: they hold where the row's metadata says, until the file it names exists."""
 
 import asyncio
+import time
 from pathlib import Path
 
 
@@ -17,6 +18,29 @@ async def five_turns(row, context):
         answer = await context.generate(tokens)
         tokens += answer.tokens.tolist()
         tokens += context.tokenizer.encode(await context.tool("look", look, turn, row.metadata)).tolist()
+
+
+async def expire(metadata):
+    """The first call gives up by the clock; a later one waits for as long as it takes."""
+    calls = Path(metadata["calls"])
+    calls.open("a").write("call\n")
+    first, began = len(calls.read_text().splitlines()) == 1, time.monotonic()
+    while not Path(metadata["go"]).exists():
+        if first and time.monotonic() > began + 1:
+            raise TimeoutError("no answer")
+        await asyncio.sleep(0.01)
+    return "="
+
+
+async def one_call(row, context):
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))
+    await context.tool("expire", expire, row.metadata)
+
+
+async def short_turns(row, context):
+    tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
+    for _ in range(40):
+        tokens += (await context.generate(tokens, max_new_tokens=3)).tokens.tolist()
 
 
 async def one_long_turn(row, context):

@@ -190,6 +190,19 @@ def test_at_its_deadline_a_group_is_packed_with_its_graded_members():
     assert [member.trajectory_id for member in batch.groups[0].members] == ["p000000-0", "p000000-2"]
 
 
+def test_a_group_whose_ends_at_the_deadline_were_stored_in_part_waits_for_the_others():
+    fed = feed(batch_groups={"warmup": 2, "rl": 1})
+    for member in range(2):
+        fed.graded(f"p000000-{member}", size=4)
+    first, second = fed.fold.decide(111.0)
+    fed.read_back([first])  # and the writer is gone
+
+    assert said(fed.read_back(fed.fold.decide(112.0))) == said([second])
+
+    (group,) = only_batch(fed.fold.decide(112.0)).groups
+    assert [member.trajectory_id for member in group.members] == ["p000000-0", "p000000-1"]
+
+
 def test_at_its_deadline_a_group_with_one_grade_is_dropped_with_one_credit():
     fed = feed()
     fed.issued("p000000-0", at_s=10).issued("p000000-1", at_s=10).graded("p000000-0")

@@ -230,6 +230,46 @@ async def test_a_frozen_worker_that_wakes_up_is_refused(scene):
     assert newest["state"]["last_seq"] == last["state"]["last_seq"]
 
 
+async def test_what_fails_in_a_worker_because_it_was_frozen_ends_nothing(scene):
+    scene = await scene("one_call")
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    calls = scene.tmp / f"{name}.calls"
+    await until(calls.exists, "the tool is called")
+    first.send_signal(signal.SIGSTOP)
+    await scene.stage.start("rollout", 2)
+    await until(lambda: len(scene.calls(name)) == 2, "the other worker calls it, too")
+    first.send_signal(signal.SIGCONT)
+
+    async def refused():
+        return await fenced_by(scene, "rollout-1") > 0
+
+    await until(refused, "its tool has failed, and nobody takes its word")
+    (scene.tmp / "go").touch()
+
+    assert (await scene.result(name)).delivery > 1
+    assert not scene.failures
+
+
+async def test_a_worker_killed_between_many_short_turns(scene):
+    scene = await scene("short_turns", progress_tokens=8)
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 60, "60 tokens are told")
+    first.kill()
+    await first.wait()
+    told, lengths = scene.progress[name], [answer.start for answer in scene.progress[name].journal.values()]
+    await scene.stage.start("rollout", 2)
+
+    found = await scene.result(name)
+
+    assert found.segments[0].mask.sum() == 120
+    assert found.delivery == 2
+    assert told.offset >= 60 and len(lengths) >= 20
+
+
 async def fenced_by(scene, actor_id):
     """How often a worker lost a trajectory to another, as it says itself."""
     vitals = await read_last(scene.bus, VITALS, VITALS_TAKEN.subject(scene.bus.run, actor_id))

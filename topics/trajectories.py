@@ -83,6 +83,7 @@ class TrajectoryProgressed(_OfTrajectory):
     previous: Count = 0  # sequence of the progress that this one continues; 0: it is the first
     first: Count = 0  # sequence of the first; 0: this one
     lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens
+    taken_over: bool = False  # nothing came further: another worker has it from now on
 
     def headers(self) -> dict[str, str]:
         """What deciding and trimming need without reading the tokens."""

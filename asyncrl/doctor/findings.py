@@ -11,8 +11,8 @@ CAUSES: tuple[Cause, ...] = get_args(Cause)
 ADVICE: dict[Cause, str] = {
     "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
     "permission missing": "give this role its user of the run (nats.user, nats.password_file), or grant the subject",
-    "disk full": "free space or move the run; actors and server go on by themselves",
-    "stream full": "raise nats.stream_max_mb (nats.ledger_max_mb for logs) and go on with `asyncrl up --resume`",
+    "disk full": "free space; everybody goes on by itself, or from the last checkpoint with `asyncrl up --resume RUN`",
+    "stream full": "go on with more room: `asyncrl fork RUN --at STEP NEW --set nats.stream_max_mb=N` (ledger_max_mb)",
     "clock off": "let NTP set the clock of that machine; deadlines and times are wrong until then",
     "dead letters": "read them with `asyncrl dead`, mend the cause, then `asyncrl dead --reissue`",
     "actor silent": "nothing: the warden kills it after keepers.lease_s; if it comes back, look at its machine",
