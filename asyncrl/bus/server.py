@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import secrets
 import shutil
-import signal
 import socket
-import sys
 import sysconfig
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -19,16 +16,11 @@ from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
+from asyncrl.processes import die_with_parent as die_with_parent
+from asyncrl.processes import end
 
 _READY = b"Server is ready"
 _WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to kill this process when the one that started it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_port(low: int = 20000, high: int = 32000) -> int:
@@ -186,14 +178,8 @@ class EmbeddedServer:
 
     async def stop(self) -> None:
         """Stop the server; its store stays."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.terminate()
-            try:
-                async with asyncio.timeout(5):
-                    await self.process.wait()
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
+        if self.process is not None:
+            await end(self.process)
         if self._drain is not None:
             await asyncio.wait({self._drain}, timeout=1)
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from asyncrl.processes import die_with_parent
 from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack, read_score
 from asyncrl.tasks.functions import FunctionError, last_lines, load_function
 
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _calls = msgspec.msgpack.Decoder(Call)
 
@@ -66,8 +64,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _die_with(parent: int) -> None:
-    if sys.platform == "linux":  # elsewhere the closing pipe ends a child, unless its function hangs
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # where there is no Linux the closing pipe ends a child, unless its function hangs
     if os.getppid() != parent:
         os._exit(1)
 
