@@ -311,7 +311,7 @@ def test_a_directory_without_tokenizer_says_what_it_has(tmp_path):
     ("name", "content", "message"),
     [
         ("tokenizer.json", "{}", "is no tokenizer"),
-        ("tokenizer_config.json", "[", "is no JSON object"),
+        ("tokenizer_config.json", "[", "tokenizer_config.json is not a JSON object"),
         ("chat_template.jinja", "{% if %}", "the chat template is broken"),
     ],
 )
