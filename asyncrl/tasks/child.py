@@ -26,7 +26,6 @@ class Signature(msgspec.Struct):
 
     keywords: list[str]
     positional: bool  # takes the completion in its place, not by name
-    needs_label: bool
 
     def call(self, function: Callable[..., Any], request: GradeRequest) -> Any:
         """Call `function` with the parts of `request` that it names."""
@@ -41,9 +40,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         FunctionError: when it needs an argument that a request does not have.
     """
     known = GradeRequest.__struct_fields__
-    signature = Signature([], positional=False, needs_label=False)
+    signature = Signature([], positional=False)
     for parameter in inspect.signature(function).parameters.values():
-        required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_KEYWORD:
             signature.keywords += [name for name in known if name not in signature.keywords]
         elif parameter.kind is parameter.VAR_POSITIONAL:
@@ -52,8 +50,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
             signature.positional = True
         elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
             signature.keywords.append(parameter.name)
-            signature.needs_label |= required and parameter.name == "label"
-        elif required:
+        elif parameter.default is parameter.empty:
             raise FunctionError(
                 f"the reward function asks for {parameter.name!r}; it may name {', '.join(known)} "
                 "(or take the completion alone as its one positional-only argument)"
@@ -151,7 +148,7 @@ def main(parent: int) -> None:
         return
     # An object may have an async __call__.
     concurrent = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    _send(outbox, Ready(needs_label=signature.needs_label, concurrent=concurrent))
+    _send(outbox, Ready(concurrent=concurrent))
     call = functools.partial(signature.call, function)
     if concurrent:
         asyncio.run(_serve_async(call, inbox, outbox, setup.time_limit_s))
