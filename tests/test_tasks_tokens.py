@@ -162,12 +162,6 @@ def test_nothing_is_cut_even_where_the_tokenizer_file_says_so(tmp_path):
     assert tokenizer.decode(tokenizer.encode_prompt(PromptRow("xyz" * 50), max_tokens=None)) == "xyz" * 50
 
 
-def test_further_values_reach_the_template(tmp_path):
-    tokenizer = TaskTokenizer.load(make_model(tmp_path), template_values={"enable_thinking": False})
-
-    assert tokenizer.decode(tokenizer.encode_prompt(PromptRow([USER]), max_tokens=None)).endswith("<think></think>")
-
-
 def test_the_template_may_stand_in_the_configuration(tmp_path):
     make_model(tmp_path, template=None)
     path = tmp_path / "tokenizer_config.json"

@@ -33,12 +33,11 @@ class TaskTokenizer:
         self._name = name
 
     @classmethod
-    def load(cls, model_dir: Path, *, template_values: dict[str, Any] | None = None) -> TaskTokenizer:
+    def load(cls, model_dir: Path) -> TaskTokenizer:
         """Read `tokenizer.json` and the files beside it.
 
         Args:
             model_dir: Hugging Face model directory.
-            template_values: further variables of the chat template, such as `{"enable_thinking": False}`.
 
         Raises:
             TokenizerError: when the directory has no `tokenizer.json`, or one of the files is broken.
@@ -63,7 +62,7 @@ class TaskTokenizer:
         special = {name: text for name, value in config.items() if name.endswith("_token") and (text := _text(value))}
         try:
             source = _template_source(model_dir, config)
-            template = ChatTemplate(source, {**special, **(template_values or {})}) if source else None
+            template = ChatTemplate(source, special) if source else None
         except TemplateError as error:
             raise TokenizerError(f"{model_dir}: the chat template is broken: {error}") from error
         return cls(tokenizer, template, _read_eos_ids(model_dir, tokenizer, special.get("eos_token")), model_dir.name)
