@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB, EXPECT_SUBJECT, BlobMissing, TwoContents, body_of, say, unpack
+from asyncrl.processes import die_with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -107,6 +109,25 @@ class RunFiles:
     def read_cast(self) -> Cast:
         """Read the run's settings."""
         return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
+
+
+async def start_actor(
+    files: RunFiles, role: str, actor_id: str, *, own_session: bool = False
+) -> asyncio.subprocess.Process:
+    """Start a process that plays a role of a run; it dies with this one.
+
+    Args:
+        own_session: Ctrl-C in the terminal is not for it.
+    """
+    with (files.logs / f"{actor_id}.log").open("ab") as log:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "actors.main", role, actor_id, str(files.root)),
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=die_with_parent,
+            start_new_session=own_session,
+        )
 
 
 @dataclass

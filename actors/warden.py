@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 import time
 from typing import Any
 
-from actors.actor import FATAL, ActorFault, Context
+from actors.actor import FATAL, ActorFault, Context, start_actor
 from actors.keeper import Decision, Input, Keeper
 from actors.pulse import Pulses
 from actors.trimmer import Trimmer
 from actors.watchman import watch_for_stalls
 from asyncrl.bus.log import Record
-from asyncrl.bus.server import die_with_parent
 from asyncrl.crash import crash_point
 from asyncrl.settings import Cast
 from topics.actors import (
@@ -272,20 +269,7 @@ class Warden:
 
     async def _start(self, child: _Child) -> None:
         child.deaths.begin()
-        logs = self.context.files.logs
-        with (logs / f"{child.actor_id}.log").open("ab") as log:
-            child.process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "actors.main",
-                child.role,
-                child.actor_id,
-                str(self.context.files.root),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                preexec_fn=die_with_parent,
-            )
+        child.process = await start_actor(self.context.files, child.role, child.actor_id)
         crash_point("actor.started")
         self._pulses.begin(child.actor_id)
         if child.leaving:

@@ -2,19 +2,18 @@
 
 import asyncio
 import secrets
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from actors.actor import Context, RunFiles
+from actors.actor import Context, RunFiles, start_actor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.provision import provision
-from asyncrl.bus.server import EmbeddedServer, die_with_parent
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.settings import Cast
 from asyncrl.telemetry.logs import open_log
 
@@ -108,10 +107,7 @@ class Stage:
 
     async def start(self, role: str, number: int = 1) -> asyncio.subprocess.Process:
         """Start an actor process: `python -m actors.main ROLE ROLE-NUMBER RUN_DIR`."""
-        actor_id = f"{role}-{number}"
-        with (self.files.logs / f"{actor_id}.log").open("ab") as log:
-            command = [sys.executable, "-m", "actors.main", role, actor_id, str(self.files.root)]
-            process = await asyncio.create_subprocess_exec(*command, stderr=log, preexec_fn=die_with_parent)
+        process = await start_actor(self.files, role, f"{role}-{number}")
         self._processes.append(process)
         return process
 

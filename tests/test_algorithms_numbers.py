@@ -62,11 +62,8 @@ def test_warm_up_climbs_to_the_full_rate():
 
 
 def test_linear_falls_to_its_end_and_stays_there():
-    factors = [
-        learning_rate_factor(step, kind="linear", warmup_steps=2, total_steps=6, final=0.2)
-        for step in (1, 2, 3, 4, 6, 60)
-    ]
-    assert factors == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.2, 0.2])
+    factors = [learning_rate_factor(step, kind="linear", warmup_steps=2, total_steps=6) for step in (1, 2, 3, 4, 6, 60)]
+    assert factors == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.0, 0.0])
 
 
 def test_cosine_is_half_way_down_in_the_middle():

@@ -52,7 +52,7 @@ def test_a_run_in_which_nothing_is_wrong_is_clean():
     findings = told().findings(deep=True, queues={"rollout": Queue(9), "reward": Queue(6)})
 
     assert findings.violations == []
-    assert (findings.issued, findings.trained, findings.packed) == (11, 5, 1)
+    assert (findings.prompts, findings.issued, findings.trained, findings.packed) == (6, 11, 5, 1)
     assert findings.dropped == {"failed": 2, "rollout": 1}
     assert findings.open == {"rollout": 1, "reward": 1}
     assert (findings.batches, findings.trained_batches, findings.versions) == (4, 3, 3)
@@ -86,6 +86,10 @@ def a_member_too_many(story):
 CORRUPTIONS = {
     "a trajectory issued twice": (lambda s: s.issued("p000000-0"), ("issued twice", "p000000-0")),
     "a prompt left out": (lambda s: s.issued("p000006-0"), ("left out", "p000005")),
+    "a member left out": (
+        lambda s: (s.issued("p000005-1"), s.issued("p000006-0")),
+        ("left out", "p000005"),
+    ),
     "an end of nothing": (lambda s: s.dropped("p000077-0"), ("never issued", "p000077-0")),
     "an end of another attempt": (
         lambda s: s.dropped("p000003-0", attempt=1),

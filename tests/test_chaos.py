@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 from runs import SHORT, command
+from stories import Story
 
-from asyncrl.cli.chaos.witness import Issue, Samples, holes, missing
+from asyncrl.cli.chaos.report import violations_by_sense
+from asyncrl.cli.chaos.witness import Samples, missing
 
 SLOW = pytest.mark.slow
 SETTINGS = {
@@ -56,23 +58,27 @@ async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_withou
 # --- what it concludes
 
 
-def issues(*names: str, group_size: int = 2) -> list[Issue]:
-    return [Issue(name, 0, group_size) for name in names]
+def by_sense(*issued: str, again: str = "") -> tuple[list[str], list[str], list[str]]:
+    """What is lost, duplicated and wrong in a run in which these trajectories were issued, one for a second attempt."""
+    story = Story()
+    for name in issued:
+        story.issued(name)
+    if again:
+        story.issued(again, attempt=1)
+    lost, duplicated, wrong = violations_by_sense(story.findings())
+    return tuple([text.split(": found")[0] for text in texts] for texts in (lost, duplicated, wrong))
 
 
-def test_a_prompt_and_a_member_that_were_left_out_are_named():
-    left_out, twice = holes(issues("p000000-0", "p000000-1", "p000002-0", "p000003-0"))
+def test_a_prompt_and_a_member_that_were_left_out_are_lost():
+    found = by_sense("p000000-0", "p000000-1", "p000002-0", "p000003-0")
 
-    assert left_out == ["p000001", "p000002-1"]  # the last prompt may be under way
-    assert twice == []
+    assert found == (["left out: p000001", "left out: p000002"], [], [])  # the last prompt may be under way
 
 
-def test_an_attempt_that_was_issued_twice_is_named():
-    again = Issue("p000000-0", 1, 2)
-    left_out, twice = holes([*issues("w000000-0", group_size=1), *issues("p000000-0", "p000000-1", "p000000-1"), again])
+def test_an_attempt_that_was_issued_twice_is_duplicated():
+    found = by_sense("w000000-0", "p000000-0", "p000000-1", "p000000-1", again="p000000-0")
 
-    assert left_out == []
-    assert twice == ["p000000-1"]
+    assert found == ([], ["issued twice: p000000-1"], [])
 
 
 def test_a_stored_message_that_is_gone_or_another_is_named_unless_it_may_be_trimmed():

@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import aiohttp
 import pytest
 
 from asyncrl.cli.bench.engine import save_random_model, served
@@ -24,7 +25,8 @@ async def test_an_engine_that_dies_fails_every_call_in_flight(model):
     async with served(model) as address:
         client = EngineClient(address)
         begun = asyncio.Event()
-        pid = (await client.server_info())["pid"]
+        async with aiohttp.ClientSession(address) as session, session.get("/server_info") as response:
+            pid = (await response.json())["pid"]
         asks = [
             asyncio.create_task(client.generate([1, i % 64], LONG, on_tokens=lambda _: begun.set(), stream_interval=1))
             for i in range(200)

@@ -226,7 +226,7 @@ async def test_the_client_returns_arrays_spans_and_the_reason(any_client):
 
     assert generation.token_ids.dtype == np.int32 and generation.logprobs.dtype == np.float32
     assert len(generation.token_ids) == len(generation.logprobs) == 7
-    assert (generation.finish_reason, generation.matched, generation.weight_version) == ("length", None, "0")
+    assert generation.finish_reason == "length"
     assert generation.weight_versions == [VersionSpan("0", 0, 7)]
 
 
@@ -328,12 +328,11 @@ async def test_weights_change_under_a_running_stream_with_exact_versions(client,
     await client.update_weights(model, "0", flush_cache=True)
 
     assert [span.version for span in generation.weight_versions] == ["0", "1"]
-    assert generation.weight_version == "1"
     change = generation.weight_versions[1].start
     assert sum(len(chunk.token_ids) for chunk in chunks if chunk.weight_version == "0") == change
 
 
-async def test_a_pause_that_aborts_holds_later_requests_until_continue(client):
+async def test_a_pause_that_aborts_holds_later_requests_until_continue(client, addresses):
     begun = asyncio.Event()
     call = asyncio.create_task(client.generate([1], LONG, on_tokens=lambda _: begun.set(), stream_interval=1))
     await begun.wait()
@@ -341,7 +340,12 @@ async def test_a_pause_that_aborts_holds_later_requests_until_continue(client):
     await client.pause("abort")
     assert (await call).finish_reason == "abort"
     later = asyncio.create_task(client.generate([2], SamplingParams(3)))
-    await client.flush_cache()
+    headers = {"Authorization": "Bearer secret"}
+    async with (
+        aiohttp.ClientSession(addresses["incremental"], headers=headers) as session,
+        session.post("/flush_cache") as response,
+    ):
+        assert response.status == 200
     await asyncio.sleep(0.02)
     assert not later.done()
     await client.continue_generation()

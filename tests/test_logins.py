@@ -24,9 +24,10 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.provision import provision
-from asyncrl.bus.server import EmbeddedServer, die_with_parent, find_server, free_port
+from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cli.reach import read_log
+from asyncrl.processes import die_with_parent
 from asyncrl.settings import Cast, NatsSettings
 from topics.actors import ACTOR_STARTED, ActorStarted
 from topics.topic import ACTORS, STREAMS

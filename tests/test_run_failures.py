@@ -64,7 +64,7 @@ def nothing(folder: Path) -> None:
     ("prepare", "settings", "message"),
     [
         (nothing, ["model.path=a-model"], "a-model is no directory; expected a Hugging Face model directory"),
-        (lambda at: a_model(at, cut=5), MODEL, "its header promises 102; fetch it again"),
+        (lambda at: a_model(at, cut=5), MODEL, "model.safetensors holds no whole weights as safetensors"),
         (lambda at: a_model(at, architecture="GPT2LMHeadModel"), MODEL, "GPT2LMHeadModel is not supported; one of"),
         (nothing, ROWS, "rows.jsonl: no such file"),
         (rows, ROWS, "rows.jsonl: the file is empty"),

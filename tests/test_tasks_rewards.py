@@ -52,13 +52,11 @@ async def test_an_unknown_reasoning_gym_dataset_stops_the_start(tmp_path):
 async def test_exact_compares_stripped_texts(tmp_path, completion, label, reward):
     grader = await open_grader("exact", base=tmp_path)
 
-    assert grader.needs_label
     assert await grader.grade(asked(completion, label)) == GradeResult(reward)
 
 
 async def test_math_compares_values_and_not_texts(tmp_path):
     async with opened(tmp_path, "math") as grader:
-        assert grader.needs_label
         for completion, label, reward in [
             ("So the answer is $\\frac{1}{2}$.", "0.5", 1.0),
             ("Thus \\boxed{x^2 + 2x + 1}", "(x+1)^2", 1.0),
@@ -82,7 +80,6 @@ async def test_a_reasoning_gym_answer_scores_as_its_dataset_scores_it(tmp_path):
                 assert (await grader.grade(request)).reward == 1.0
             request.completion = f"{row.label} <answer>nonsense</answer>"
             assert (await grader.grade(request)).reward < 0.5
-        assert not grader.needs_label
 
 
 async def test_a_named_reasoning_gym_dataset_scores_rows_of_any_source(tmp_path):

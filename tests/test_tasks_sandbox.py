@@ -126,16 +126,9 @@ async def test_calls_of_an_async_function_run_at_once(tmp_path):
         assert await outcomes(grader, ["x"] * 20) == [1.0] * 20
 
 
-async def test_a_label_is_needed_where_the_function_names_it_without_default(tmp_path):
-    for signature, needed in (("completion, label", True), ("completion, label=None", False), ("completion", False)):
-        async with grading(tmp_path, f"def reward({signature}): return 0") as grader:
-            assert grader.needs_label is needed
-
-
 async def test_the_shipped_reward_grades_the_share_of_right_letters():
     grader = await open_grader("my_reward.py:reward", base=EXAMPLES)
     try:
-        assert grader.needs_label
         assert await grader.grade(asked("cba", "cba")) == GradeResult(1.0, {"solved": 1.0})
         assert await grader.grade(asked("cxa\n", "cba")) == GradeResult(2 / 3, {"solved": 0.0})
         assert await grader.grade(asked("", "cba")) == GradeResult(0.0, {"solved": 0.0})

@@ -162,12 +162,6 @@ def test_nothing_is_cut_even_where_the_tokenizer_file_says_so(tmp_path):
     assert tokenizer.decode(tokenizer.encode_prompt(PromptRow("xyz" * 50), max_tokens=None)) == "xyz" * 50
 
 
-def test_further_values_reach_the_template(tmp_path):
-    tokenizer = TaskTokenizer.load(make_model(tmp_path), template_values={"enable_thinking": False})
-
-    assert tokenizer.decode(tokenizer.encode_prompt(PromptRow([USER]), max_tokens=None)).endswith("<think></think>")
-
-
 def test_the_template_may_stand_in_the_configuration(tmp_path):
     make_model(tmp_path, template=None)
     path = tmp_path / "tokenizer_config.json"
@@ -311,7 +305,7 @@ def test_a_directory_without_tokenizer_says_what_it_has(tmp_path):
     ("name", "content", "message"),
     [
         ("tokenizer.json", "{}", "is no tokenizer"),
-        ("tokenizer_config.json", "[", "is no JSON object"),
+        ("tokenizer_config.json", "[", "tokenizer_config.json is not a JSON object"),
         ("chat_template.jinja", "{% if %}", "the chat template is broken"),
     ],
 )

@@ -55,12 +55,9 @@ class BatchStats:
     """What a batch consists of."""
 
     trajectories: int
-    tokens_trainable: int
     tokens_trained: int
     tokens_stale: int
-    lag_histogram: dict[int, int]
-    lag_mean: float  # versions, over trained tokens that a policy sampled
-    lag_max: int
+    lag_histogram: dict[int, int]  # trained tokens that a policy sampled, by lag
     reward_mean: float
     reward_std: float  # over the trajectories of the batch, biased
 
@@ -134,18 +131,13 @@ def _stats(
     trajectories: Sequence[GradedTrajectory], tokens: tuple[UInt8Array, UInt8Array, Int32Array], *, step: int
 ) -> BatchStats:
     mask, fresh, versions = tokens
-    trainable, trained = int(np.count_nonzero(mask)), int(np.count_nonzero(fresh))
-    histogram = lag_histogram(versions, fresh, step=step)
+    trained = int(np.count_nonzero(fresh))
     rewards = np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64)
-    sampled = sum(histogram.values())
     return BatchStats(
         trajectories=len(trajectories),
-        tokens_trainable=trainable,
         tokens_trained=trained,
-        tokens_stale=trainable - trained,
-        lag_histogram=histogram,
-        lag_mean=sum(lag * count for lag, count in histogram.items()) / sampled if sampled else 0.0,
-        lag_max=max(histogram, default=0),
+        tokens_stale=int(np.count_nonzero(mask)) - trained,
+        lag_histogram=lag_histogram(versions, fresh, step=step),
         reward_mean=float(rewards.mean()) if rewards.size else 0.0,
         reward_std=float(rewards.std()) if rewards.size else 0.0,
     )

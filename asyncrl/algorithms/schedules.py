@@ -8,17 +8,14 @@ from typing import Literal, TypeAlias
 ScheduleKind: TypeAlias = Literal["constant", "linear", "cosine"]
 
 
-def learning_rate_factor(
-    step: int, *, kind: ScheduleKind, warmup_steps: int = 0, total_steps: int = 0, final: float = 0.0
-) -> float:
+def learning_rate_factor(step: int, *, kind: ScheduleKind, warmup_steps: int = 0, total_steps: int = 0) -> float:
     """Factor on the learning rate in one step.
 
     Args:
         step: number of the optimiser step, from 1.
-        kind: shape after the warm-up. `constant` stays at 1; the others fall to `final` at `total_steps`.
+        kind: shape after the warm-up. `constant` stays at 1; the others fall to 0 at `total_steps`.
         warmup_steps: steps of linear warm-up; step `warmup_steps` is the first at full rate. 0 for none.
-        total_steps: the step at which `linear` and `cosine` reach `final`, and stay there.
-        final: the last factor.
+        total_steps: the step at which `linear` and `cosine` reach 0, and stay there.
 
     Returns:
         A factor in [0, 1].
@@ -32,5 +29,4 @@ def learning_rate_factor(
     if kind == "constant":
         return 1.0
     progress = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
-    remaining = 1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
-    return final + (1.0 - final) * remaining
+    return 1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -17,7 +17,6 @@ from topics.trajectories import TRAJECTORY_GENERATED
 
 _NAME_IN_USE = 10058
 _NO_STREAM = 10059
-_NO_CONSUMER = 10014
 _MB = 1_000_000
 _SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import secrets
 import shutil
-import signal
 import socket
-import sys
 import sysconfig
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -19,22 +16,18 @@ from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
+from asyncrl.processes import die_with_parent as die_with_parent
+from asyncrl.processes import end
 
+_PORTS = range(20000, 32000)
 _READY = b"Server is ready"
 _WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
-_PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to kill this process when the one that started it dies."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def free_port(low: int = 20000, high: int = 32000) -> int:
+def free_port() -> int:
     """A free port below the ephemeral range: a restarted server finds it free again."""
     while True:
-        port = low + secrets.randbelow(high - low)
+        port = secrets.choice(_PORTS)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -90,18 +83,17 @@ class EmbeddedServer:
     Its owner may do everything. With a run it has one more user for each role, who may do what the topic table says.
     """
 
-    def __init__(self, directory: Path, port: int = 0, run: str = "", place: Place | None = None) -> None:
+    def __init__(self, directory: Path, run: str = "", place: Place | None = None) -> None:
         self.directory = directory
         self._run = run
         self._place = place
         address_file = directory / "nats.json"
         if place is not None:
             self.address = place.address
-        elif address_file.exists() and not port:
+        elif address_file.exists():
             self.address = BusAddress.read(address_file)
         else:
-            port = port or free_port()
-            self.address = BusAddress(f"nats://127.0.0.1:{port}", "asyncrl", secrets.token_urlsafe(18))
+            self.address = BusAddress(f"nats://127.0.0.1:{free_port()}", "asyncrl", secrets.token_urlsafe(18))
         self.process: asyncio.subprocess.Process | None = None
         self.wounded = False  # whether it refuses to write since the disk was full, until it is started again
         self._ready = False
@@ -186,14 +178,8 @@ class EmbeddedServer:
 
     async def stop(self) -> None:
         """Stop the server; its store stays."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.terminate()
-            try:
-                async with asyncio.timeout(5):
-                    await self.process.wait()
-            except TimeoutError:
-                self.process.kill()
-                await self.process.wait()
+        if self.process is not None:
+            await end(self.process)
         if self._drain is not None:
             await asyncio.wait({self._drain}, timeout=1)
 

@@ -6,7 +6,6 @@ import asyncio
 import fcntl
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from actors.actor import FATAL, RunFiles
+from actors.actor import FATAL, RunFiles, start_actor
 from actors.pulse import Pulses
 from actors.warden import Deaths
 from asyncrl.bus.address import BusAddress
@@ -24,7 +23,7 @@ from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.logins import given_logins, save_logins
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.provision import is_provisioned, provision
-from asyncrl.bus.server import EmbeddedServer, die_with_parent
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
@@ -349,19 +348,7 @@ class Launch:
         aside.rename(self.files.model)
 
     async def _start_warden(self) -> None:
-        with (self.files.logs / f"{WARDEN}.log").open("ab") as log:
-            self._warden = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "actors.main",
-                "warden",
-                WARDEN,
-                str(self.files.root),
-                stdout=log,
-                stderr=log,
-                preexec_fn=die_with_parent,
-                start_new_session=True,
-            )
+        self._warden = await start_actor(self.files, "warden", WARDEN, own_session=True)
 
 
 def _has_finished(root: Path) -> bool:

@@ -34,23 +34,17 @@ class Generation(msgspec.Struct, frozen=True):
 
     token_ids: Int32Array  # [T] sampled tokens, a stop token included
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
-    weight_version: str  # of the last token
     weight_versions: list[VersionSpan]  # exact where the engine says so, else one span per streamed chunk
     finish_reason: FinishType
-    matched: int | str | None  # the stop token or string
-    cached_tokens: int  # prompt tokens that were not computed again
 
 
 class _Finish(msgspec.Struct, frozen=True):
     type: str = "abort"
-    matched: int | str | list[int] | None = None
-    message: str | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True):
     finish_reason: _Finish | None = None
     completion_tokens: int | None = None
-    cached_tokens: int = 0
     weight_version: str = ""
     weight_versions: list[VersionSpan] | None = None
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
@@ -81,8 +75,6 @@ class Assembly:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[VersionSpan] = []
-        self._version = ""
-        self._cached = 0
         self._finish: _Finish | None = None
 
     @property
@@ -106,8 +98,6 @@ class Assembly:
             if self._on_tokens is not None:
                 chunk = Chunk(np.array(new_ids, np.int32), np.array(new_logprobs, np.float32), meta.weight_version)
                 self._on_tokens(chunk)
-        self._version = meta.weight_version or self._version
-        self._cached = max(self._cached, meta.cached_tokens)
         self._finish = meta.finish_reason
 
     def abort(self) -> None:
@@ -116,17 +106,12 @@ class Assembly:
 
     def result(self) -> Generation:
         """The generation, once `finished`."""
-        finish = self._finish or _Finish("abort")
-        matched = finish.matched[-1] if isinstance(finish.matched, list) else finish.matched
-        known = finish.type in ("stop", "length")
+        reason = self._finish.type if self._finish is not None else "abort"
         return Generation(
             token_ids=np.array(self._tokens, np.int32),
             logprobs=np.array(self._logprobs, np.float32),
-            weight_version=self._spans[-1].version if self._spans else self._version,
             weight_versions=self._spans,
-            finish_reason=cast(FinishType, finish.type) if known else "abort",
-            matched=matched,
-            cached_tokens=self._cached,
+            finish_reason=cast(FinishType, reason) if reason in ("stop", "length") else "abort",
         )
 
     def _extend_spans(self, meta: _Meta) -> None:

@@ -184,10 +184,6 @@ class EngineClient:
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
         await self._call("POST", "/update_weights_from_disk", body)
 
-    async def flush_cache(self) -> None:
-        """Forget all cached prefixes; refused while requests run."""
-        await self._call("POST", "/flush_cache", {})
-
     async def health(self) -> bool:
         """Whether the engine answers and is well."""
         try:
@@ -211,10 +207,6 @@ class EngineClient:
     async def model_info(self) -> dict[str, Any]:
         """What is served; `weight_version` among it."""
         return self._decode(await self._call("GET", "/model_info"), dict[str, Any])
-
-    async def server_info(self) -> dict[str, Any]:
-        """How it is served."""
-        return self._decode(await self._call("GET", "/server_info"), dict[str, Any])
 
     async def close(self) -> None:
         """Cancel what is in flight and close the connections."""

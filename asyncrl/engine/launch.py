@@ -7,8 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from asyncrl.bus.server import die_with_parent, free_port
+from asyncrl.bus.server import free_port
 from asyncrl.engine.client import EngineClient, EngineUnavailable
+from asyncrl.processes import die_with_parent, end
 from asyncrl.settings import EngineSettings
 
 _ENVIRONMENT = {
@@ -79,15 +80,8 @@ class EngineProcess:
 
     async def stop(self) -> None:
         """End the server."""
-        if self._process is None or self._process.returncode is not None:
-            return
-        self._process.terminate()
-        try:
-            async with asyncio.timeout(5):
-                await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+        if self._process is not None:
+            await end(self._process)
 
     def _arguments(self, model: Path, version: str, port: int) -> list[str]:
         settings = self._settings
@@ -95,8 +89,6 @@ class EngineProcess:
         arguments = ["-m", module, "--model-path", str(model), "--host", "127.0.0.1", "--port", str(port)]
         arguments += ["--weight-version", version, "--max-running-requests", str(settings.max_running)]
         arguments += ["--incremental-streaming-output"]
-        if settings.kind == "embedded":
-            arguments += ["--die-with-parent"]
         if settings.context:
             arguments += ["--context-length", str(settings.context)]
         return [*arguments, *settings.arguments]

@@ -64,11 +64,8 @@ class ScriptedClient:
         return Generation(
             token_ids=self._tokens,
             logprobs=self._logprobs,
-            weight_version=spans[-1].version,
             weight_versions=spans,
             finish_reason="stop",
-            matched=None,
-            cached_tokens=0,
         )
 
     def _tell(self, spans: list[VersionSpan], told: int, until: int, on_tokens: Callable[[Chunk], None] | None) -> int:

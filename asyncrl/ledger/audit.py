@@ -28,6 +28,7 @@ class Findings(NamedTuple):
     """What an audit found."""
 
     violations: list[Violation]
+    prompts: int
     issued: int  # attempts at trajectories
     trained: int
     packed: int  # in a batch that is not trained yet
@@ -68,6 +69,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue], *, first_result: int = 0)
         lags.update(trained.lags)
     return Findings(
         violations=violations,
+        prompts=len(ledger.sizes),
         issued=len(ledger.issued),
         trained=states.pop("trained", 0),
         packed=states.pop("packed", 0),

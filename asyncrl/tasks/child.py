@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import functools
 import inspect
 import os
-import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -15,10 +13,10 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from asyncrl.processes import die_with_parent
 from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack, read_score
 from asyncrl.tasks.functions import FunctionError, last_lines, load_function
 
-_PR_SET_PDEATHSIG = 1
 _READ_BYTES = 1 << 16
 _calls = msgspec.msgpack.Decoder(Call)
 
@@ -28,7 +26,6 @@ class Signature(msgspec.Struct):
 
     keywords: list[str]
     positional: bool  # takes the completion in its place, not by name
-    needs_label: bool
 
     def call(self, function: Callable[..., Any], request: GradeRequest) -> Any:
         """Call `function` with the parts of `request` that it names."""
@@ -43,9 +40,8 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         FunctionError: when it needs an argument that a request does not have.
     """
     known = GradeRequest.__struct_fields__
-    signature = Signature([], positional=False, needs_label=False)
+    signature = Signature([], positional=False)
     for parameter in inspect.signature(function).parameters.values():
-        required = parameter.default is parameter.empty
         if parameter.kind is parameter.VAR_KEYWORD:
             signature.keywords += [name for name in known if name not in signature.keywords]
         elif parameter.kind is parameter.VAR_POSITIONAL:
@@ -54,8 +50,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
             signature.positional = True
         elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
             signature.keywords.append(parameter.name)
-            signature.needs_label |= required and parameter.name == "label"
-        elif required:
+        elif parameter.default is parameter.empty:
             raise FunctionError(
                 f"the reward function asks for {parameter.name!r}; it may name {', '.join(known)} "
                 "(or take the completion alone as its one positional-only argument)"
@@ -66,8 +61,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
 
 
 def _die_with(parent: int) -> None:
-    if sys.platform == "linux":  # elsewhere the closing pipe ends a child, unless its function hangs
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()  # where there is no Linux the closing pipe ends a child, unless its function hangs
     if os.getppid() != parent:
         os._exit(1)
 
@@ -154,7 +148,7 @@ def main(parent: int) -> None:
         return
     # An object may have an async __call__.
     concurrent = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    _send(outbox, Ready(needs_label=signature.needs_label, concurrent=concurrent))
+    _send(outbox, Ready(concurrent=concurrent))
     call = functools.partial(signature.call, function)
     if concurrent:
         asyncio.run(_serve_async(call, inbox, outbox, setup.time_limit_s))

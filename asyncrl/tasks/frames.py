@@ -51,7 +51,6 @@ class Ready(msgspec.Struct):
     """First frame from a child: the function is loaded, or why not."""
 
     error: str = ""
-    needs_label: bool = False
     concurrent: bool = False  # an async function: many calls at once
 
 

@@ -33,8 +33,6 @@ class GradeResult(msgspec.Struct):
 class Grader(Protocol):
     """Grades completions, many at a time."""
 
-    needs_label: bool  # whether each prompt must have a label
-
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Grade one completion.
 
@@ -83,8 +81,6 @@ async def open_grader(spec: str, *, base: Path, workers: int = 1, time_limit_s: 
 class ExactGrader:
     """1.0 where completion and label are equal but for white space around them, else 0.0."""
 
-    needs_label = True
-
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Compare; it cannot hang and runs where it is called."""
         return GradeResult(float(request.completion.strip() == str(request.label).strip()))
@@ -97,7 +93,6 @@ class SandboxGrader:
     """The number that a function in a child process returns."""
 
     def __init__(self, sandbox: Sandbox) -> None:
-        self.needs_label = sandbox.needs_label
         self._sandbox = sandbox
 
     async def grade(self, request: GradeRequest) -> GradeResult:
@@ -117,8 +112,6 @@ class HttpGrader:
     "reward" and further numbers. What may pass (no connection, status 429 or 5xx) is tried again, after 0.1 s and
     then twice as long each time up to 5 s, until the time limit.
     """
-
-    needs_label = False
 
     def __init__(self, url: str, time_limit_s: float) -> None:
         self._url = url

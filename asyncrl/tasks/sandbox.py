@@ -116,7 +116,6 @@ class Sandbox:
     """A reward function in `workers` child processes."""
 
     def __init__(self, setup: Setup, children: list[_Child]) -> None:
-        self.needs_label = children[0].ready.needs_label
         self._setup = setup
         self._children: list[_Child] = []
         self._queue: deque[_Job] = deque()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 
 from asyncrl.tasks.templates import ChatTemplate, Span
+from asyncrl.training.model_dir import named_eos_ids, read_json
 from topics.prompts import PromptRow
 from topics.wire import Int32Array, UInt8Array
 
@@ -33,12 +33,11 @@ class TaskTokenizer:
         self._name = name
 
     @classmethod
-    def load(cls, model_dir: Path, *, template_values: dict[str, Any] | None = None) -> TaskTokenizer:
+    def load(cls, model_dir: Path) -> TaskTokenizer:
         """Read `tokenizer.json` and the files beside it.
 
         Args:
             model_dir: Hugging Face model directory.
-            template_values: further variables of the chat template, such as `{"enable_thinking": False}`.
 
         Raises:
             TokenizerError: when the directory has no `tokenizer.json`, or one of the files is broken.
@@ -63,7 +62,7 @@ class TaskTokenizer:
         special = {name: text for name, value in config.items() if name.endswith("_token") and (text := _text(value))}
         try:
             source = _template_source(model_dir, config)
-            template = ChatTemplate(source, {**special, **(template_values or {})}) if source else None
+            template = ChatTemplate(source, special) if source else None
         except TemplateError as error:
             raise TokenizerError(f"{model_dir}: the chat template is broken: {error}") from error
         return cls(tokenizer, template, _read_eos_ids(model_dir, tokenizer, special.get("eos_token")), model_dir.name)
@@ -200,12 +199,7 @@ def _text(value: Any) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except ValueError as error:
-        raise TokenizerError(f"{path} is no JSON object: {error}") from error
+    return read_json(path, TokenizerError) if path.is_file() else {}
 
 
 def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
@@ -222,7 +216,5 @@ def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
 def _read_eos_ids(model_dir: Path, tokenizer: Tokenizer, eos_token: str | None) -> list[int]:
     """The tokenizer's own end first, then those that the generation or the model configuration adds."""
     ids = [] if eos_token is None else [tokenizer.token_to_id(eos_token)]
-    generation, config = (_read_json(model_dir / name) for name in ("generation_config.json", "config.json"))
-    more = generation.get("eos_token_id", config.get("eos_token_id"))
-    ids += more if isinstance(more, list) else [more]
+    ids += named_eos_ids(model_dir, TokenizerError) or []
     return list(dict.fromkeys(token for token in ids if token is not None))

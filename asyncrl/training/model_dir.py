@@ -1,17 +1,15 @@
-"""Check a Hugging Face model directory without loading it."""
+"""A Hugging Face model directory: what its files say, and a check without loading it."""
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-SUPPORTED = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+import msgspec
+from safetensors import SafetensorError, safe_open
 
-# The format itself allows no longer header.
-_MAX_HEADER_BYTES = 100_000_000
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 
 
 class ModelError(Exception):
@@ -34,10 +32,12 @@ def check_model_directory(path: Path) -> ModelInfo:
     """
     if not path.is_dir():
         raise ModelError(f"{path} is no directory; expected a Hugging Face model directory with config.json")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     architectures = config.get("architectures") or ["none"]
-    if architectures[0] not in SUPPORTED:
-        raise ModelError(f"{path}: architecture {architectures[0]} is not supported; one of {', '.join(SUPPORTED)} is")
+    if architectures[0] not in ARCHITECTURES:
+        raise ModelError(
+            f"{path}: architecture {architectures[0]} is not supported; one of {', '.join(ARCHITECTURES)} is"
+        )
     vocab_size, context = config.get("vocab_size"), config.get("max_position_embeddings")
     if not isinstance(vocab_size, int) or not isinstance(context, int):
         raise ModelError(
@@ -56,7 +56,7 @@ def _weight_files(path: Path) -> Iterator[Path]:
     if not index.is_file():
         yield path / "model.safetensors"
         return
-    weight_map = _read_json(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{index} has no weight_map; fetch the model again")
     for name in sorted(set(weight_map.values())):
@@ -64,29 +64,35 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 
 def _check_weights(file: Path) -> None:
-    """Compare the file's size with what its header promises."""
+    """Refuse a file whose header is broken, or promises more or fewer bytes than there are."""
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
-            (header_bytes,) = struct.unpack("<Q", stream.read(8))
-            header = json.loads(stream.read(min(header_bytes, _MAX_HEADER_BYTES)))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except OSError as error:
-        raise ModelError(f"{file}: {error.strerror}; the weights must be there as safetensors") from error
-    except (struct.error, ValueError, AttributeError, LookupError, TypeError) as error:
-        raise ModelError(f"{file} has no readable safetensors header ({error}); fetch it again") from error
-    expected = 8 + header_bytes + max(ends, default=0)
-    if size != expected:
-        raise ModelError(f"{file} has {size} bytes, its header promises {expected}; fetch it again")
+        with safe_open(file, framework="np"):
+            pass
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path, fault: type[Exception] = ModelError) -> dict[str, Any]:
+    """One JSON object from a file of a model directory.
+
+    Args:
+        fault: raised where the file is missing, unreadable or holds something else.
+    """
     try:
-        content = json.loads(file.read_bytes())
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except OSError as error:
-        raise ModelError(f"{file}: {error.strerror}; expected a Hugging Face model directory") from error
+        raise fault(
+            f"model {file.parent}: cannot read {file.name} ({error.strerror}); "
+            "give a directory in Hugging Face format: config.json and *.safetensors"
+        ) from error
     except ValueError as error:
-        raise ModelError(f"{file} is no JSON ({error}); fetch it again") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} holds {type(content).__name__}, expected a JSON object; fetch it again")
-    return content
+        raise fault(f"model {file.parent}: {file.name} is not a JSON object ({error}); fetch it again") from error
+
+
+def named_eos_ids(path: Path, fault: type[Exception]) -> list[int] | None:
+    """Token ids that end a text, as generation_config.json names them, else config.json; None where neither does."""
+    for file in (path / "generation_config.json", path / "config.json"):
+        found = read_json(file, fault).get("eos_token_id") if file.exists() else None
+        if found is not None:
+            return found if isinstance(found, list) else [found]
+    return None

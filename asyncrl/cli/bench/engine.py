@@ -22,6 +22,7 @@ from asyncrl.engine.client import Chunk, EngineClient, SamplingParams
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
+from asyncrl.processes import die_with_parent, end
 from asyncrl.settings import CreateModelSettings
 from asyncrl.tasks.data import open_source
 from asyncrl.tasks.tokens import TaskTokenizer
@@ -226,12 +227,12 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
             sys.executable,
             "-m",
             "asyncrl.engine.embedded",
-            "--die-with-parent",
             "--context-length",
             str(CONTEXT),
             *arguments,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
+            preexec_fn=die_with_parent,
         )
         try:
             assert process.stderr is not None
@@ -241,9 +242,7 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
                 raise EngineError(f"the server of {model_path} did not start: {line.decode().strip()}")
             yield port_file.read_text().strip()
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            await process.wait()
+            await end(process)
 
 
 def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[int], int]]) -> float:

@@ -34,8 +34,7 @@ from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import BY_NAME
-from topics.topic import BATCHES, EVALS, PROMPTS, TRAJECTORIES, Stream, Topic
-from topics.trajectories import TRAJECTORY_GENERATED
+from topics.topic import BATCHES, EVALS, PROMPTS, Stream, Topic
 
 T = TypeVar("T")
 
@@ -238,15 +237,13 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {}
     async with _Run.up(folder / "crashes", str(cast)) as run:
         witness = Witness(run.bus)
-        work = _Work(run.bus)
         await run.until(_provisioned(witness.start))
-        await work.start()
         measures: dict[str, Callable[[], Awaitable[float]]] = {
             "learner_s": partial(_learner, run, witness),
             "engine_s": partial(_works_again, run, witness, "engine"),
             "engine_server_s": partial(_works_again, run, witness, SERVER),
             "nats_s": partial(_works_again, run, witness, "nats"),
-            "beyond_lease_s": partial(_lease, run, work),
+            "beyond_lease_s": partial(_lease, run, witness),
             "reward_s": partial(_works_again, run, witness, "reward"),
             "evaluator_s": partial(_evaluator, run),
             "recorder_s": partial(_recorder, run, witness),
@@ -257,7 +254,6 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
                 run.measured = name
                 await run.until(_two_steps_more(witness))  # so that nobody is struck while another comes back
                 times.setdefault(name, []).append(await measure())
-        await work.close()
         await witness.close()
     return times
 
@@ -310,42 +306,12 @@ async def _recorder(run: _Run, witness: Witness) -> float:
     return killed.seconds_to(time.time_ns())
 
 
-async def _lease(run: _Run, work: _Work) -> float:
+async def _lease(run: _Run, witness: Witness) -> float:
     """Until another has finished the last trajectory that a killed worker held; beyond the lease."""
     while True:
         killed = await run.kill("rollout")
-        held = work.issued - work.ended.keys()
-        await run.until(_holds(partial(work.ended.keys().__ge__, held)))
-        taken = [time_ns for name in held for delivery, time_ns in [work.ended[name]] if delivery > 1]
+        held = witness.issued - witness.ended.keys()
+        await run.until(_holds(partial(witness.ended.keys().__ge__, held)))
+        taken = [time_ns for name in held for delivery, time_ns in [witness.ended[name]] if delivery > 1]
         if taken:
             return killed.seconds_to(max(taken)) - _LEASE_S
-
-
-class _Work:
-    """What is issued, and what has come of it."""
-
-    def __init__(self, bus: Bus) -> None:
-        self.issued: set[str] = set()
-        self.ended: dict[str, tuple[int, int]] = {}  # delivery of the result, and when it was stored, ns
-        self._readers = [
-            LogReader(bus, PROMPTS, self._on_issued, subjects=[PROMPT_ISSUED.pattern(bus.run)], headers_only=True),
-            LogReader(
-                bus, TRAJECTORIES, self._on_result, subjects=[TRAJECTORY_GENERATED.pattern(bus.run)], headers_only=True
-            ),
-        ]
-
-    async def start(self) -> None:
-        """Read everything said so far, then follow."""
-        for reader in self._readers:
-            await reader.start()
-
-    async def close(self) -> None:
-        """Stop reading."""
-        for reader in self._readers:
-            await reader.close()
-
-    def _on_issued(self, record: Record) -> None:
-        self.issued.add(record.headers["trajectory"])
-
-    def _on_result(self, record: Record) -> None:
-        self.ended[record.headers["trajectory"]] = (int(record.headers["delivery"]), record.time_ns)

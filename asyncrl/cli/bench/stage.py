@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
@@ -14,12 +12,12 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from actors.actor import RunFiles
+from actors.actor import RunFiles, start_actor
 from actors.warden import first_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, queue_states
-from asyncrl.bus.server import EmbeddedServer, die_with_parent
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
@@ -73,20 +71,7 @@ class Stage:
     async def enter(self, role: str, number: int = 1) -> None:
         """Start one actor."""
         name = f"{role}-{number}"
-        with (self.files.logs / f"{name}.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "actors.main",
-                role,
-                name,
-                str(self.files.root),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                preexec_fn=die_with_parent,
-            )
-        self._actors[name] = process
+        process = self._actors[name] = await start_actor(self.files, role, name)
         task = asyncio.create_task(self._watch(name, process))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)

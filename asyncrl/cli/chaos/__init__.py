@@ -25,7 +25,7 @@ from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_se
 from asyncrl.cli.chaos.stage import ChaosError, Stage
 from asyncrl.cli.chaos.strikes import Strike, Striker
 from asyncrl.cli.chaos.targets import Target, TargetError, drawn, each_point, parse_targets
-from asyncrl.cli.chaos.witness import Witness, holes, missing
+from asyncrl.cli.chaos.witness import Witness, missing
 from asyncrl.cli.find import RunNotFound
 from asyncrl.cli.reach import opened
 
@@ -195,8 +195,7 @@ async def _judge(
         findings, _ = await audit_run(bus, deep=True)
         whole = Witness(bus)
         await whole.read()
-    lost, wrong = violations_by_sense(findings)
-    left_out, again = holes(whole.issued)
+    lost, duplicated, wrong = violations_by_sense(findings)
     cast = RunFiles(stage.root).read_cast()
     return Report(
         run=stage.root.name,
@@ -206,13 +205,13 @@ async def _judge(
         strikes=striker.strikes,
         unreached=dict(striker.unreached),
         resumed=stage.resumed,
-        prompts=len({issue.trajectory_id.rsplit("-", 1)[0] for issue in whole.issued}),
+        prompts=findings.prompts,
         trajectories=findings.issued,
         trained=findings.trained,
         tokens=witness.samples.tokens,
         tokens_again=witness.samples.again(cast.rollout.progress_tokens),
-        lost=[*lost, *left_out, *missing(witness.stored, whole.stored, payload=cast.nats.keep == "run")],
-        duplicated=again,
+        lost=[*lost, *missing(witness.stored, whole.stored, payload=cast.nats.keep == "run")],
+        duplicated=duplicated,
         violations=wrong,
         steps=cast.learner.steps,
         rewards=whole.rewards,

@@ -14,7 +14,7 @@ from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.ledger.audit import Findings
 
 FAMILIES = ("kill", "freeze", "wake", "crash")
-_LOST = ("lost", "no end", "never issued", "damaged payload")
+_LOST = ("lost", "left out", "no end", "never issued", "damaged payload")
 _WINDOW = 5  # steps that rewards are averaged over
 _SHOWN = 20
 
@@ -47,15 +47,15 @@ class Report(msgspec.Struct, kw_only=True):
         return self.finished and self.code == 0 and not (self.lost or self.duplicated or self.violations)
 
 
-def violations_by_sense(findings: Findings) -> tuple[list[str], list[str]]:
-    """What an audit found lost, and what it found twice or wrong."""
+def violations_by_sense(findings: Findings) -> tuple[list[str], list[str], list[str]]:
+    """What an audit found lost, what it found issued twice, and what else is wrong."""
     lost: list[str] = []
+    twice: list[str] = []
     other: list[str] = []
     for bad in findings.violations:
-        (lost if bad.kind in _LOST else other).append(
-            f"{bad.kind}: {bad.id}: found {bad.found}; expected {bad.expected}"
-        )
-    return lost, other
+        sense = lost if bad.kind in _LOST else twice if bad.kind == "issued twice" else other
+        sense.append(f"{bad.kind}: {bad.id}: found {bad.found}; expected {bad.expected}")
+    return lost, twice, other
 
 
 def report_text(report: Report) -> str:

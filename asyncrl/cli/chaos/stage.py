@@ -10,9 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.bus.server import die_with_parent
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
+from asyncrl.processes import die_with_parent
 
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from asyncrl.bus.connection import Bus
@@ -37,14 +36,6 @@ class Said(NamedTuple):
     message: Any  # None where only headers are read
 
 
-class Issue(NamedTuple):
-    """An attempt at a trajectory, as it was issued."""
-
-    trajectory_id: str
-    attempt: int
-    group_size: int
-
-
 Stored: TypeAlias = dict[str, dict[int, str]]  # message ids by stream and sequence, but for what expires
 Holds: TypeAlias = Callable[[Said], bool]
 
@@ -60,7 +51,8 @@ class Witness:
         self.rewards: dict[int, float] = {}  # by RL step
         self.step: int | None = None  # newest trained
         self.fleet: dict[str, int] = {}  # wanted processes by role
-        self.issued: list[Issue] = []
+        self.issued: set[str] = set()  # trajectories
+        self.ended: dict[str, tuple[int, int]] = {}  # by trajectory: delivery of its result, and when it was stored, ns
         self.samples = Samples()
         self._writers: dict[str, str] = {}  # newest writer of each keeper's log
         self._waiting: list[tuple[Holds, asyncio.Future[int]]] = []
@@ -151,10 +143,11 @@ class Witness:
             if message.stage == "rl":
                 self.rewards[message.step] = message.rewards[0]
         if topic is PROMPT_ISSUED:
-            found = record.headers
-            self.issued.append(Issue(found["trajectory"], int(found["attempt"]), int(found["group-size"])))
+            self.issued.add(record.headers["trajectory"])
         elif topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED):
             self.samples.add(record.headers)
+        if topic is TRAJECTORY_GENERATED:
+            self.ended[record.headers["trajectory"]] = (int(record.headers["delivery"]), record.time_ns)
         said = Said(topic, record, message)
         for entry in list(self._waiting):
             holds, future = entry
@@ -213,19 +206,3 @@ def missing(before: Stored, after: Stored, *, payload: bool) -> list[str]:
         for sequence, message_id in before[name].items()
         if after.get(name, {}).get(sequence) != message_id
     ]
-
-
-def holes(issued: Iterable[Issue]) -> tuple[list[str], list[str]]:
-    """Trajectories that were left out below the last one of their stage, and attempts that were issued twice."""
-    counts = Counter(issued)
-    sizes = {issue.trajectory_id.rsplit("-", 1)[0]: issue.group_size for issue in counts}
-    names = {issue.trajectory_id for issue in counts}
-    left_out: list[str] = []
-    for stage in "wp":  # rows issued again on request have an order of their own
-        prompts = sorted(prompt for prompt in sizes if prompt[0] == stage)
-        numbers = {int(prompt[1:]) for prompt in prompts}
-        between = range(min(numbers, default=0), max(numbers, default=0))
-        left_out += [f"{stage}{number:06d}" for number in between if number not in numbers]
-        whole = [f"{prompt}-{member}" for prompt in prompts[:-1] for member in range(sizes[prompt])]
-        left_out += [name for name in whole if name not in names]
-    return left_out, [issue.trajectory_id for issue, count in counts.items() if count > 1]

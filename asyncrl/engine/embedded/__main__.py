@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -15,8 +14,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncrl.engine.embedded.scheduler import Engine
-
-_PR_SET_PDEATHSIG = 1
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -33,15 +30,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--incremental-streaming-output", action="store_true", help="events carry only new tokens")
     parser.add_argument("--seed", type=int, default=0, help="for requests that bring none")
     parser.add_argument("--api-key", help="ask for this bearer token everywhere but /health and /metrics")
-    parser.add_argument("--die-with-parent", action="store_true", help="Linux: end when the starting process ends")
     return parser.parse_args(arguments)
 
 
 def main() -> int:
     """Serve until SIGTERM or SIGINT; 1 when the port or the model cannot be had."""
     options = parse()
-    if options.die_with_parent and sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     try:
         listener = socket.create_server((options.host, options.port), backlog=1024)
     except OSError as fault:
@@ -49,7 +43,7 @@ def main() -> int:
             f"engine: cannot listen on {options.host}:{options.port}: {os.strerror(fault.errno or 0)}", file=sys.stderr
         )
         return 1
-    # Only now the slow imports: a taken port is told at once, and no orphan starts.
+    # Only now the slow imports: a taken port is told at once.
     import torch
     import uvloop
 

@@ -24,7 +24,6 @@ class Call:
         self._engine = engine
         self._logprobs = body.return_logprob
         self._incremental = incremental
-        self._streaming = body.stream
         self._indices: dict[Request, int] = {}
         self._sent: dict[Request, int] = {}
         self._open = len(asked)

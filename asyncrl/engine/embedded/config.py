@@ -11,8 +11,7 @@ import msgspec
 import torch
 
 from asyncrl.engine.errors import EngineError
-
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+from asyncrl.training.model_dir import ARCHITECTURES, named_eos_ids, read_json
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
@@ -66,30 +65,13 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return self.architecture == "Qwen2ForCausalLM"
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object from a file.
-
-    Raises:
-        EngineError: the file is missing, unreadable or holds something else.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except OSError as fault:
-        raise EngineError(
-            f"model {path.parent}: cannot read {path.name} ({fault.strerror}); "
-            "give a directory in Hugging Face format: config.json and *.safetensors"
-        ) from fault
-    except msgspec.MsgspecError as fault:
-        raise EngineError(f"model {path.parent}: {path.name} is not a JSON object ({fault})") from fault
-
-
 def read_config(directory: Path) -> ModelConfig:
     """The model's shape from `config.json`.
 
     Raises:
         EngineError: the file is missing or torn, a field is missing, or the model is of a kind not served here.
     """
-    raw = read_json(directory / "config.json")
+    raw = read_json(directory / "config.json", EngineError)
     architecture = (raw.get("architectures") or ["none named"])[0]
     if architecture not in ARCHITECTURES:
         raise EngineError(
@@ -145,14 +127,12 @@ def _read_rope(directory: Path, raw: Mapping[str, Any]) -> RopeConfig:
 
 def read_eos_ids(directory: Path) -> frozenset[int]:
     """Token ids that end a text: generation_config.json, else config.json, else the tokenizer's `eos_token`."""
-    for name in ("generation_config.json", "config.json"):
-        if (directory / name).exists():
-            found = read_json(directory / name).get("eos_token_id")
-            if found is not None:
-                return frozenset(found if isinstance(found, list) else [found])
+    named = named_eos_ids(directory, EngineError)
+    if named is not None:
+        return frozenset(named)
     if not (directory / "tokenizer_config.json").exists() or not (directory / "tokenizer.json").exists():
         return frozenset()
-    token = read_json(directory / "tokenizer_config.json").get("eos_token")
+    token = read_json(directory / "tokenizer_config.json", EngineError).get("eos_token")
     content = token.get("content") if isinstance(token, dict) else token
-    added = read_json(directory / "tokenizer.json").get("added_tokens", [])
+    added = read_json(directory / "tokenizer.json", EngineError).get("added_tokens", [])
     return frozenset(entry["id"] for entry in added if entry["content"] == content)
