@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 
 from asyncrl.bus.server import die_with_parent
+from asyncrl.errors import Fault
 
 
-class LaunchError(Exception):
-    """The run cannot start; the message says why and what to do."""
+class LaunchError(Fault):
+    """The run cannot start."""
 
 
 async def create_model_aside(cast: Path, directory: Path) -> None:

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asyncrl.errors import Fault
+
 SUPPORTED = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 
 # The format itself allows no longer header.
 _MAX_HEADER_BYTES = 100_000_000
 
 
-class ModelError(Exception):
+class ModelError(Fault):
     """A directory that is no whole model of a supported architecture."""
 
 

@@ -26,17 +26,14 @@ NAMES = {
 Figures = dict[str, float]
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("bench", help="measure asyncrl on this machine")
-    parser.set_defaults(run=_print_help, parser=parser)
-    names = parser.add_subparsers(title="measurements", metavar="NAME")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    names = parser.add_subparsers(title="measurements", metavar="NAME", dest="bench")
     parsers = {name: names.add_parser(name, help=about, description=about) for name, about in NAMES.items()}
-    for name, one in parsers.items():
+    for one in parsers.values():
         one.add_argument(
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
-        one.set_defaults(run=run, bench=name)
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
     for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
@@ -56,26 +53,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 1 when the measurement could not be made."""
-    from asyncrl.bus.errors import BusError
-    from asyncrl.cli.bench.stage import BenchError
-
+    """Measure and print; returns 1 when the measurement was stopped."""
+    if arguments.bench is None:
+        arguments.parser.print_help()
+        return 0
     try:
         figures = _measure(arguments)
-    except (BenchError, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
     except asyncio.CancelledError:  # asked to stop; every process is gone already
         return 1
     if arguments.json:
         print(msgspec.json.encode(figures).decode())
     else:
         print(table(figures, goals_of(arguments.bench, short=getattr(arguments, "short", False))))
-    return 0
-
-
-def _print_help(arguments: argparse.Namespace) -> int:
-    arguments.parser.print_help()
     return 0
 
 

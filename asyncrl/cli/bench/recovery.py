@@ -25,7 +25,7 @@ from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.bench.history import History
 from asyncrl.cli.bench.stage import BenchError
 from asyncrl.cli.chaos.processes import Part, parts
-from asyncrl.cli.chaos.stage import ChaosError, Stage
+from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.settings import Cast, LearnerSettings
@@ -75,7 +75,8 @@ async def bench_recovery(*, messages: int = 100_000, kills: int = 3) -> dict[str
         kills: of each role.
 
     Raises:
-        BenchError: a run did not come up, or somebody did not come back.
+        ChaosError: a run did not come up.
+        BenchError: somebody did not come back.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)
@@ -115,8 +116,6 @@ class _Run:
             await run.until(run._connect())
             yield run
             await run.bus.close()
-        except ChaosError as error:
-            raise BenchError(str(error)) from error
         finally:
             await stage.stop()
 

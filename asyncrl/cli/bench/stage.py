@@ -20,7 +20,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, queue_states
 from asyncrl.bus.server import EmbeddedServer, die_with_parent
-from asyncrl.cli.making import LaunchError, create_model_aside
+from asyncrl.cli.making import create_model_aside
+from asyncrl.errors import Fault
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
@@ -31,8 +32,8 @@ SERVER = "nats-server"
 _LEAVE_S = 10.0
 
 
-class BenchError(Exception):
-    """A measurement that could not be made; the message says why."""
+class BenchError(Fault):
+    """A measurement that could not be made."""
 
 
 class Stage:
@@ -216,11 +217,8 @@ async def make_model(directory: Path, cast: Cast) -> None:
     """The small untrained model that a cast describes, in a process of its own: this one stays small.
 
     Raises:
-        BenchError: it could not be made.
+        LaunchError: it could not be made.
     """
     settings = directory.with_suffix(".json")
     settings.write_bytes(msgspec.json.encode(cast))
-    try:
-        await create_model_aside(settings, directory)
-    except LaunchError as error:
-        raise BenchError(str(error)) from error
+    await create_model_aside(settings, directory)
