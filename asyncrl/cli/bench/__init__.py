@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import importlib
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -24,6 +23,7 @@ NAMES = {
     "cost": "CPU time per trajectory with progress messages, against none",
 }
 Figures = dict[str, float]
+_NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,24 +84,9 @@ def _measure(arguments: argparse.Namespace) -> Figures:
 
     name = arguments.bench
     function: Callable[..., Any] = getattr(importlib.import_module(f"asyncrl.cli.bench.{name}"), f"bench_{name}")
-    if name == "engine":
-        return dict(function())
-    options: dict[str, Any] = {}
-    if name == "bus":
-        options = {"rounds": arguments.rounds}
-    elif name == "pipeline":
-        options = {"short": arguments.short, "seconds": arguments.seconds}
-    elif name == "idle":
-        options = {"seconds": arguments.seconds}
-    elif name == "recovery":
-        options = {"messages": arguments.messages, "kills": arguments.kills}
-    elif name == "cost":
-        options = {key: getattr(arguments, key) for key in ("pairs", "seconds", "tokens")}
-    elif name == "schedule":
-        options = {key: getattr(arguments, key) for key in ("means_s", "lags", "seeds", "steps", "parallel")}
-    if name in ("cost", "schedule"):
-        options["told"] = lambda line: print(line, file=sys.stderr, flush=True)
-    return dict(uvloop.run(_stoppable(function(**options))))
+    options = {key: value for key, value in vars(arguments).items() if key not in _NOT_MEASURED}
+    measuring = function(**options)
+    return dict(uvloop.run(_stoppable(measuring)) if asyncio.iscoroutine(measuring) else measuring)
 
 
 async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:

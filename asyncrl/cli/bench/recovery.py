@@ -23,12 +23,12 @@ from asyncrl.bus.provision import provision, stream_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.bench.history import History
-from asyncrl.cli.bench.stage import BenchError
+from asyncrl.cli.bench.stage import BenchError, bench_cast
 from asyncrl.cli.chaos.processes import Part, parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
-from asyncrl.settings import Cast, LearnerSettings
+from asyncrl.settings import Cast
 from topics.actors import FLEET_SCALED, FleetScaled
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
@@ -67,7 +67,7 @@ every = 5
 """
 
 
-async def bench_recovery(*, messages: int = 100_000, kills: int = 3) -> dict[str, float]:
+async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
     """Seconds until each role works again after a SIGKILL; medians.
 
     Args:
@@ -189,7 +189,7 @@ async def _holds(condition: Callable[[], bool]) -> None:
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
     """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
-    cast = Cast(run="long", directory=str(folder), learner=LearnerSettings(trainer="scripted", steps=1_000_000))
+    cast = bench_cast("long", directory=str(folder), learner={"steps": 1_000_000})
     history = await _write_history(folder, cast, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
     async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:

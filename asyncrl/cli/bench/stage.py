@@ -109,11 +109,11 @@ class Stage:
         words = self._fallen.result() if self._fallen.done() else f"nothing happened within {deadline_s:.0f} s"
         raise BenchError(f"run {self.cast.run}: {words}")
 
-    async def read(self, stream: Stream, topics: Iterable[Topic[Any]], *, headers_only: bool = False) -> list[Record]:
+    async def read(self, stream: Stream, topics: Iterable[Topic[Any]]) -> list[Record]:
         """Everything said on some topics of a stream so far."""
         records: list[Record] = []
         subjects = [topic.pattern(self.cast.run) for topic in topics]
-        reader = LogReader(self.bus, stream, records.append, subjects=subjects, headers_only=headers_only)
+        reader = LogReader(self.bus, stream, records.append, subjects=subjects)
         await reader.start()
         async with asyncio.timeout(60):
             await reader.caught_up.wait()
@@ -197,6 +197,23 @@ class Stage:
         if hasattr(self, "bus"):
             await self.bus.close()
         await self._server.stop()
+
+
+def bench_cast(run: str, *, learner: dict[str, Any], **tables: Any) -> Cast:
+    """The cast of a measurement: nothing is learnt, and nothing is drawn.
+
+    Args:
+        run: its id.
+        learner: settings besides the trainer.
+        tables: the other tables, as TOML has them.
+    """
+    fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
+    return msgspec.convert({**tables, **fixed}, Cast)
+
+
+def tell(line: str) -> None:
+    """Say how far a measurement has come; its figures alone go to stdout."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def cpu_s(process: psutil.Process) -> float:
