@@ -22,6 +22,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB, EXPECT_SUBJECT, BlobMissing, TwoContents, body_of, say, unpack
+from asyncrl.errors import Fault
 from asyncrl.processes import die_with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
@@ -48,7 +49,7 @@ _Apply: TypeAlias = Callable[[Topic[Any], Any], None]
 FATAL = 3  # exit code of an actor that another start cannot help
 
 
-class ActorFault(Exception):
+class ActorFault(Fault):
     """An actor cannot go on, and another start would not help; the message says what to do."""
 
 

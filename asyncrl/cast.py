@@ -16,6 +16,7 @@ import msgspec
 from asyncrl.cast_check import Finding, contradictions
 from asyncrl.cast_docs import expected_text, is_table, join_key, known_settings, toml_text
 from asyncrl.cast_files import check_files
+from asyncrl.errors import Fault
 from asyncrl.settings import Cast, Settings
 
 PACKAGE = Path(__file__).parent
@@ -42,7 +43,7 @@ class Problem:
         return ": ".join([*place, *([self.key] if self.key else []), self.message])
 
 
-class CastError(Exception):
+class CastError(Fault):
     """A cast that cannot be played, with all that is wrong with it."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:

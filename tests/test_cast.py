@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
@@ -12,17 +11,9 @@ from casts import SOUND, from_settings, problems, the_problem
 from asyncrl.cast import SHIPPED, CastError, key_lines, load_cast
 from asyncrl.cast_check import hints
 from asyncrl.cast_docs import documented_tables, known_settings, settings_markdown, settings_text
-from asyncrl.cli import check, settings
+from asyncrl.cli.main import run
 
 ROOT = Path(__file__).parent.parent
-
-
-def command(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    subparsers = parser.add_subparsers()
-    check.add_parser(subparsers)
-    settings.add_parser(subparsers)
-    return parser.parse_args(arguments)
 
 
 # What is read
@@ -264,16 +255,14 @@ def test_a_value_cannot_smuggle_in_a_second_setting():
 
 
 def test_check_prints_ok_and_hints(capsys):
-    arguments = command("check", "demo", "--set", "rollout.workers=8", "--set", "engine.count=8")
-
-    assert arguments.run(arguments) == 0
+    assert run(["check", "demo", "--set", "rollout.workers=8", "--set", "engine.count=8"]) == 0
     assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["ok", "hint:"]
 
 
 def test_check_prints_all_problems_with_their_lines_and_fails(capsys, written):
     path = written(SOUND + "learner.lr = 0\nlearner.stepz = 1\n")
 
-    assert check.run(command("check", path, "--set", "seed=x")) == 1
+    assert run(["check", path, "--set", "seed=x"]) == 1
     assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [
         f"{path}:2",
         f"{path}:3",
@@ -282,12 +271,12 @@ def test_check_prints_all_problems_with_their_lines_and_fails(capsys, written):
 
 
 def test_check_looks_at_files(capsys):
-    assert check.run(command("check", "demo", "--set", "task.source=none.jsonl")) == 1
+    assert run(["check", "demo", "--set", "task.source=none.jsonl"]) == 1
     assert capsys.readouterr().err.startswith("--set task.source: ")
 
 
 def test_settings_are_printed_with_type_range_default_unit_and_meaning(capsys):
-    assert settings.run(command("settings")) == 0
+    assert run(["settings"]) == 0
 
     assert (
         "  rollout.lease_s = 10.0 s  (number > 0)\n      Seconds after which the work of a silent worker passes on.\n"
@@ -295,7 +284,7 @@ def test_settings_are_printed_with_type_range_default_unit_and_meaning(capsys):
 
 
 def test_settings_are_printed_as_json(capsys):
-    settings.run(command("settings", "--json"))
+    run(["settings", "--json"])
 
     tables = {table["key"]: table for table in json.loads(capsys.readouterr().out)}
     assert tables["buffer"]["settings"][1] == {
@@ -309,7 +298,7 @@ def test_settings_are_printed_as_json(capsys):
 
 
 def test_the_settings_page_is_fresh(capsys):
-    settings.run(command("settings", "--markdown"))
+    run(["settings", "--markdown"])
 
     assert (ROOT / "docs" / "settings.md").read_text() == capsys.readouterr().out, (
         "write it anew: asyncrl settings --markdown > docs/settings.md"

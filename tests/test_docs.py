@@ -21,7 +21,7 @@ from asyncrl.bus.log import LogReader
 from asyncrl.bus.talk import say
 from asyncrl.cast import load_cast
 from asyncrl.cast_docs import documented_tables, known_settings
-from asyncrl.cli.main import COMMANDS, _parser
+from asyncrl.cli.main import COMMANDS, parser_for
 from asyncrl.tasks.rewards import GradeRequest, open_grader
 from topics.engines import ENGINE_READY, EngineReady
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
@@ -90,7 +90,7 @@ def test_every_command_line_parses(page: str) -> None:
         assert words[0] in COMMANDS, words
         if len(words) == 1 or words[-1] == "--help":
             continue  # a command is named, not called
-        arguments = _parser(words).parse_args(words)  # exits with a message where it does not
+        arguments = parser_for(words).parse_args(words)  # exits with a message where it does not
         for setting in getattr(arguments, "set", []):
             key = setting.partition("=")[0]
             assert key in known_settings() or key.startswith("task.options."), words

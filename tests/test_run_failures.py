@@ -3,7 +3,6 @@
 import json
 import resource
 import struct
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from runs import SHORT, Run, at_server, kill, up
 
 from actors.buffer_fold import BufferFold, Plan
 from asyncrl.bus.server import EmbeddedServer, free_port
-from asyncrl.cli.up import run as run_up
+from asyncrl.cli.main import run as run_command
 from asyncrl.settings import BufferSettings, Cast
 from asyncrl.training.checkpoint import read_checkpoint
 from topics.actors import RUN_OPENED, RunOpened
@@ -90,7 +89,7 @@ def test_what_is_wrong_with_the_files_of_a_cast_stops_it_before_it_starts(
     (tmp_path / "short.toml").write_text(SHORT)
     monkeypatch.chdir(tmp_path)
 
-    assert run_up(Namespace(cast="short.toml", set=settings, run_id="", resume="")) == 1
+    assert run_command(["up", "short.toml", *(word for setting in settings for word in ("--set", setting))]) == 1
 
     said = capsys.readouterr()
     assert message in said.err

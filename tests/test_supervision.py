@@ -2,7 +2,6 @@
 
 import json
 import socket
-from argparse import Namespace
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,8 +19,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.launch import Launch
+from asyncrl.cli.main import run as run_command
 from asyncrl.cli.making import LaunchError
-from asyncrl.cli.up import run as run_up
 from asyncrl.cli.view import RunView
 from asyncrl.settings import Cast
 from topics.actors import (
@@ -254,21 +253,21 @@ async def test_a_finished_run_does_not_go_on(tmp_path: Path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ({"resume": "nobody"}, "no run called nobody under"),
-        ({"resume": "demo", "cast": "demo"}, "give neither a cast nor --run"),
-        ({"resume": "demo", "run_id": "other"}, "give neither a cast nor --run"),
+        (["--resume", "nobody"], "no run called nobody under"),
+        (["--resume", "demo", "demo"], "give neither a cast nor --run"),
+        (["--resume", "demo", "--run", "other"], "give neither a cast nor --run"),
     ],
 )
 def test_what_cannot_be_resumed_is_said_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    words: dict[str, str],
+    words: list[str],
     message: str,
 ):
     monkeypatch.chdir(tmp_path)
 
-    assert run_up(Namespace(**{"cast": None, "set": [], "run_id": "", **words})) == 1
+    assert run_command(["up", *words]) == 1
 
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

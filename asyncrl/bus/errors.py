@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from asyncrl.errors import Fault
 
-class BusError(Exception):
+
+class BusError(Fault):
     """Base of all faults of the bus."""
 
 

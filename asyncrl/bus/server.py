@@ -16,8 +16,7 @@ from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
-from asyncrl.processes import die_with_parent as die_with_parent
-from asyncrl.processes import end
+from asyncrl.processes import die_with_parent, end
 
 _PORTS = range(20000, 32000)
 _READY = b"Server is ready"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 from collections import Counter
 from typing import Any
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import QUEUES
-from asyncrl.cli.find import RunNotFound, add_run_arguments
+from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached, read_log
 from asyncrl.ledger.audit import Findings, Queue, audit
 from asyncrl.ledger.ledger import Ledger
@@ -40,21 +38,15 @@ _ORDER: tuple[tuple[Topic[Any], ...], ...] = (
 )
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("audit", help="prove that nothing was lost and nothing was trained twice")
-    add_run_arguments(parser, positional=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, positional=True)
     parser.add_argument("--deep", action="store_true", help="read every stored result and compare it with its digest")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, compare, say what was found; returns 1 where anything is wrong."""
-    try:
-        name, findings, queues = asyncio.run(_audit(arguments))
-    except (RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    name, findings, queues = asyncio.run(_audit(arguments))
     print(findings_text(name, findings, queues))
     return 1 if findings.violations else 0
 

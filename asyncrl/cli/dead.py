@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from datetime import datetime
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
 from asyncrl.bus.talk import MESSAGE_ID, say
-from asyncrl.cli.find import RunNotFound, add_run_arguments, connected, find_run
+from asyncrl.cli.find import connected, find_run
+from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached, read_log
 from asyncrl.cli.tapped import Tapped, as_json
+from asyncrl.errors import Fault
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
@@ -27,14 +27,13 @@ from topics.trajectories import TRAJECTORY_DROPPED
 _POISON = "poison"  # what the reason of a letter begins with that holds a readable message
 
 
-class NotReissued(Exception):
-    """Nothing can be issued again there; the message says why."""
+class NotReissued(Fault):
+    """Nothing can be issued again there."""
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("dead", help="list unreadable messages and poison, and issue them again")
-    add_run_arguments(parser, positional=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, positional=True)
     parser.add_argument("--json", action="store_true", help="as one JSON array")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print dead letter N in full")
     parser.add_argument(
@@ -44,24 +43,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="NAME",
         help="issue again: a prompt or trajectory (p000042, p000042-3) that came to nothing, or dead letter N",
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List, show, or issue again."""
-    try:
-        if arguments.reissue:
-            print("\n".join(asyncio.run(_reissue_all(arguments))))
-            return 0
-        found = asyncio.run(_read(arguments))
-    except (RunNotFound, BusError, NotReissued) as error:
-        print(error, file=sys.stderr)
-        return 1
+    if arguments.reissue:
+        print("\n".join(asyncio.run(_reissue_all(arguments))))
+        return 0
+    found = asyncio.run(_read(arguments))
     if arguments.show:
         letter = next((letter for letter in found if letter.number == arguments.show), None)
         if letter is None:
-            print(f"there is no dead letter {arguments.show}", file=sys.stderr)
-            return 1
+            raise Fault(f"there is no dead letter {arguments.show}")
         print(msgspec.json.format(letter.in_full()).decode())
     elif arguments.json:
         print(msgspec.json.format(msgspec.json.encode([letter.figures() for letter in found])).decode())

@@ -4,31 +4,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
 import msgspec
 
-from asyncrl.cli.find import RunNotFound, add_run_arguments, find_run
+from asyncrl.cli.find import find_run
+from asyncrl.cli.options import add_run
 from asyncrl.doctor.diagnose import diagnose, headline
 from asyncrl.doctor.findings import Finding
 from asyncrl.doctor.look import look_from_outside
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("doctor", help="name what keeps a run from coming further")
-    add_run_arguments(parser, positional=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, positional=True)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Look, judge, say it; returns 1 where anything was found."""
-    try:
-        found = find_run(arguments)
-    except RunNotFound as error:
-        print(error, file=sys.stderr)
-        return 1
+    found = find_run(arguments)
     picture = asyncio.run(look_from_outside(found.address, found.run, found.root))
     findings = diagnose(picture)
     line = headline(picture)

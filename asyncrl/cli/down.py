@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from pathlib import Path
 
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.talk import say
-from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run, is_locked, run_ended
+from asyncrl.cli.find import FoundRun, connected, find_run, is_locked, run_ended
+from asyncrl.cli.options import add_run
+from asyncrl.errors import Fault
 from topics.actors import STOP_REQUESTED, StopRequested
 
 _LOOK_S = 0.2
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("down", help="stop a run; `up --resume` goes on with it")
-    add_run_arguments(parser, positional=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, positional=True)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, wait, say how it ended."""
+    found = find_run(arguments)
     try:
-        found = find_run(arguments)
         asyncio.run(_stop(found, arguments.wait))
-    except (RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
     except TimeoutError:
-        print(
+        raise Fault(
             f"run {found.run} has not ended within {arguments.wait:.0f} s; look at `asyncrl status {found.run}`, or "
-            "press Ctrl-C twice where it was started",
-            file=sys.stderr,
-        )
-        return 1
+            "press Ctrl-C twice where it was started"
+        ) from None
     print(f"run {found.run} has ended")
     return 0
 

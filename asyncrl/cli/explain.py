@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import re
-import sys
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
-from asyncrl.cli.find import RunNotFound, add_run_arguments
+from asyncrl.cli.find import RunNotFound
+from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached, read_log
+from asyncrl.errors import WrongUsage
 from asyncrl.ledger.life import Life
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -28,25 +28,17 @@ from topics.trajectories import (
 _ID = re.compile(r"([prw]\d{6,})-\d+")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("explain", help="tell the life of one trajectory")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("trajectory", metavar="TRAJECTORY", help="such as p000042-3: member 3 of the group of a prompt")
-    add_run_arguments(parser, positional=False)
-    parser.set_defaults(run=run)
+    add_run(parser, positional=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read what was said about it, and print it in order of time."""
     if _ID.fullmatch(arguments.trajectory) is None:
-        print(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is", file=sys.stderr)
-        return 2
-    try:
-        life = asyncio.run(_read(arguments))
-    except (RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(life_text(life))
+        raise WrongUsage(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is")
+    print(life_text(asyncio.run(_read(arguments))))
     return 0
 
 

@@ -19,6 +19,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.bus.provision import is_provisioned
+from asyncrl.errors import Fault
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
 from topics.table import topic_of
 from topics.topic import ACTORS
@@ -27,8 +28,8 @@ WARDEN = "warden-1"
 _AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
 
 
-class RunNotFound(Exception):
-    """No such run, or it cannot be reached; the message says what to do."""
+class RunNotFound(Fault):
+    """No such run, or it cannot be reached."""
 
 
 class FoundRun(NamedTuple):
@@ -37,22 +38,6 @@ class FoundRun(NamedTuple):
     run: str
     address: BusAddress
     root: Path | None  # its directory, where it is on this machine
-
-
-def add_run_arguments(parser: argparse.ArgumentParser, *, positional: bool) -> None:
-    """Declare how a command names a run."""
-    about = "id or directory of the run (default: the newest live one)"
-    if positional:
-        parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help=about)
-    else:
-        parser.add_argument("--run", dest="run_id", default="", metavar="RUN", help=about)
-    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
-    parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
-    parser.add_argument("--user", default="", help="user name at that URL")
-    parser.add_argument("--password-file", default="", help="file that holds the password")
-    parser.add_argument(
-        "--credentials", default="", metavar="FILE", help="who to be, such as runs/demo/credentials/monitor.json"
-    )
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:

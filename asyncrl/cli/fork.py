@@ -12,52 +12,45 @@ from pathlib import Path
 import msgspec
 
 from actors.actor import RunFiles
-from asyncrl.bus.errors import BusError
-from asyncrl.bus.server import die_with_parent
-from asyncrl.cast import CastError, LoadedCast, with_overrides
-from asyncrl.cli.find import RunNotFound, find_directory
+from asyncrl.cast import LoadedCast, with_overrides
+from asyncrl.cli.find import find_directory
 from asyncrl.cli.launch import Launch
 from asyncrl.cli.making import LaunchError
+from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up
+from asyncrl.processes import die_with_parent
 from asyncrl.settings import Cast, StartSettings
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("fork", help="start a new run from a step of another, and watch it")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("run_id", metavar="RUN", help="id or directory of the run to begin with, live or over")
     parser.add_argument("new", metavar="NEW", help="id of the new run")
     parser.add_argument("--at", type=int, required=True, metavar="STEP", help="go on after this step")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of RUN; repeatable"
-    )
-    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
-    parser.set_defaults(run=run, url="", credentials="")
+    add_settings(parser, "override a setting of RUN; repeatable")
+    add_directory(parser)
+    parser.set_defaults(url="", credentials="")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the weights of that step, then start, watch and end the new run as `asyncrl up` does."""
     import uvloop
 
+    root = find_directory(arguments, live=False)
+    arguments.run_id = str(root)
+    files = RunFiles(root)
+    start = begins_after(asyncio.run(_read(arguments)), files.read_cast(), arguments.at)
+    cast = forked_cast(files.read_cast(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base)
+    launch = Launch(LoadedCast(cast, files.base, files.cast))
+    launch.prepare()
     try:
-        root = find_directory(arguments, live=False)
-        arguments.run_id = str(root)
-        files = RunFiles(root)
-        start = begins_after(asyncio.run(_read(arguments)), files.read_cast(), arguments.at)
-        cast = forked_cast(files.read_cast(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base)
-        launch = Launch(LoadedCast(cast, files.base, files.cast))
-        launch.prepare()
-        try:
-            checkpoint = _retrained(root, arguments.at, launch.files.root / "start")
-        except BaseException:
-            shutil.rmtree(launch.files.root)  # of a run that never was
-            raise
-        launch.begin_with(checkpoint)
-    except (CastError, LaunchError, RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
+        checkpoint = _retrained(root, arguments.at, launch.files.root / "start")
+    except BaseException:
+        shutil.rmtree(launch.files.root)  # of a run that never was
+        raise
+    launch.begin_with(checkpoint)
     print(f"run {launch.cast.run} in {launch.files.root}, from step {arguments.at} of run {root.name}", flush=True)
     return int(uvloop.run(bring_up(launch)))
 

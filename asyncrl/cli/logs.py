@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import threading
 from collections.abc import Iterable
 from datetime import datetime
@@ -14,7 +13,9 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.find import RunNotFound, find_directory, is_locked
+from asyncrl.cli.find import find_directory, is_locked
+from asyncrl.cli.options import add_directory
+from asyncrl.errors import Fault
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
@@ -59,30 +60,23 @@ class LogFile:
         return Line(self._time, self.actor, str(fields.pop("level", "info")), str(fields.pop("event", "")), fields)
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("logs", help="print the actors' logs, also of a run that is over")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
     parser.add_argument("--run", dest="run_id", default="", metavar="RUN", help="id or directory (default: the newest)")
-    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    add_directory(parser)
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
     parser.add_argument("--level", choices=LEVELS, default="info", help="this level and above (default: info)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow if asked to."""
-    try:
-        root = find_directory(arguments, live=False)
-    except RunNotFound as error:
-        print(error, file=sys.stderr)
-        return 1
+    root = find_directory(arguments, live=False)
     logs = root / "logs"
     files: dict[Path, LogFile] = {}
     if not _open_new(logs, arguments.actor, files):
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
-        print(f"run {root.name} has no log of {arguments.actor or 'anybody'}; there are: {known}", file=sys.stderr)
-        return 1
+        raise Fault(f"run {root.name} has no log of {arguments.actor or 'anybody'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
     while True:
         over = not is_locked(root)  # asked before reading: what comes after it is read once more

@@ -6,28 +6,31 @@ import argparse
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from importlib.metadata import version
 
-COMMANDS = (
-    "up",
-    "status",
-    "down",
-    "doctor",
-    "scale",
-    "tap",
-    "logs",
-    "audit",
-    "explain",
-    "dead",
-    "replay",
-    "fork",
-    "topics",
-    "roles",
-    "check",
-    "settings",
-    "chaos",
-    "bench",
-)
+from asyncrl.errors import Fault
+
+COMMANDS = {
+    "up": "start a run here, or go on with one, and watch it",
+    "status": "show how a run is doing",
+    "down": "stop a run; `up --resume` goes on with it",
+    "doctor": "name what keeps a run from coming further",
+    "scale": "change how many processes play a role",
+    "tap": "listen to what is said on a run's topics",
+    "logs": "print the actors' logs, also of a run that is over",
+    "audit": "prove that nothing was lost and nothing was trained twice",
+    "explain": "tell the life of one trajectory",
+    "dead": "list unreadable messages and poison, and issue them again",
+    "replay": "train again from the batch log, and compare",
+    "fork": "start a new run from a step of another, and watch it",
+    "topics": "print what is said, by whom, and how long it is kept",
+    "roles": "print what each role may say and hear, or make users for it",
+    "check": "name every problem of a cast, without starting anything",
+    "settings": "print every setting of a cast",
+    "chaos": "run a cast while killing and freezing its processes, then audit it",
+    "bench": "measure asyncrl on this machine",
+}
 _EXAMPLES = """\
 examples:
   asyncrl up                              run the demo here and watch it
@@ -41,10 +44,9 @@ examples:
 
 
 def main() -> int:
-    """Parse the command line and run the command; returns 0 for success, 1 for failure, 2 for wrong usage."""
+    """Run what the command line asks for; returns 0 for success, 1 for failure, 2 for wrong usage."""
     try:
-        arguments = _parser(sys.argv[1:]).parse_args()
-        code = int(arguments.run(arguments))
+        code = run(sys.argv[1:])
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -55,7 +57,18 @@ def main() -> int:
         return 130
 
 
-def _parser(words: list[str]) -> argparse.ArgumentParser:
+def run(words: Sequence[str]) -> int:
+    """Run one command; what a person can mend is said in its own words. Returns the exit code."""
+    try:
+        arguments = parser_for(words).parse_args(words)
+        return int(arguments.run(arguments))
+    except Fault as fault:
+        print(fault, file=sys.stderr)
+        return fault.exit_code
+
+
+def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
+    """A parser that knows every command, and the options of the one that is asked for."""
     parser = argparse.ArgumentParser(
         prog="asyncrl",
         description="Asynchronous reinforcement learning for language models: actors that talk only through topics.",
@@ -66,8 +79,15 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser.set_defaults(run=_print_help, parser=parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), "")
-    for name in [asked] if asked in COMMANDS else COMMANDS:
-        importlib.import_module(f"asyncrl.cli.{name}").add_parser(subparsers)
+    for name, about in COMMANDS.items():
+        if name == asked == "chaos":  # it declares itself
+            importlib.import_module("asyncrl.cli.chaos").add_parser(subparsers)
+            continue
+        command = subparsers.add_parser(name, help=about)
+        if name == asked:
+            module = importlib.import_module(f"asyncrl.cli.{name}")
+            command.set_defaults(run=module.run, parser=command)
+            module.add_arguments(command)
     return parser
 
 

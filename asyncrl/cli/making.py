@@ -6,11 +6,12 @@ import asyncio
 import sys
 from pathlib import Path
 
-from asyncrl.bus.server import die_with_parent
+from asyncrl.errors import Fault
+from asyncrl.processes import die_with_parent
 
 
-class LaunchError(Exception):
-    """The run cannot start; the message says why and what to do."""
+class LaunchError(Fault):
+    """The run cannot start."""
 
 
 async def create_model_aside(cast: Path, directory: Path) -> None:

@@ -12,25 +12,21 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from actors.actor import ActorFault, RunFiles
+from actors.actor import RunFiles
 from actors.objective import open_trainer
-from asyncrl.bus.errors import BusError
-from asyncrl.cast import CastError, with_overrides
-from asyncrl.cli.find import RunNotFound, find_directory
+from asyncrl.cast import with_overrides
+from asyncrl.cli.find import find_directory
+from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
 from asyncrl.settings import Cast
 from asyncrl.telemetry.comparison import ReplayedStep, columns, first_difference, medians, medians_text
 from asyncrl.telemetry.plot import draw_comparison
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
-from asyncrl.training.model_dir import ModelError, check_model_directory
-from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
+from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
+from asyncrl.training.model_dir import check_model_directory
+from asyncrl.training.protocol import Trainer
 
 _LINE_S = 2.0  # between two lines about steps
-_FAULTS = (
-    *(RunNotFound, BusError, CastError, ReplayError, ModelError),
-    *(ActorFault, CheckpointError, NonFiniteLoss, RowError),
-)
 
 
 class Replay(NamedTuple):
@@ -45,33 +41,26 @@ class Replay(NamedTuple):
     files: dict[str, str]  # written, by what they are
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("replay", help="train again from the batch log, and compare")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help="id or directory (default: the newest)")
-    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    add_directory(parser)
     parser.add_argument(
         "--from", dest="at", type=int, metavar="STEP", help="begin with the checkpoint of STEP or the last before it"
     )
     parser.add_argument("--to", type=int, metavar="STEP", help="end after this step (default: the last one trained)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="train with another learner.KEY; repeatable"
-    )
+    add_settings(parser, "train with another learner.KEY; repeatable")
     parser.add_argument(
         "--out", default="", metavar="FOLDER", help="report, plot and model (default with --set: RUN/replays/NUMBER)"
     )
     parser.add_argument("--checkpoint", default="", metavar="FOLDER", help="write a checkpoint of the last step there")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, and progress to stderr")
-    parser.set_defaults(run=run, url="", credentials="")
+    parser.set_defaults(url="", credentials="")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train again; returns 1 where the weights should be equal and are not, or where it cannot be done."""
-    try:
-        replay = _replay(arguments)
-    except _FAULTS as error:
-        print(error, file=sys.stderr)
-        return 1
+    replay = _replay(arguments)
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(report(replay)), indent=2).decode())
     else:

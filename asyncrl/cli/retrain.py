@@ -15,6 +15,7 @@ from asyncrl.algorithms.batches import GradedTrajectory, build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.cli.reach import read_log
+from asyncrl.errors import Fault
 from asyncrl.settings import Cast
 from asyncrl.telemetry.comparison import ReplayedStep
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest
@@ -25,8 +26,8 @@ from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
 
-class ReplayError(Exception):
-    """A run that cannot be trained again as asked; the message says why."""
+class ReplayError(Fault):
+    """A run that cannot be trained again as asked."""
 
 
 class Origin(NamedTuple):

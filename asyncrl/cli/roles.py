@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 from asyncrl.bus.logins import write_accounts
 from asyncrl.bus.permissions import ROLES, permissions, user_of
+from asyncrl.errors import Fault, WrongUsage
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("roles", help="print what each role may say and hear, or make users for it")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("run_id", nargs="?", default="run", metavar="RUN", help="id of the run (default: run)")
     parser.add_argument(
         "--config", default="", metavar="FOLDER", help="make users: FOLDER/nats-accounts.conf and FOLDER/ROLE.json"
@@ -23,14 +22,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--url", default="tls://localhost:4222", help="server that these users log in to (default: %(default)s)"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or write the files."""
     if _RUN.fullmatch(arguments.run_id) is None:
-        print(f"{arguments.run_id!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -", file=sys.stderr)
-        return 2
+        raise WrongUsage(f"{arguments.run_id!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
     if not arguments.config:
         print(roles_text(arguments.run_id))
         return 0
@@ -38,8 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         write_accounts(arguments.run_id, arguments.url, folder)
     except OSError as error:
-        print(f"the users cannot be written: {error}", file=sys.stderr)
-        return 1
+        raise Fault(f"the users cannot be written: {error}") from error
     print(
         f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
         f"wrote one file per role beside it: set nats.credentials = {str(folder)!r}, and give "

@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 
 from actors.warden import SCALABLE
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.talk import say
-from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run
+from asyncrl.cli.find import FoundRun, connected, find_run
+from asyncrl.cli.options import add_run
 from asyncrl.cli.view import RunView
 from asyncrl.cli.watch import Watch
+from asyncrl.errors import Fault, WrongUsage
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 
 _MOST = 1024  # processes of one role
 
 
-class _NotScaled(Exception):
-    """The fleet did not come to what was asked for."""
-
-
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("scale", help="change how many processes play a role")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument(
         "counts", nargs="+", metavar="ROLE=COUNT", help=f"such as rollout=4; roles: {', '.join(SCALABLE)}"
     )
-    add_run_arguments(parser, positional=False)
+    add_run(parser, positional=False)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, wait until as many live, say so."""
-    try:
-        wanted = read_counts(arguments.counts)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    try:
-        asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
-    except (RunNotFound, BusError, _NotScaled) as error:
-        print(error, file=sys.stderr)
-        return 1
+    wanted = read_counts(arguments.counts)
+    asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
     print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))
     return 0
 
@@ -53,15 +39,15 @@ def read_counts(words: list[str]) -> dict[str, int]:
     """`["rollout=4"]` as `{"rollout": 4}`.
 
     Raises:
-        ValueError: a word that is no ROLE=COUNT of a role that can be scaled.
+        WrongUsage: a word that is no ROLE=COUNT of a role that can be scaled.
     """
     wanted = {}
     for word in words:
         role, _, count = word.partition("=")
         if role not in SCALABLE:
-            raise ValueError(f"{word!r}: {role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
+            raise WrongUsage(f"{word!r}: {role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
         if not count.isdecimal() or int(count) > _MOST:
-            raise ValueError(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
+            raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
         wanted[role] = int(count)
     return wanted
 
@@ -76,10 +62,10 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
             async with asyncio.timeout(wait_s):
                 await watch.until(lambda: view.state != "running" or _reached(view, wanted))
         except TimeoutError:
-            raise _NotScaled(_shortfall(view, wanted, wait_s)) from None
+            raise Fault(_shortfall(view, wanted, wait_s)) from None
         else:
             if not _reached(view, wanted):
-                raise _NotScaled(f"run {found.run} is {view.state}; it takes no more requests")
+                raise Fault(f"run {found.run} is {view.state}; it takes no more requests")
         finally:
             await watch.close()
 

@@ -7,13 +7,11 @@ import argparse
 from asyncrl.cast_docs import settings_json, settings_markdown, settings_text
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("settings", help="print every setting of a cast")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON")
     form.add_argument("--markdown", action="store_true", help="as the text of docs/settings.md")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from typing import Any
 
 import msgspec
 from rich.console import Console
 
-from asyncrl.bus.errors import BusError
-from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run
+from asyncrl.cli.find import FoundRun, connected, find_run
+from asyncrl.cli.options import add_run
 from asyncrl.cli.screen import render
 from asyncrl.cli.view import RunView
 from asyncrl.cli.watch import Watch
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("status", help="show how a run is doing")
-    add_run_arguments(parser, positional=True)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, positional=True)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
-    try:
-        view = asyncio.run(read_view(find_run(arguments)))
-    except (RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    view = asyncio.run(read_view(find_run(arguments)))
     over = view.state in ("finished", "stopped", "failed")
     now_ns = view.last_ns if over else time.time_ns()
     if arguments.json:

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.find import FoundRun, RunNotFound, add_run_arguments, connected, find_run, run_ended
+from asyncrl.cli.find import FoundRun, connected, find_run, run_ended
+from asyncrl.cli.options import add_run
 from asyncrl.cli.tapped import Condition, Tapped, as_json, as_line, read_condition
 from asyncrl.cli.tapping import LiveTap, Pattern
 from topics.topic import STREAMS
@@ -21,11 +21,10 @@ from topics.topic import STREAMS
 _TOLD_S = 1.0  # between two words about what was missed
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("tap", help="listen to what is said on a run's topics")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("pattern", help="NOUN.PARTICIPLE[.KEY], each may hold `*`: 'trajectory.*', '*.trained', '*'")
-    add_run_arguments(parser, positional=False)
+    add_run(parser, positional=False)
     parser.add_argument(
         "--where",
         action="append",
@@ -36,23 +35,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--json", action="store_true", help="one JSON object a line, arrays in full")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
     parser.add_argument("--from-start", action="store_true", help="read the logs from their beginning, missing nothing")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen until interrupted, until N messages were shown, or until the run ends."""
-    try:
-        pattern = Pattern(arguments.pattern)
-        conditions = [read_condition(word) for word in arguments.where]
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+    pattern = Pattern(arguments.pattern)
+    conditions = [read_condition(word) for word in arguments.where]
     printer = _Printer(conditions, arguments.json, arguments.count)
-    try:
-        asyncio.run(_tap(find_run(arguments), pattern, printer, from_start=arguments.from_start))
-    except (RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    asyncio.run(_tap(find_run(arguments), pattern, printer, from_start=arguments.from_start))
     return 0
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB
+from asyncrl.errors import WrongUsage
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
 from topics.wire import decode
@@ -102,11 +103,11 @@ def read_condition(word: str) -> Condition:
     """`KEY=VALUE`.
 
     Raises:
-        ValueError: it is not of this form.
+        WrongUsage: it is not of this form.
     """
     key, sign, value = word.partition("=")
     if not key or not sign:
-        raise ValueError(f"--where {word!r}: expected KEY=VALUE, such as reason=reward")
+        raise WrongUsage(f"--where {word!r}: expected KEY=VALUE, such as reason=reward")
     return Condition(key, value)
 
 

@@ -12,6 +12,7 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.tapped import Tapped
+from asyncrl.errors import WrongUsage
 from topics.table import TOPICS
 from topics.topic import Stream
 
@@ -24,7 +25,7 @@ class Pattern:
     """Which subjects are listened to: `noun.participle[.key]`, each part with `*` and `?` as in file names.
 
     Raises:
-        ValueError: no topic has such a name.
+        WrongUsage: no topic has such a name.
     """
 
     def __init__(self, text: str) -> None:
@@ -36,7 +37,7 @@ class Pattern:
         self._topics = [topic for topic in TOPICS if fnmatchcase(topic.name, self._name)]
         if not self._topics:
             names = ", ".join(topic.name for topic in TOPICS)
-            raise ValueError(f"no topic is called {text!r}; topics: {names}")
+            raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
 
     def subjects(self, run: str) -> list[str]:
         """What to subscribe to: every subject that may match, in the table or not."""

@@ -10,13 +10,11 @@ from asyncrl.topics_docs import KEPT, about, roles, topics_markdown
 from topics.table import TOPICS
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("topics", help="print what is said, by whom, and how long it is kept")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
     form.add_argument("--markdown", action="store_true", help="as the text of docs/topics.md, with every field")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:

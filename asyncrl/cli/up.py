@@ -15,11 +15,12 @@ from rich.console import Console
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.cast import CastError, load_cast
+from asyncrl.cast import load_cast
 from asyncrl.cast_check import hints
-from asyncrl.cli.find import RunNotFound, find_directory
+from asyncrl.cli.find import find_directory
 from asyncrl.cli.launch import Launch
 from asyncrl.cli.making import LaunchError
+from asyncrl.cli.options import add_settings
 from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.cli.view import RunView
@@ -28,30 +29,22 @@ from asyncrl.cli.watch import Watch
 T = TypeVar("T")
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("up", help="start a run here, or go on with one, and watch it")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("cast", nargs="?", help="TOML file, or a shipped cast (default: demo)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
-    )
+    add_settings(parser)
     parser.add_argument("--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the cast's)")
     parser.add_argument(
         "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
     )
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Start, watch, and end the run; returns 0 when it finished or was asked to stop, else 1."""
     import uvloop
 
-    try:
-        launch = _resumed(arguments) if arguments.resume else _new(arguments)
-        launch.prepare()
-    except (CastError, LaunchError, RunNotFound) as error:
-        print(error, file=sys.stderr)
-        return 1
+    launch = _resumed(arguments) if arguments.resume else _new(arguments)
+    launch.prepare()
     print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
     return int(uvloop.run(bring_up(launch)))
 

@@ -21,6 +21,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from asyncrl.crash import crash_point
+from asyncrl.errors import Fault
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +32,7 @@ _RECORD = "checkpoint.json"
 _BLOCK_BYTES = 1 << 22
 
 
-class CheckpointError(Exception):
+class CheckpointError(Fault):
     """A checkpoint that cannot be written, or must not be read."""
 
 

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import msgspec
 from safetensors import SafetensorError, safe_open
 
+from asyncrl.errors import Fault
+
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 
 
-class ModelError(Exception):
+class ModelError(Fault):
     """A directory that is no whole model of a supported architecture."""
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Correction
+from asyncrl.errors import Fault
 
 if TYPE_CHECKING:
     import torch
@@ -28,11 +29,11 @@ class StepSpec:
     grad_clip: float = 1.0  # largest norm of the gradient
 
 
-class NonFiniteLoss(ArithmeticError):
+class NonFiniteLoss(Fault):
     """A loss or gradient norm that is no number. Raised before the weights are touched."""
 
 
-class RowError(ValueError):
+class RowError(Fault):
     """A row that the model cannot be trained on."""
 
 

@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import importlib
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -24,19 +23,17 @@ NAMES = {
     "cost": "CPU time per trajectory with progress messages, against none",
 }
 Figures = dict[str, float]
+_NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("bench", help="measure asyncrl on this machine")
-    parser.set_defaults(run=_print_help, parser=parser)
-    names = parser.add_subparsers(title="measurements", metavar="NAME")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    names = parser.add_subparsers(title="measurements", metavar="NAME", dest="bench")
     parsers = {name: names.add_parser(name, help=about, description=about) for name, about in NAMES.items()}
-    for name, one in parsers.items():
+    for one in parsers.values():
         one.add_argument(
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
-        one.set_defaults(run=run, bench=name)
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
     for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
@@ -56,26 +53,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 1 when the measurement could not be made."""
-    from asyncrl.bus.errors import BusError
-    from asyncrl.cli.bench.stage import BenchError
-
+    """Measure and print; returns 1 when the measurement was stopped."""
+    if arguments.bench is None:
+        arguments.parser.print_help()
+        return 0
     try:
         figures = _measure(arguments)
-    except (BenchError, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
     except asyncio.CancelledError:  # asked to stop; every process is gone already
         return 1
     if arguments.json:
         print(msgspec.json.encode(figures).decode())
     else:
         print(table(figures, goals_of(arguments.bench, short=getattr(arguments, "short", False))))
-    return 0
-
-
-def _print_help(arguments: argparse.Namespace) -> int:
-    arguments.parser.print_help()
     return 0
 
 
@@ -95,24 +84,9 @@ def _measure(arguments: argparse.Namespace) -> Figures:
 
     name = arguments.bench
     function: Callable[..., Any] = getattr(importlib.import_module(f"asyncrl.cli.bench.{name}"), f"bench_{name}")
-    if name == "engine":
-        return dict(function())
-    options: dict[str, Any] = {}
-    if name == "bus":
-        options = {"rounds": arguments.rounds}
-    elif name == "pipeline":
-        options = {"short": arguments.short, "seconds": arguments.seconds}
-    elif name == "idle":
-        options = {"seconds": arguments.seconds}
-    elif name == "recovery":
-        options = {"messages": arguments.messages, "kills": arguments.kills}
-    elif name == "cost":
-        options = {key: getattr(arguments, key) for key in ("pairs", "seconds", "tokens")}
-    elif name == "schedule":
-        options = {key: getattr(arguments, key) for key in ("means_s", "lags", "seeds", "steps", "parallel")}
-    if name in ("cost", "schedule"):
-        options["told"] = lambda line: print(line, file=sys.stderr, flush=True)
-    return dict(uvloop.run(_stoppable(function(**options))))
+    options = {key: value for key, value in vars(arguments).items() if key not in _NOT_MEASURED}
+    measuring = function(**options)
+    return dict(uvloop.run(_stoppable(measuring)) if asyncio.iscoroutine(measuring) else measuring)
 
 
 async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:

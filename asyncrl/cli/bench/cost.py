@@ -5,47 +5,24 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
-from asyncrl.cli.bench.pipeline import measure_window
-from asyncrl.cli.bench.stage import Stage, make_model
-from asyncrl.settings import (
-    BufferSettings,
-    Cast,
-    EngineSettings,
-    LearnerSettings,
-    ModelSettings,
-    RecorderSettings,
-    RolloutSettings,
-)
+from asyncrl.cli.bench.pipeline import endless_cast, measure_window
+from asyncrl.cli.bench.stage import Stage, make_model, tell
+from asyncrl.settings import Cast, RolloutSettings
 
 _MEAN_S, _SIGMA = 8.0, 0.3  # of a generation, streamed
-_GROUPS, _GROUP_SIZE, _LAG, _STEPS = 16, 8, 4, 1_000_000
 _OFF = 1_000_000  # tokens that no trajectory reaches
 _WARM_S, _DEADLINE_S = 10.0, 120.0
 
 
 def cost_cast(model: Path, progress_tokens: int, tokens: int) -> Cast:
     """A run that never ends: a scripted engine streams so many tokens in 8 s to each of 256 slots."""
-    return Cast(
-        run="bench-cost",
-        model=ModelSettings(path=str(model)),
-        rollout=RolloutSettings(
-            slots=256, group_size=_GROUP_SIZE, max_new_tokens=tokens, progress_tokens=progress_tokens
-        ),
-        buffer=BufferSettings(batch_groups=_GROUPS, max_lag=_LAG),
-        learner=LearnerSettings(
-            trainer="scripted", steps=_STEPS, checkpoint_every=_STEPS, publish_every=2, advantage="none"
-        ),
-        engine=EngineSettings(kind="scripted", scripted_mean_s=_MEAN_S, scripted_sigma=_SIGMA, scripted_tokens=tokens),
-        recorder=RecorderSettings(plot=False),
-    )
+    streaming = {"kind": "scripted", "scripted_mean_s": _MEAN_S, "scripted_sigma": _SIGMA}
+    return endless_cast("bench-cost", model, tokens=tokens, progress_tokens=progress_tokens, **streaming)
 
 
-async def bench_cost(
-    *, pairs: int = 15, seconds: float = 12.0, tokens: int = 8000, told: Callable[[str], None] = lambda _: None
-) -> dict[str, float]:
+async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, float]:
     """Measure pairs of runs side by side, one with progress messages and one without.
 
     Both runs of a pair share the machine: its speed changes by a tenth from minute to minute, which is more than what
@@ -55,7 +32,6 @@ async def bench_cost(
         pairs: runs of each kind.
         seconds: length of each measured window.
         tokens: of a trajectory.
-        told: hears of each pair.
 
     Returns:
         Medians of CPU microseconds per trajectory over all processes, with and without, and of the pairs' ratios.
@@ -72,7 +48,7 @@ async def bench_cost(
         for pair in range(pairs):
             on, off = await asyncio.gather(*(_cpu_us(cast, seconds) for cast in casts))
             costs.append((on, off))
-            told(f"pair {pair + 1}: {on:,.0f} and {off:,.0f} CPU microseconds per trajectory")
+            tell(f"pair {pair + 1}: {on:,.0f} and {off:,.0f} CPU microseconds per trajectory")
     return {
         "pairs": float(pairs),
         "tokens_per_trajectory": float(tokens),

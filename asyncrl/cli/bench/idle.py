@@ -11,9 +11,9 @@ import psutil
 
 from asyncrl.bus.log import LogReader
 from asyncrl.cast import LoadedCast
-from asyncrl.cli.bench.stage import BenchError, cpu_s
+from asyncrl.cli.bench.stage import BenchError, bench_cast, cpu_s
 from asyncrl.cli.launch import Launch
-from asyncrl.settings import BufferSettings, Cast, EngineSettings, LearnerSettings, RecorderSettings, RolloutSettings
+from asyncrl.settings import Cast
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import PROMPTS
 
@@ -24,18 +24,17 @@ _SETTLED_S = 5.0  # for processes to end their starting
 
 def idle_cast(directory: Path) -> Cast:
     """A run whose slots are all taken by generations that take weeks."""
-    return Cast(
-        run="bench-idle",
+    return bench_cast(
+        "bench-idle",
         directory=str(directory),
-        rollout=RolloutSettings(slots=256, group_size=8),
-        buffer=BufferSettings(batch_groups=_GROUPS, max_lag=_LAG),
-        learner=LearnerSettings(trainer="scripted", steps=100),
-        engine=EngineSettings(kind="scripted", scripted_mean_s=1e6, scripted_sigma=0.0),
-        recorder=RecorderSettings(plot=False),
+        rollout={"slots": 256, "group_size": 8},
+        buffer={"batch_groups": _GROUPS, "max_lag": _LAG},
+        learner={"steps": 100},
+        engine={"kind": "scripted", "scripted_mean_s": 1e6, "scripted_sigma": 0.0},
     )
 
 
-async def bench_idle(*, seconds: float = 20.0) -> dict[str, float]:
+async def bench_idle(*, seconds: float) -> dict[str, float]:
     """CPU time of all processes of a waiting run, the NATS server and the warden among them.
 
     Args:

@@ -5,17 +5,10 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from asyncrl.cli.bench.stage import Stage, make_model
-from asyncrl.settings import (
-    BufferSettings,
-    Cast,
-    EngineSettings,
-    LearnerSettings,
-    ModelSettings,
-    RecorderSettings,
-    RolloutSettings,
-)
+from asyncrl.cli.bench.stage import Stage, bench_cast, make_model
+from asyncrl.settings import Cast
 from asyncrl.training.scripted import ScriptedTrainer
 from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED, BatchPacked
@@ -23,38 +16,29 @@ from topics.topic import BATCHES
 from topics.wire import decode
 
 LONG_TOKENS, SHORT_TOKENS = 4096, 16
-_GROUPS, _GROUP_SIZE, _LAG = 16, 8, 4
 _STEPS, _PUBLISH_EVERY = 1_000_000, 2
 _VERSIONS = 200  # that an embedded engine finds: enough for 50,000 trajectories
-_DEADLINE_S = 120.0
+_WARM_S, _DEADLINE_S = 3.0, 120.0
 
 
-def pipeline_cast(model: Path, *, short: bool) -> Cast:
-    """A run that never ends: an instant engine and 4k tokens each, or the embedded engine over HTTP and 16."""
-    tokens = SHORT_TOKENS if short else LONG_TOKENS
-    return Cast(
-        run="bench-pipeline",
-        model=ModelSettings(path=str(model)),
-        # A scripted answer comes in one piece, and progress is said of what streams.
-        rollout=RolloutSettings(slots=256, group_size=_GROUP_SIZE, max_new_tokens=tokens, progress_tokens=tokens),
-        buffer=BufferSettings(batch_groups=_GROUPS, max_lag=_LAG),
-        learner=LearnerSettings(
-            trainer="scripted", steps=_STEPS, checkpoint_every=_STEPS, publish_every=_PUBLISH_EVERY, advantage="none"
-        ),
-        engine=EngineSettings(
-            kind="embedded" if short else "scripted", max_running=256, scripted_mean_s=0.0, scripted_tokens=tokens
-        ),
-        recorder=RecorderSettings(plot=False),
+def endless_cast(run: str, model: Path, *, tokens: int, progress_tokens: int, **engine: Any) -> Cast:
+    """A run that never ends, with trajectories of so many tokens in 256 slots."""
+    return bench_cast(
+        run,
+        model={"path": str(model)},
+        rollout={"slots": 256, "group_size": 8, "max_new_tokens": tokens, "progress_tokens": progress_tokens},
+        buffer={"batch_groups": 16, "max_lag": 4},
+        learner={"steps": _STEPS, "checkpoint_every": _STEPS, "publish_every": _PUBLISH_EVERY, "advantage": "none"},
+        engine={"max_running": 256, "scripted_tokens": tokens, **engine},
     )
 
 
-async def bench_pipeline(*, short: bool = False, seconds: float = 10.0, warm_s: float = 3.0) -> dict[str, float]:
+async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
     """Measure a steady window of a run.
 
     Args:
         short: 16 tokens from the embedded engine over HTTP instead of 4k from a scripted one.
         seconds: length of the window, by the server's clock.
-        warm_s: seconds between the first packed batch and the window.
 
     Returns:
         Trajectories per second, and CPU microseconds per trajectory of every process.
@@ -62,17 +46,20 @@ async def bench_pipeline(*, short: bool = False, seconds: float = 10.0, warm_s: 
     Raises:
         BenchError: an actor fell, or no batch was packed in time.
     """
+    tokens, kind = (SHORT_TOKENS, "embedded") if short else (LONG_TOKENS, "scripted")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         await make_model(model, Cast())
-        async with Stage.open(pipeline_cast(model, short=short)) as stage:
+        # A scripted answer comes at once and in one piece, and progress is said of what streams.
+        cast = endless_cast("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
+        async with Stage.open(cast) as stage:
             if short:
                 store = FileStore(stage.files.weights)
                 for number in range(_VERSIONS):
                     store.publish(_Untrained(model), line=0, version=number * _PUBLISH_EVERY)
             await stage.enter_all()
             await stage.enter("prompter")
-            return await stage.until(measure_window(stage, seconds, warm_s), _DEADLINE_S + seconds + warm_s)
+            return await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds + _WARM_S)
 
 
 class _Untrained(ScriptedTrainer):

@@ -23,12 +23,12 @@ from asyncrl.bus.provision import provision, stream_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.bench.history import History
-from asyncrl.cli.bench.stage import BenchError
+from asyncrl.cli.bench.stage import BenchError, bench_cast
 from asyncrl.cli.chaos.processes import Part, parts
-from asyncrl.cli.chaos.stage import ChaosError, Stage
+from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
-from asyncrl.settings import Cast, LearnerSettings
+from asyncrl.settings import Cast
 from topics.actors import FLEET_SCALED, FleetScaled
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
@@ -66,7 +66,7 @@ every = 5
 """
 
 
-async def bench_recovery(*, messages: int = 100_000, kills: int = 3) -> dict[str, float]:
+async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
     """Seconds until each role works again after a SIGKILL; medians.
 
     Args:
@@ -74,7 +74,8 @@ async def bench_recovery(*, messages: int = 100_000, kills: int = 3) -> dict[str
         kills: of each role.
 
     Raises:
-        BenchError: a run did not come up, or somebody did not come back.
+        ChaosError: a run did not come up.
+        BenchError: somebody did not come back.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)
@@ -114,8 +115,6 @@ class _Run:
             await run.until(run._connect())
             yield run
             await run.bus.close()
-        except ChaosError as error:
-            raise BenchError(str(error)) from error
         finally:
             await stage.stop()
 
@@ -189,7 +188,7 @@ async def _holds(condition: Callable[[], bool]) -> None:
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
     """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
-    cast = Cast(run="long", directory=str(folder), learner=LearnerSettings(trainer="scripted", steps=1_000_000))
+    cast = bench_cast("long", directory=str(folder), learner={"steps": 1_000_000})
     history = await _write_history(folder, cast, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
     async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:

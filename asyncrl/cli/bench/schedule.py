@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -14,19 +14,10 @@ import msgspec
 
 from actors.prompter import decide
 from actors.prompter_fold import Wanted
-from asyncrl.cli.bench.hops import Hops, hops_of
 from asyncrl.cli.bench.simulate import Rules, ideal_schedule, lower_bound_s
-from asyncrl.cli.bench.stage import BenchError, Stage, make_model
+from asyncrl.cli.bench.stage import BenchError, Stage, bench_cast, make_model, tell
 from asyncrl.engine.scripted import scripted_duration
-from asyncrl.settings import (
-    BufferSettings,
-    Cast,
-    EngineSettings,
-    LearnerSettings,
-    ModelSettings,
-    RecorderSettings,
-    RolloutSettings,
-)
+from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
 from asyncrl.tasks.tokens import TaskTokenizer
 from topics.batches import BATCH_TRAINED, BatchTrained
@@ -34,10 +25,6 @@ from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import PROMPTS, TRAINING
 from topics.wire import decode
 
-MEANS_S = (0.01, 0.1, 1.0, 10.0)
-LAGS = (1, 2, 4)
-SEEDS = (1, 2, 3, 4, 5)
-STEPS = 40
 _PARALLEL = ((10.0, 15), (1.0, 5), (0.0, 1))  # from this mean on so many runs at once: long means cost no CPU
 _SLOTS, _GROUPS, _SIGMA = 32, 16, 1.2
 _OVERTIME = 10.0  # a run that takes so many times the ideal schedule's time has stalled
@@ -58,7 +45,6 @@ class Result(NamedTuple):
     real_s: float
     ideal_s: float
     bound_s: float
-    hops: Hops
 
 
 def parallel_for(mean_s: float) -> int:
@@ -68,24 +54,21 @@ def parallel_for(mean_s: float) -> int:
 
 def cell_cast(cell: Cell, model: Path, *, steps: int) -> Cast:
     """The settings of one run."""
-    return Cast(
-        run=f"bench-{round(cell.mean_s * 1000)}-{cell.lag}-{cell.seed}",
+    durations = {"scripted_mean_s": cell.mean_s, "scripted_sigma": _SIGMA}
+    return bench_cast(
+        f"bench-{round(cell.mean_s * 1000)}-{cell.lag}-{cell.seed}",
         seed=cell.seed,
-        model=ModelSettings(path=str(model)),
-        rollout=RolloutSettings(slots=_SLOTS, group_size=1),
-        buffer=BufferSettings(batch_groups=_GROUPS, max_lag=cell.lag),
+        model={"path": str(model)},
+        rollout={"slots": _SLOTS, "group_size": 1},
+        buffer={"batch_groups": _GROUPS, "max_lag": cell.lag},
         # A checkpoint is written after the last step alone: the schedule is measured, not the disk.
-        learner=LearnerSettings(
-            trainer="scripted",
-            steps=steps,
-            advantage="none",
-            scripted_step_s=cell.mean_s / 2,
-            checkpoint_every=steps,
-        ),
-        engine=EngineSettings(
-            kind="scripted", max_running=_SLOTS, scripted_mean_s=cell.mean_s, scripted_sigma=_SIGMA, scripted_tokens=16
-        ),
-        recorder=RecorderSettings(plot=False),
+        learner={
+            "steps": steps,
+            "advantage": "none",
+            "scripted_step_s": cell.mean_s / 2,
+            "checkpoint_every": steps,
+        },
+        engine={"kind": "scripted", "max_running": _SLOTS, "scripted_tokens": 16, **durations},
     )
 
 
@@ -148,21 +131,19 @@ class Script:
 
 async def bench_schedule(
     *,
-    means_s: Sequence[float] = MEANS_S,
-    lags: Sequence[int] = LAGS,
-    seeds: Sequence[int] = SEEDS,
-    steps: int = STEPS,
+    means_s: Sequence[float],
+    lags: Sequence[int],
+    seeds: Sequence[int],
+    steps: int,
     parallel: int = 0,
-    told: Callable[[str], None] = lambda line: None,
 ) -> dict[str, float]:
     """Play every cell and compare it with its ideal schedule.
 
     Args:
         parallel: runs at once; 0 for what each mean bears.
-        told: hears of every cell as it ends.
 
     Returns:
-        Medians over all cells of a mean: shares of the ideal and of the bound, milliseconds of each hop.
+        Medians over all cells of a mean: shares of the ideal and of the bound.
 
     Raises:
         BenchError: a run fell or stalled.
@@ -178,7 +159,7 @@ async def bench_schedule(
             for first in range(0, len(cells), together):
                 some = await play_together(cells[first : first + together], model, steps=steps)
                 for result in some:
-                    told(_line(result))
+                    tell(_line(result))
                 results += some
             figures |= _figures(mean_s, results, lags)
     return figures
@@ -210,9 +191,8 @@ async def play(cell: Cell, model: Path, barrier: asyncio.Barrier, *, steps: int)
         )
         issued = await stage.read(PROMPTS, [PROMPT_ISSUED])
         script.check([decode(PromptIssued, record.data) for record in issued])
-        hops = await hops_of(stage, script.duration)
     real_s = (last.time_ns - issued[0].time_ns) / 1e9
-    return Result(cell, real_s, ideal.trained_s[-1], lower_bound_s(script.duration, rules), hops)
+    return Result(cell, real_s, ideal.trained_s[-1], lower_bound_s(script.duration, rules))
 
 
 def _figures(mean_s: float, results: Sequence[Result], lags: Sequence[int]) -> dict[str, float]:
@@ -227,8 +207,6 @@ def _figures(mean_s: float, results: Sequence[Result], lags: Sequence[int]) -> d
     for lag in lags:
         of_lag = [result.ideal_s / result.real_s for result in results if result.cell.lag == lag]
         figures[f"{name}_lag_{lag}_share_of_ideal"] = statistics.median(of_lag)
-    for hop in Hops._fields:
-        figures[f"{name}_{hop}"] = statistics.median(getattr(result.hops, hop) for result in results)
     return figures
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from pathlib import Path
@@ -18,7 +19,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import provision, queue_states
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.cli.making import LaunchError, create_model_aside
+from asyncrl.cli.making import create_model_aside
+from asyncrl.errors import Fault
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
@@ -29,8 +31,8 @@ SERVER = "nats-server"
 _LEAVE_S = 10.0
 
 
-class BenchError(Exception):
-    """A measurement that could not be made; the message says why."""
+class BenchError(Fault):
+    """A measurement that could not be made."""
 
 
 class Stage:
@@ -93,11 +95,11 @@ class Stage:
         words = self._fallen.result() if self._fallen.done() else f"nothing happened within {deadline_s:.0f} s"
         raise BenchError(f"run {self.cast.run}: {words}")
 
-    async def read(self, stream: Stream, topics: Iterable[Topic[Any]], *, headers_only: bool = False) -> list[Record]:
+    async def read(self, stream: Stream, topics: Iterable[Topic[Any]]) -> list[Record]:
         """Everything said on some topics of a stream so far."""
         records: list[Record] = []
         subjects = [topic.pattern(self.cast.run) for topic in topics]
-        reader = LogReader(self.bus, stream, records.append, subjects=subjects, headers_only=headers_only)
+        reader = LogReader(self.bus, stream, records.append, subjects=subjects)
         await reader.start()
         async with asyncio.timeout(60):
             await reader.caught_up.wait()
@@ -183,6 +185,23 @@ class Stage:
         await self._server.stop()
 
 
+def bench_cast(run: str, *, learner: dict[str, Any], **tables: Any) -> Cast:
+    """The cast of a measurement: nothing is learnt, and nothing is drawn.
+
+    Args:
+        run: its id.
+        learner: settings besides the trainer.
+        tables: the other tables, as TOML has them.
+    """
+    fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
+    return msgspec.convert({**tables, **fixed}, Cast)
+
+
+def tell(line: str) -> None:
+    """Say how far a measurement has come; its figures alone go to stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def cpu_s(process: psutil.Process) -> float:
     """CPU seconds of one process since it began; 0 for one that ended."""
     try:
@@ -201,11 +220,8 @@ async def make_model(directory: Path, cast: Cast) -> None:
     """The small untrained model that a cast describes, in a process of its own: this one stays small.
 
     Raises:
-        BenchError: it could not be made.
+        LaunchError: it could not be made.
     """
     settings = directory.with_suffix(".json")
     settings.write_bytes(msgspec.json.encode(cast))
-    try:
-        await create_model_aside(settings, directory)
-    except LaunchError as error:
-        raise BenchError(str(error)) from error
+    await create_model_aside(settings, directory)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
+from asyncrl.errors import Fault
 from asyncrl.processes import die_with_parent
 
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
 
 
-class ChaosError(Exception):
+class ChaosError(Fault):
     """The run under chaos did not start, or cannot be followed."""
 
 
