@@ -23,7 +23,7 @@ from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB, EXPECT_SUBJECT, BlobMissing, TwoContents, body_of, say, unpack
 from asyncrl.errors import Fault
-from asyncrl.processes import die_with_parent
+from asyncrl.processes import with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -126,7 +126,7 @@ async def start_actor(
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent,
+            preexec_fn=with_parent(),
             start_new_session=own_session,
         )
 

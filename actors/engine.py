@@ -110,8 +110,10 @@ class EngineActor:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(lease_s / 2):
-                    if self._updating or await client.health():
+                    if await client.health():
                         answered_at = time.monotonic()
+            if self._updating and not (self._server is not None and self._server.frozen):
+                answered_at = time.monotonic()  # it may answer nobody while it loads, for engine.update_deadline_s
             silent_s = began - answered_at
             if silent_s > lease_s and self._answers:
                 words = f"its server at {self._address} has not answered for {silent_s:.0f} s"

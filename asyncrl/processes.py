@@ -4,16 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Literal
 
 _PR_SET_PDEATHSIG = 1
 
 
-def die_with_parent() -> None:
-    """Ask the kernel (Linux) to kill this process when the one that started it dies."""
+def die_with(parent: int) -> None:
+    """Ask the kernel (Linux) to kill this process when `parent`, which started it, dies; end now if it has died."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def with_parent() -> Callable[[], None]:
+    """`preexec_fn` for a child that shall not outlive this process."""
+    return partial(die_with, os.getpid())
+
+
+def state_of(pid: int) -> Literal["", "stopped", "gone"]:
+    """How a process of this machine is, where the kernel tells (Linux)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return "gone" if Path("/proc/self/stat").exists() else ""
+    except OSError:
+        return ""
+    letter = stat.rsplit(")", 1)[1].split()[0]
+    return "stopped" if letter in "Tt" else "gone" if letter == "Z" else ""
 
 
 async def end(process: asyncio.subprocess.Process, within_s: float = 5.0) -> None:

@@ -27,7 +27,7 @@ from asyncrl.bus.provision import provision
 from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cli.reach import read_log
-from asyncrl.processes import die_with_parent
+from asyncrl.processes import with_parent
 from asyncrl.settings import Cast, NatsSettings
 from topics.actors import ACTOR_STARTED, ActorStarted
 from topics.topic import ACTORS, STREAMS
@@ -44,7 +44,7 @@ async def serving(folder: Path, config: str) -> AsyncIterator[int]:
     process = await asyncio.create_subprocess_exec(
         *(find_server(), "-c", str(folder / "own.conf")),
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
+        preexec_fn=with_parent(),
     )
     assert process.stderr is not None
     try:

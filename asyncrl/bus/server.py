@@ -16,7 +16,7 @@ from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
-from asyncrl.processes import die_with_parent, end
+from asyncrl.processes import end, with_parent
 
 _PORTS = range(20000, 32000)
 _READY = b"Server is ready"
@@ -116,7 +116,7 @@ class EmbeddedServer:
             str(config),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
-            preexec_fn=die_with_parent,
+            preexec_fn=with_parent(),
             start_new_session=True,
         )
         assert self.process.stderr is not None

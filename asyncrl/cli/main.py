@@ -80,9 +80,6 @@ def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     asked = next((word for word in words if not word.startswith("-")), "")
     for name, about in COMMANDS.items():
-        if name == asked == "chaos":  # it declares itself
-            importlib.import_module("asyncrl.cli.chaos").add_parser(subparsers)
-            continue
         command = subparsers.add_parser(name, help=about)
         if name == asked:
             module = importlib.import_module(f"asyncrl.cli.{name}")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from asyncrl.errors import Fault
-from asyncrl.processes import die_with_parent
+from asyncrl.processes import with_parent
 
 
 class LaunchError(Fault):
@@ -27,7 +27,7 @@ async def create_model_aside(cast: Path, directory: Path) -> None:
         str(cast),
         str(directory),
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=die_with_parent,
+        preexec_fn=with_parent(),
     )
     _, said = await process.communicate()
     if process.returncode:

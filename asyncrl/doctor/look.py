@@ -17,7 +17,8 @@ from asyncrl.bus.errors import BusDenied, BusError
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, server_time_ns
 from asyncrl.bus.provision import queue_states, stream_states
 from asyncrl.bus.talk import BlobMissing, body_of, unpack
-from asyncrl.doctor.picture import Disk, Picture, Process
+from asyncrl.doctor.picture import Disk, Picture
+from asyncrl.processes import state_of
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
@@ -108,7 +109,7 @@ async def look(bus: Bus, picture: Picture) -> None:
     await _look_up_mates(bus, picture)
     for actor in picture.actors.values():
         if actor.live and actor.host == socket.gethostname():
-            actor.process = _process(actor.pid)
+            actor.process = state_of(actor.pid)
 
 
 class _Reading:
@@ -157,14 +158,3 @@ async def _look_up_mates(bus: Bus, picture: Picture) -> None:
 def _disk(root: Path) -> Disk:
     usage = shutil.disk_usage(root)
     return Disk(str(root), usage.free, usage.total)
-
-
-def _process(pid: int) -> Process:
-    """How a process of this machine is, where the kernel tells (Linux)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return "gone" if Path("/proc/self/stat").exists() else ""
-    except OSError:
-        return ""
-    return {"T": "stopped", "t": "stopped", "Z": "gone"}.get(stat.rsplit(")", 1)[1].split()[0], "")  # type: ignore[return-value]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.bus.server import free_port
 from asyncrl.engine.client import EngineClient, EngineUnavailable
-from asyncrl.processes import die_with_parent, end
+from asyncrl.processes import end, state_of, with_parent
 from asyncrl.settings import EngineSettings
 
 _ENVIRONMENT = {
@@ -46,7 +46,7 @@ class EngineProcess:
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **_ENVIRONMENT, **self._settings.environment},
-                preexec_fn=die_with_parent,
+                preexec_fn=with_parent(),
             )
         client = EngineClient(self.address, control_timeout_s=30)
         ended = asyncio.create_task(self._process.wait())
@@ -72,6 +72,11 @@ class EngineProcess:
         assert self._process is not None
         code = await self._process.wait()
         return f"exit code {code}: {self._last_words()}"
+
+    @property
+    def frozen(self) -> bool:
+        """Whether its process is stopped (Linux tells)."""
+        return self._process is not None and state_of(self._process.pid) == "stopped"
 
     def kill(self) -> None:
         """End a server that does not answer."""

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from asyncrl.processes import die_with_parent
+from asyncrl.processes import die_with
 from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack, read_score
 from asyncrl.tasks.functions import FunctionError, last_lines, load_function
 
@@ -58,12 +58,6 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     if signature.positional and "completion" in signature.keywords:
         signature.keywords.remove("completion")
     return signature
-
-
-def _die_with(parent: int) -> None:
-    die_with_parent()  # where there is no Linux the closing pipe ends a child, unless its function hangs
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _take_pipes() -> tuple[int, BinaryIO]:
@@ -134,7 +128,7 @@ async def _serve_async(
 
 def main(parent: int) -> None:
     """Serve until the parent closes the pipe or dies."""
-    _die_with(parent)
+    die_with(parent)  # where there is no Linux the closing pipe ends a child, unless its function hangs
     inbox, outbox = _take_pipes()
     frames = Frames()
     setup = msgspec.msgpack.decode(_first_frame(inbox, frames), type=Setup)

@@ -22,7 +22,7 @@ from asyncrl.engine.client import Chunk, EngineClient, SamplingParams
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
-from asyncrl.processes import die_with_parent, end
+from asyncrl.processes import end, with_parent
 from asyncrl.settings import CreateModelSettings
 from asyncrl.tasks.data import open_source
 from asyncrl.tasks.tokens import TaskTokenizer
@@ -232,7 +232,7 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
             *arguments,
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=die_with_parent,
+            preexec_fn=with_parent(),
         )
         try:
             assert process.stderr is not None

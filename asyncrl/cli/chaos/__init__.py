@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import random
-import sys
 import tempfile
 import time
 from argparse import Namespace
@@ -24,9 +23,9 @@ from asyncrl.cli.audit import audit_run
 from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_sense
 from asyncrl.cli.chaos.stage import ChaosError, Stage
 from asyncrl.cli.chaos.strikes import Strike, Striker
-from asyncrl.cli.chaos.targets import Target, TargetError, drawn, each_point, parse_targets
+from asyncrl.cli.chaos.targets import Target, drawn, each_point, parse_targets
 from asyncrl.cli.chaos.witness import Witness, missing
-from asyncrl.cli.find import RunNotFound
+from asyncrl.cli.options import add_settings
 from asyncrl.cli.reach import opened
 
 _BEGIN_S = 300.0  # for the run to train its first batch
@@ -36,13 +35,10 @@ _TICK_S = 0.2
 _MARGIN = 0.05  # share of the steps that is left for the run to finish undisturbed
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Declare the command."""
-    parser = subparsers.add_parser("chaos", help="run a cast while killing and freezing its processes, then audit it")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("cast", nargs="?", default="demo", help="TOML file, or a shipped cast (default: demo)")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
-    )
+    add_settings(parser)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to strike (default: 120)")
     parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between strikes (default: 2)")
     parser.add_argument("--kills", type=int, default=0, metavar="N", help="stop striking after so many; 0 for no limit")
@@ -57,17 +53,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--cluster", action="store_true", help="on three NATS servers; `nats` is the learner's leader")
     parser.add_argument("--baseline", action="store_true", help="make the undisturbed run as well, before")
     parser.add_argument("--compare", default="", metavar="RUN", help="directory of an undisturbed run to compare with")
-    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Strike, audit, print; returns 1 where anything was lost, duplicated or wrong, or the run did not finish."""
-    try:
-        targets = parse_targets(arguments.targets)
-        report, root = asyncio.run(_chaos(arguments, targets))
-    except (TargetError, ChaosError, RunNotFound, BusError) as error:
-        print(error, file=sys.stderr)
-        return 1
+    targets = parse_targets(arguments.targets)
+    report, root = asyncio.run(_chaos(arguments, targets))
     (root / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     draw(root / "chaos.png", report)
     print(report_text(report))

@@ -13,7 +13,7 @@ from pathlib import Path
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import Fault
-from asyncrl.processes import die_with_parent
+from asyncrl.processes import with_parent
 
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
 
@@ -72,7 +72,7 @@ class Stage:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=die_with_parent,
+            preexec_fn=with_parent(),
             start_new_session=True,  # Ctrl-C is ours to hand on
         )
         assert self._up.stdout is not None

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from actors.main import ROLES as ACTORS
 from asyncrl.crash import POINTS
+from asyncrl.errors import Fault
 
 SEVERAL = "several"  # two to four processes in the same instant
 SERVER = "engine-server"  # the inference server that an engine actor started
@@ -30,7 +31,7 @@ class Target(NamedTuple):
         return f"{self.role}{'@' if self.family == 'crash' else ':'}{self.kind}"
 
 
-class TargetError(ValueError):
+class TargetError(Fault):
     """Nobody is called so, or it cannot be done to them."""
 
 
