@@ -43,7 +43,7 @@ def all_targets() -> list[Target]:
     found = [Target(role, "kill") for role in ROLES]
     found += [Target(role, "freeze") for role in ROLES if role not in ("up", SEVERAL)]
     found += [Target(role, "wake") for role in ROLES if role != SEVERAL]
-    return found + [Target(role, point.name) for point in POINTS.values() for role in point.roles]
+    return found + [Target(role, point) for point, roles in POINTS.items() for role in roles]
 
 
 def parse_targets(text: str) -> list[Target]:
