@@ -112,6 +112,9 @@ def test_the_picture_shows_step_reward_lag_speed_and_fleet():
     ):
         assert words in picture
     assert max(map(len, picture.splitlines())) <= 100
+    narrow = whole_run().picture(10, width=60)
+    assert all(f" {label}  " in narrow for label in ("step", "reward", "accuracy", "lag", "speed", "engines"))
+    assert len(narrow.splitlines()) == len(picture.splitlines())  # what does not fit is cut, not wrapped
 
 
 def test_lines_hold_back_steps_that_follow_within_a_second(capsys):

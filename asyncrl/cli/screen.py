@@ -18,7 +18,7 @@ from asyncrl.cli.view import RunView
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR = 14  # cells of a bar
-_SPARK = 40  # cells of the reward's curve
+_SPARK = 24  # cells of a curve: with its label and its figures a line fits into 80
 _SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
 _STATES = {
     "starting": "yellow",
@@ -33,7 +33,9 @@ _STATES = {
 def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableType:
     """A panel with everything that is known of a run at a time of the server's clock, `width` cells wide."""
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(justify="right", style="dim", no_wrap=True)
+    facts.add_column(
+        justify="right", style="dim", no_wrap=True, min_width=8
+    )  # the longest label: values give way first
     facts.add_column(no_wrap=True, overflow="ellipsis")
     for name, value in (
         ("step", _progress(view)),
@@ -113,6 +115,7 @@ def _progress(view: RunView) -> RenderableType:
         return text
     row = Table.grid(padding=(0, 2))
     row.add_column(no_wrap=True)
+    row.add_column(no_wrap=True, overflow="ellipsis")
     row.add_row(ProgressBar(total=total, completed=done, width=_SPARK, complete_style="cyan"), text)
     return row
 
