@@ -48,7 +48,7 @@ class Listener:
         self._reader = LogReader(bus, stream, self.hear, subjects=subjects, headers_only=headers_only)
         self._late: deque[Record] = deque()  # not yet handed over
         self._handing: asyncio.Task[None] | None = None
-        self._reads = False  # for a caller who waits, and takes all faults
+        self._reads = False  # for a caller who waits: in a task, as a callback's faults are the connection's
 
     async def start(self, after: int = 0) -> None:
         """Begin to listen, behind a sequence.
@@ -88,31 +88,22 @@ class Listener:
         if self._handing is not None:
             await asyncio.shield(self._handing)
 
-    async def read(self, after: int = 0, silent_s: float | None = None) -> None:
-        """Hand over what is there now, behind a sequence; all faults are the caller's.
+    async def read(self, after: int = 0, *, newest: bool = False, silent_s: float | None = None) -> None:
+        """Hand over what is there now, behind a sequence, or the newest message of each subject.
 
         Raises:
             TimeoutError: nothing came for `silent_s`.
-            BusError: the stream or a body cannot be read.
+            Exception: whatever else went wrong, in `take` or on the way.
         """
         self._reads = True
         try:
-            await self.start(after)
-            await self.caught_up(silent_s)
-        finally:
-            await self.close()
-
-    async def read_newest(self) -> None:
-        """Hand over the newest message of each subject; all faults are the caller's.
-
-        Raises:
-            BusError: the stream or a body cannot be read.
-        """
-        self._reads = True
-        try:
-            for record in await read_last_of_each(self._bus, self._stream, self._subjects):
-                self.hear(record)
-            await self.handed_over()
+            if newest:
+                for record in await read_last_of_each(self._bus, self._stream, self._subjects):
+                    self.hear(record)
+                await self.handed_over()
+            else:
+                await self.start(after)
+                await self.caught_up(silent_s)
         finally:
             await self.close()
 

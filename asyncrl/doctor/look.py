@@ -96,8 +96,8 @@ async def look(bus: Bus, picture: Picture) -> None:
 
     await listener(ACTORS, ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED).read()
     await listener(FLEET, FLEET_SCALED, STALL_FOUND, STALL_ENDED).read()
-    await listener(ENGINES, ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE).read_newest()
-    await listener(TRAINING, WEIGHTS_PUBLISHED, TRAINING_FINISHED).read_newest()
+    await listener(ENGINES, ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE).read(newest=True)
+    await listener(TRAINING, WEIGHTS_PUBLISHED, TRAINING_FINISHED).read(newest=True)
     last = await read_last(bus, TRAINING, BATCH_TRAINED.pattern(bus.run))
     if last is not None:
         await listener(TRAINING, BATCH_TRAINED).read(after=max(0, last.sequence - _BACK))
@@ -107,7 +107,7 @@ async def look(bus: Bus, picture: Picture) -> None:
     await listener(BATCHES, GROUP_DROPPED).read(after=packed.sequence if packed is not None else 0)
     letters = int(picture.streams[DEAD.name]["last_seq"])
     await listener(DEAD, DEAD_LETTER).read(after=max(0, letters - _LETTERS))
-    await listener(VITALS, VITALS_TAKEN).read_newest()
+    await listener(VITALS, VITALS_TAKEN).read(newest=True)
     await _look_up_mates(bus, picture)
     for actor in picture.actors.values():
         if actor.live and actor.host == socket.gethostname():
