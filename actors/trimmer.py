@@ -39,6 +39,7 @@ from topics.streams import (
     CheckpointRequested,
     StreamTrimmed,
 )
+from topics.table import topic_of
 from topics.topic import BATCHES, BLOBS, ENGINES, FLEET, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
@@ -132,8 +133,13 @@ class Trimmer:
         if topic is CHECKPOINT_SAVED:
             self._saved.set()
 
-    def _refuse(self, _record: Record, _error: Exception) -> None:
-        self._heard.set()  # who acts on it buries it
+    def _refuse(self, record: Record, _error: Exception) -> None:
+        """Who acts on it buries it; what is stored takes room, whatever it is."""
+        self._heard.set()
+        topic = topic_of(record.subject)
+        if record.stream is TRAJECTORIES and topic is not None:
+            with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
+                self.fold.apply(topic, None, record)
 
     async def _look(self) -> None:
         fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
