@@ -10,18 +10,19 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
+from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
-from asyncrl.bus.talk import BLOB, EXPECT_SUBJECT, BlobMissing, TwoContents, body_of, say, unpack
+from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, TwoContents, say
 from asyncrl.errors import Fault
 from asyncrl.processes import with_parent
 from asyncrl.settings import Cast
@@ -36,15 +37,13 @@ from topics.actors import (
     HeldWork,
     Vitals,
 )
-from topics.topic import Topic
+from topics.topic import Stream, Topic
 from topics.wire import WireError
 
 VITALS_S = 2.0
 _LETTER_BYTES = 65536  # of a message's body that its dead letter keeps
 _LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes are kept
 _LETTERS_AT_ONCE = 32
-
-_Apply: TypeAlias = Callable[[Topic[Any], Any], None]
 
 FATAL = 3  # exit code of an actor that another start cannot help
 
@@ -149,8 +148,6 @@ class Context:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
     _burying: asyncio.Task[None] | None = None
-    _late: deque[tuple[Record, _Apply]] = field(default_factory=deque)  # not yet handed over
-    _fetching: asyncio.Task[None] | None = None
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
@@ -192,38 +189,21 @@ class Context:
 
         task.add_done_callback(done)
 
-    def heed(self, record: Record, apply: _Apply) -> None:
-        """Hand a record's message to `apply`, in the order of the calls; one that is not what it must be is buried.
+    def listen(
+        self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = (), *, unread: Collection[str] = ()
+    ) -> Listener:
+        """A listener to a log, or to some of its topics; a message that is not what it must be is buried.
 
-        A body that lies in the blob stream is fetched first, and whatever comes meanwhile waits.
+        Args:
+            unread: subjects of which only headers are read.
         """
-        if BLOB not in record.headers and not self._late:
-            self._hand_over(record, record.data, apply)
-            return
-        self._late.append((record, apply))
-        if self._fetching is None or self._fetching.done():
-            self._fetching = asyncio.create_task(self._fetch())
-            self.watch(self._fetching)
+        subjects = [topic.pattern(self.bus.run) for topic in topics]
+        return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
 
-    async def heeded(self) -> None:
-        """Wait until everything was handed over."""
-        if self._fetching is not None:
-            await asyncio.wait({self._fetching})
-
-    async def _fetch(self) -> None:
-        while self._late:
-            record, apply = self._late[0]
-            try:
-                self._hand_over(record, await body_of(self.bus, record), apply)
-            except (BlobMissing, WireError) as error:
-                self.bury_soon(record, str(error))
-            self._late.popleft()
-
-    def _hand_over(self, record: Record, body: bytes, apply: _Apply) -> None:
-        try:
-            apply(*unpack(record, body))
-        except (WireError, LookupError, ValueError) as error:
-            self.bury_soon(record, str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}")
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Bury a message that is not what it must be, beside the work that goes on."""
+        says = isinstance(error, WireError | BlobMissing)
+        self.bury_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
 
     async def bury(self, record: Record, reason: str) -> None:
         """Keep a message that cannot be read, or that ends its workers, with the reason."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.actor import VITALS_S, ActorDown, Context
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import Record
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
@@ -40,13 +40,11 @@ class EngineActor:
         self._server: EngineProcess | None = None
         self._client: EngineClient | None = None
         self._address = ""
-        self._reader = LogReader(
-            context.bus, TRAINING, self._on_published, subjects=[WEIGHTS_PUBLISHED.pattern(context.bus.run)]
-        )
+        self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        await self._reader.start()
+        await self._listener.start()
         stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:
@@ -71,10 +69,7 @@ class EngineActor:
                 task.cancel()
             await self._leave()
 
-    def _on_published(self, record: Record) -> None:
-        self.context.heed(record, self._aim)
-
-    def _aim(self, _: Topic[Any], published: WeightsPublished) -> None:
+    def _on_published(self, _topic: Topic[Any], published: WeightsPublished, _record: Record) -> None:
         store = self.context.files.weights.absolute()
         if not Path(os.path.abspath(published.location)).is_relative_to(store):  # a link in there is the owner's own
             raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")
@@ -185,7 +180,7 @@ class EngineActor:
 
     async def _leave(self) -> None:
         await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, "stopped"))
-        await self._reader.close()
+        await self._listener.close()
         if self._client is not None:
             await self._client.close()
         if self._server is not None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from actors.actor import Context
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import Record
 from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParams
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.scripted import ScriptedClient
@@ -67,18 +67,18 @@ class EnginePool:
         self._engines: dict[str, Engine] = {}
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reader = LogReader(context.bus, ENGINES, self._on_record)
+        self._listener = context.listen(ENGINES, self._fold)
         settings = context.cast.engine
         key_file = context.files.base / settings.api_key_file
         self._api_key = key_file.read_text().strip() if settings.api_key_file else None
 
     async def start(self) -> None:
         """Begin to follow."""
-        await self._reader.start()
+        await self._listener.start()
 
     async def close(self) -> None:
         """Stop following and close all connections."""
-        await self._reader.close()
+        await self._listener.close()
         for engine in self._engines.values():
             await engine.client.close()
 
@@ -127,10 +127,7 @@ class EnginePool:
                     await self._notify()
                     return
 
-    def _on_record(self, record: Record) -> None:
-        self._context.heed(record, self._fold)
-
-    def _fold(self, topic: Topic[Any], message: Any) -> None:
+    def _fold(self, topic: Topic[Any], message: Any, _: Record) -> None:
         engine = self._engines.get(message.engine_id)
         if engine is not None:
             engine.words += 1

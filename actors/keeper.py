@@ -7,35 +7,23 @@ therefore no special case: the keeper reads on, folds whoever's record is there,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from actors.actor import ActorDown, Context
 from actors.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
-from asyncrl.bus.log import LogReader, Record, patiently, read_last, read_message
-from asyncrl.bus.talk import (
-    BLOB,
-    EXPECT_LAST,
-    EXPECT_MESSAGE,
-    MESSAGE_ID,
-    TIME_TO_LIVE,
-    BlobMissing,
-    body_of,
-    say,
-    unpack,
-    unpack_headers,
-)
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_last, read_message
+from asyncrl.bus.talk import EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
 from asyncrl.bus.talk import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import KeeperBeat, KeeperClaimed, KeeperFolded
 from topics.table import BY_NAME, TOPICS
 from topics.topic import Stream, Topic
-from topics.wire import Message, WireError, prepare
+from topics.wire import Message, prepare
 
 BEAT_S = 3.0
 
@@ -64,19 +52,6 @@ class Fold(Protocol):
         """Fold one message in; `message` is None where only headers are read."""
 
 
-_STILL_S = 30.0  # a log of which nothing more comes for so long does not come
-
-
-class _Line:
-    """Records of one log on their way into the fold; they wait behind one whose body is being fetched."""
-
-    def __init__(self, headers_only: bool) -> None:
-        self.headers_only = headers_only
-        self.waiting: deque[Record] = deque()
-        self.fetching = False
-        self.folded = 0  # sequence of the newest record folded
-
-
 class Keeper:
     """Reads the logs into a fold and writes the own log."""
 
@@ -96,31 +71,20 @@ class Keeper:
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
         self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
-        self._lines = {entry.stream.name: _Line(entry.headers_only) for entry in inputs}
-        self._lines[own.name] = _Line(own_headers_only)
-        run = context.bus.run
-        self._readers = [LogReader(context.bus, own, self._take, headers_only=own_headers_only)]
         heard = [topic for entry in inputs for topic in entry.topics]
         for topic in [*heard, *(topic for topic in TOPICS if topic.stream is own)]:
             prepare(topic.message)
-        for entry in inputs:
-            subjects = [topic.pattern(run) for topic in entry.topics]
-            self._readers.append(
-                LogReader(context.bus, entry.stream, self._take, subjects=subjects, headers_only=entry.headers_only)
-            )
+        self._own_log = self._listener(Input(own, [], own_headers_only))
+        self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
 
     async def start(self) -> None:
         """Fold everything that was ever said, then claim the own log; a spare claims it when its writer is silent."""
         self.context.watch(asyncio.create_task(self._hear_stop()))
-        streams = [reader.stream for reader in self._readers]
-        folded = await self._snapshots.restore(streams)
-        for reader in self._readers:
-            self._lines[reader.stream.name].folded = reader.last = folded.get(reader.stream.name, 0)
-            await reader.start()
-        for reader in self._readers:
-            await self._caught_up(reader)
-        while any(line.fetching for line in self._lines.values()) and not self.context.stop.is_set():
-            await self.changes()
+        folded = await self._snapshots.restore(list(self._listeners))
+        for stream, listener in self._listeners.items():
+            await listener.start(folded.get(stream.name, 0))
+        for listener in self._listeners.values():
+            await listener.caught_up()
         if not self.context.actor_id.endswith("-1"):
             await self._stand_by()
         if self.context.stop.is_set():
@@ -130,26 +94,10 @@ class Keeper:
         crash_point("keeper.claimed")
         self.context.watch(asyncio.create_task(self._beat()))
 
-    @staticmethod
-    async def _caught_up(reader: LogReader) -> None:
-        """Wait for the end of a log, as long as more of it comes.
-
-        Raises:
-            ActorDown: nothing came for a while.
-        """
-        last = -1
-        while not reader.caught_up.is_set():
-            if reader.last == last:
-                raise ActorDown(f"log {reader.stream.name} stands still at message {last} for {_STILL_S:.0f} s")
-            last = reader.last
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_STILL_S):
-                    await reader.caught_up.wait()
-
     async def close(self) -> None:
         """Stop reading."""
-        for reader in self._readers:
-            await reader.close()
+        for listener in self._listeners.values():
+            await listener.close()
 
     async def append(self, decisions: Sequence[Decision]) -> bool:
         """Append decisions in order, all or a prefix of them; True when all were appended.
@@ -178,7 +126,7 @@ class Keeper:
         async with self._appending:
             if self._deposed or self._foreign != foreign:
                 return 0
-            base = max(self._tail, self._lines[self.own.name].folded)
+            base = max(self._tail, self._own_log.last)
             results = await asyncio.gather(
                 *(self._append_one(decisions, number, base) for number in range(len(decisions))),
                 return_exceptions=True,
@@ -218,47 +166,24 @@ class Keeper:
         await self.context.stop.wait()
         self._news.set()
 
-    def _take(self, record: Record) -> None:
-        line = self._lines[record.stream.name]
-        if line.fetching or (BLOB in record.headers and not line.headers_only):
-            line.waiting.append(record)
-            if not line.fetching:
-                line.fetching = True
-                self.context.watch(asyncio.create_task(self._fetch(line)))
-            return
-        self._fold_in(line, record, record.data)
+    def _listener(self, entry: Input) -> Listener:
+        bus, unread = self.context.bus, [self._snapshots.subject]  # only a start reads them
+        subjects = [topic.pattern(bus.run) for topic in entry.topics]
+        take, refuse, headers_only = self._take, self._refuse, entry.headers_only
+        return Listener(bus, entry.stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
 
-    async def _fetch(self, line: _Line) -> None:
-        while line.waiting:
-            record = line.waiting[0]
-            try:
-                is_snapshot = record.subject == self._snapshots.subject  # only a start reads it
-                self._fold_in(line, record, b"" if is_snapshot else await body_of(self.context.bus, record))
-            except (WireError, BlobMissing) as error:
-                self.context.bury_soon(record, str(error))
-                self._passed(line, record)
-            line.waiting.popleft()
-        line.fetching = False
-        self._news.set()
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        self._check_claim(topic, record)
+        if topic.message not in (KeeperBeat, KeeperClaimed, KeeperFolded):
+            self._fold.apply(topic, message, record)
+        self._passed(record)
 
-    def _fold_in(self, line: _Line, record: Record, body: bytes) -> None:
-        message: Any = None
-        try:
-            if line.headers_only or record.subject == self._snapshots.subject:
-                topic = unpack_headers(record)
-            else:
-                topic, message = unpack(record, body)
-            self._check_claim(topic, record)
-            if topic.message not in (KeeperBeat, KeeperClaimed, KeeperFolded):
-                self._fold.apply(topic, message, record)
-        except (WireError, LookupError, ValueError) as error:  # the latter two: values that are not what they must be
-            reason = str(error) if isinstance(error, WireError) else f"{type(error).__name__}: {error}"
-            self.context.bury_soon(record, reason)
-        self._passed(line, record)
+    def _refuse(self, record: Record, error: Exception) -> None:
+        self.context.refuse(record, error)
+        self._passed(record)
 
-    def _passed(self, line: _Line, record: Record) -> None:
+    def _passed(self, record: Record) -> None:
         """A record is behind us, folded or buried."""
-        line.folded = record.sequence
         self._snapshots.since = 0 if record.subject == self._snapshots.subject else self._snapshots.since + 1
         if record.stream is self.own:
             self._heard_at = time.monotonic()
@@ -270,8 +195,8 @@ class Keeper:
                 self._readers_back.remove(entry)
                 if not entry[1].done():
                     entry[1].set_result(None)
-        if self._claimed and self._snapshots.due and not any(line.fetching for line in self._lines.values()):
-            positions = {name: line.folded for name, line in self._lines.items()}
+        if self._claimed and self._snapshots.due and not any(listener.waits for listener in self._listeners.values()):
+            positions = {stream.name: listener.last for stream, listener in self._listeners.items()}
             self.context.watch(asyncio.create_task(self._say_snapshot(self._snapshots.take(positions))))
 
     def _check_claim(self, topic: Topic[Any], record: Record) -> None:
@@ -314,11 +239,11 @@ class Keeper:
         newest = await read_last(self.context.bus, self.own, ">")
         sequence = newest.sequence if newest is not None else 0
         await self._read_back(sequence)
-        if self._lines[self.own.name].folded >= sequence:
+        if self._own_log.last >= sequence:
             self._tail = max(self._tail, int(info["state"]["last_seq"]))
 
     async def _read_back(self, sequence: int) -> None:
-        if self._lines[self.own.name].folded >= sequence or self.context.stop.is_set():
+        if self._own_log.last >= sequence or self.context.stop.is_set():
             return
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._readers_back.append((sequence, future))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import msgspec
 
 from actors.actor import Context
 from actors.recorder_fold import RecorderFold
-from asyncrl.bus.log import LogReader, Record, patiently, read_last_of_each
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_last_of_each
 from asyncrl.telemetry.plot import draw_reward
 from topics.actors import KEEPER_TOPICS, RUN_OPENED
-from topics.table import topic_of
 from topics.topic import ACTORS, BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED
 
@@ -46,9 +45,9 @@ class Recorder:
 
     async def run(self) -> None:
         """Follow until asked to stop, then write what the run amounts to."""
-        readers = [self._reader(stream) for stream in _LOGS]
-        for reader in readers:
-            await reader.start()
+        listeners = {stream: self._listener(stream) for stream in _LOGS}
+        for listener in listeners.values():
+            await listener.start()
         stop = asyncio.create_task(self.context.stop.wait())
         while not stop.done():
             self._news.clear()
@@ -56,9 +55,9 @@ class Recorder:
             news = asyncio.create_task(self._news.wait())
             await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-        await self._read_to_the_end(readers)
-        for reader in readers:
-            await reader.close()
+        for stream, listener in listeners.items():  # what was said before the end belongs to the summary
+            await listener.close()
+            await self._listener(stream).read(after=listener.last)
         self.fold.issued = await self._count_issued()
         self._write_rows()
         root = self.context.files.root
@@ -69,44 +68,22 @@ class Recorder:
             await asyncio.to_thread(draw_reward, root / "reward.png", self.fold.steps)
         (root / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
 
-    async def _read_to_the_end(self, readers: list[LogReader]) -> None:
-        """What was said before the end belongs to the summary."""
-        for stream, reader in zip(_LOGS, readers, strict=True):
-            last = int((await self._state(stream))["last_seq"])
-            if reader.last < last:
-                final = self._reader(stream, after=reader.last)
-                await reader.close()
-                await final.start()
-                async with asyncio.timeout(30):
-                    await final.caught_up.wait()
-                await final.close()
-        await self.context.heeded()
-
-    async def _state(self, stream: Stream) -> dict[str, Any]:
-        bus = self.context.bus
-        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
-        state: dict[str, Any] = info["state"]
-        return state
-
-    def _reader(self, stream: Stream, after: int = 0) -> LogReader:
-        subjects = [topic.pattern(self.context.bus.run) for topic in _LOGS[stream]]
-        return LogReader(self.context.bus, stream, self._on_record, after=after, subjects=subjects)
+    def _listener(self, stream: Stream) -> Listener:
+        unread = [topic.subject(self.context.bus.run) for topic in KEEPER_TOPICS]
+        return self.context.listen(stream, self._take, _LOGS[stream], unread=unread)
 
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
         bus, cast = self.context.bus, self.context.cast
-        state = await self._state(PROMPTS)
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
         warmup = cast.warmup.steps * (cast.warmup.batch_rows // cast.warmup.rows_per_trajectory)
-        return max(0, int(state.get("num_subjects", 0)) - keepers - warmup)
+        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
 
-    def _on_record(self, record: Record) -> None:
-        if topic_of(record.subject) not in KEEPER_TOPICS:
-            self.context.heed(record, partial(self._apply, record))
-
-    def _apply(self, record: Record, topic: Topic[Any], message: Any) -> None:
-        self.fold.apply(topic, message, record)
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        if message is not None:
+            self.fold.apply(topic, message, record)
         if self.fold.rows:
             self._news.set()
 

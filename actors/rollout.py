@@ -10,7 +10,7 @@ from actors.engines import EnginePool
 from actors.execution import Execution, Tools
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import Record
 from asyncrl.bus.provision import QUEUES
 from asyncrl.tasks.functions import FunctionError, load_function
 from asyncrl.tasks.journal import branch_tasks
@@ -49,12 +49,7 @@ class RolloutWorker:
         self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
-        self._ends = LogReader(
-            context.bus,
-            BATCHES,
-            self._on_end,
-            subjects=[TRAJECTORY_DROPPED.pattern(context.bus.run), GROUP_DROPPED.pattern(context.bus.run)],
-        )
+        self._ends = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
         self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
             context, QUEUES["rollout"], PromptIssued, self.handle, cast.rollout.slots
         )
@@ -92,10 +87,7 @@ class RolloutWorker:
         fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
         return not fresh or delivery.at.stream_sequence <= self._old_work
 
-    def _on_end(self, record: Record) -> None:
-        self.context.heed(record, self._end)
-
-    def _end(self, topic: Topic[Any], message: GroupDropped | TrajectoryDropped) -> None:
+    def _on_end(self, _topic: Topic[Any], message: GroupDropped | TrajectoryDropped, _record: Record) -> None:
         """Stop work on what the buffer has ended."""
         if isinstance(message, GroupDropped):
             key, attempt = message.prompt_id, _EVERY

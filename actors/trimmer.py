@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from actors.actor import Context
 from actors.keeper import Decision, Keeper
 from actors.trimmer_fold import Kept, Needless, TrimmerFold
-from asyncrl.bus.log import LogReader, Record, patiently, read_last, read_last_of_each
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_last, read_last_of_each
 from asyncrl.bus.provision import QUEUES
-from asyncrl.bus.talk import Blob, BlobMissing, body_of, unpack
+from asyncrl.bus.talk import Blob
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
@@ -42,7 +43,7 @@ from topics.table import topic_of
 from topics.topic import BATCHES, BLOBS, ENGINES, FLEET, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
-from topics.wire import Message, WireError
+from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
@@ -91,17 +92,17 @@ class Trimmer:
         self._keeper = keeper
         self._trims = context.cast.nats.keep == "checkpoint"
         self._store = FileStore(context.files.weights)
-        self._records: asyncio.Queue[Record] = asyncio.Queue()
-        self._stored = asyncio.Event()
+        self._heard = asyncio.Event()
         self._saved = asyncio.Event()
         self._trimmed_at = 0.0
         self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
         self._pruned: tuple[Kept | None, Kept | None] = (None, None)
-        self._readers = {
-            stream.name: LogReader(
+        self._listeners = {
+            stream.name: Listener(
                 self._bus,
                 stream,
                 self._take,
+                self._refuse,
                 subjects=[topic.pattern(self._bus.run) for topic in topics],
                 headers_only=stream is TRAJECTORIES,
             )
@@ -111,14 +112,11 @@ class Trimmer:
 
     async def run(self) -> None:
         """Fold the logs, then look again and again until cancelled."""
-        folding = asyncio.create_task(self._fold_in())
-        self._context.watch(folding)
         try:
-            for reader in self._readers.values():
-                await reader.start()
-            for reader in self._readers.values():
-                await reader.caught_up.wait()
-            await self._records.join()
+            for listener in self._listeners.values():
+                await listener.start()
+            for listener in self._listeners.values():
+                await listener.caught_up()
             while True:
                 self._saved.clear()
                 await self._look()
@@ -126,29 +124,22 @@ class Trimmer:
                     async with asyncio.timeout(_LOOK_S):
                         await self._saved.wait()
         finally:
-            folding.cancel()
-            for reader in self._readers.values():
-                await reader.close()
+            for listener in self._listeners.values():
+                await listener.close()
 
-    def _take(self, record: Record) -> None:
-        if record.stream is not TRAJECTORIES:
-            self._records.put_nowait(record)
-            return
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        self._heard.set()
+        self.fold.apply(topic, message, record)
+        if topic is CHECKPOINT_SAVED:
+            self._saved.set()
+
+    def _refuse(self, record: Record, _error: Exception) -> None:
+        """Who acts on it buries it; what is stored takes room, whatever it is."""
+        self._heard.set()
         topic = topic_of(record.subject)
-        with contextlib.suppress(WireError, LookupError, ValueError):  # no name, or no blob: it goes in its turn
-            if topic is not None:
+        if record.stream is TRAJECTORIES and topic is not None:
+            with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
                 self.fold.apply(topic, None, record)
-        self._stored.set()
-
-    async def _fold_in(self) -> None:
-        while True:
-            record = await self._records.get()
-            with contextlib.suppress(BlobMissing, WireError, LookupError, ValueError):  # who acts on it buries it
-                topic, message = unpack(record, await body_of(self._bus, record))
-                self.fold.apply(topic, message, record)
-                if topic is CHECKPOINT_SAVED:
-                    self._saved.set()
-            self._records.task_done()
 
     async def _look(self) -> None:
         fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
@@ -191,9 +182,9 @@ class Trimmer:
         fill = await self._fill(TRAJECTORIES)
         try:
             async with asyncio.timeout(_HEAR_S):
-                while fill.first <= fill.last > self._readers[TRAJECTORIES.name].last:
-                    self._stored.clear()
-                    await self._stored.wait()
+                while fill.first <= fill.last > self._listeners[TRAJECTORIES.name].last:
+                    self._heard.clear()
+                    await self._heard.wait()
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
             return None

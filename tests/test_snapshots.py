@@ -248,7 +248,7 @@ async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: 
 
     read: list[Record] = []
     take = Keeper._take
-    monkeypatch.setattr(Keeper, "_take", lambda keeper, record: (read.append(record), take(keeper, record))[1])
+    monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
     second = await opened()
 
     snapshot = decode(KeeperFolded, newest.data)

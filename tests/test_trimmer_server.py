@@ -175,3 +175,20 @@ async def test_in_a_full_stream_one_checkpoint_is_enough_if_it_contains_every_ba
 
     trimmed = [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
     assert trimmed == ([at[names[1]]] if packed == 1 else [])
+
+
+async def test_what_is_no_message_at_all_goes_where_it_takes_the_room_of_open_work(bus, stage):
+    await narrow(bus)
+    await issue(bus, "p000000-0")
+    answer = Answer("generate", "00", False, **dict.fromkeys(("tokens", "versions"), np.zeros(9, np.int32)))
+    progress = TrajectoryProgressed(trajectory_id="p000000-0", offset=9, journal={"0": answer})
+    needed = await tell(bus, TRAJECTORY_PROGRESSED, progress, "p000000-0")
+    for number in range(60):
+        await bus.store(TRAJECTORY_GENERATED.subject(bus.run, f"p9{number:05d}-0"), b"x" * 50_000, {"versions": "many"})
+    await grade(bus, 60)
+
+    async with trimming(stage(), bus) as owner:
+        await until(lambda: STREAM_TRIMMED in owner.topics, "the room is given back")
+
+    state = (await stream_states(bus))["TRAJECTORIES"]
+    assert (state["messages"], state["first_seq"]) == (1, needed)

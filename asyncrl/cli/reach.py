@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -14,14 +13,12 @@ from typing import Any, Protocol
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import server_left_in
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record
 from asyncrl.bus.provision import settled
-from asyncrl.bus.talk import BlobMissing, body_of, unpack, unpack_headers
 from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_directory, find_run, is_remote
 from topics.topic import Stream, Topic
-from topics.wire import WireError
 
-_SILENT_S = 30.0  # a server that sends nothing for this long, of a log that is not read to its end, is gone
 _RECOVER_S = 120.0  # for a server to read its store
 
 
@@ -79,42 +76,10 @@ async def read_log(
     """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
 
     Raises:
-        RunNotFound: the server fell silent.
+        BusGone: the server fell silent.
     """
-    records: asyncio.Queue[Record | None] = asyncio.Queue()
-    reader = LogReader(bus, stream, records.put_nowait, subjects=subjects, headers_only=headers_only)
-    await reader.start()
-
-    async def end() -> None:
-        await reader.caught_up.wait()
-        records.put_nowait(None)
-
-    ending = asyncio.create_task(end())
-    try:
-        while True:
-            async with asyncio.timeout(_SILENT_S):
-                record = await records.get()
-            if record is None:
-                break
-            await _hand_over(bus, record, reading, headers_only)
-    except TimeoutError as error:
-        raise RunNotFound(
-            f"run {bus.run}: its server has sent nothing of {stream.name} for {_SILENT_S:.0f} s"
-        ) from error
-    finally:
-        ending.cancel()
-        await reader.close()
-
-
-async def _hand_over(bus: Bus, record: Record, reading: Reading, headers_only: bool) -> None:
-    try:
-        topic, message = unpack_headers(record), None
-        if not headers_only:
-            record = record._replace(data=await body_of(bus, record))
-            topic, message = unpack(record, record.data)
-        reading.apply(topic, message, record)
-    except (WireError, BlobMissing, LookupError, ValueError) as error:  # the latter two: values that are not as said
-        reading.refuse(record, error)
+    listener = Listener(bus, stream, reading.apply, reading.refuse, subjects=subjects, headers_only=headers_only)
+    await listener.read()
 
 
 @contextmanager

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.log import LogReader, Record, read_last
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.provision import queue_states, stream_states
-from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack
 from asyncrl.cli.find import WARDEN
 from asyncrl.cli.view import HEARD, Filled, RunView
 from topics.actors import ACTOR_STOPPED
-from topics.topic import ACTORS, STREAMS, VITALS, Keep
-from topics.wire import WireError
+from topics.topic import ACTORS, STREAMS, VITALS, Keep, Topic
 
 _ASK_S = 1.0  # how often the server is asked for its queues and streams
 _PAYLOADS = [stream for stream in STREAMS if stream.keep is Keep.PAYLOAD]
@@ -28,13 +27,13 @@ class Watch:
     def __init__(self, bus: Bus, view: RunView) -> None:
         self.view = view
         self._bus = bus
-        self._readers = {}
+        self._listeners = {}
         # Lives first, so that vital signs find their actor.
         for stream in sorted(STREAMS, key=lambda stream: (stream is not ACTORS, stream is VITALS)):
             subjects = [topic.pattern(bus.run) for topic in HEARD if topic.stream is stream]
             if subjects:
-                self._readers[stream.name] = LogReader(bus, stream, self._on_record, subjects=subjects)
-        self._tasks: set[asyncio.Task[None]] = set()
+                self._listeners[stream.name] = Listener(bus, stream, self._take, self._refuse, subjects=subjects)
+        self._asking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
     async def start(self) -> None:
@@ -43,19 +42,18 @@ class Watch:
         Raises:
             BusError: the streams are not there, or may not be read.
         """
-        for reader in self._readers.values():
-            await reader.start()
-            async with asyncio.timeout(60):
-                await reader.caught_up.wait()
+        for listener in self._listeners.values():
+            await listener.start()
+            await listener.caught_up()
         await self._count()
-        self._spawn(self._ask())
+        self._asking = asyncio.create_task(self._ask())
 
     async def close(self) -> None:
         """Stop following."""
-        for task in self._tasks:
-            task.cancel()
-        for reader in self._readers.values():
-            await reader.close()
+        if self._asking is not None:
+            self._asking.cancel()
+        for listener in self._listeners.values():
+            await listener.close()
 
     async def hear_the_end(self) -> None:
         """Fold in what was said until the warden left, as far as it comes within two seconds."""
@@ -63,7 +61,7 @@ class Watch:
             async with asyncio.timeout(2):
                 last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, WARDEN))
                 if last is not None:
-                    await self.until(lambda: self._readers[ACTORS.name].last >= last.sequence)
+                    await self.until(lambda: self._listeners[ACTORS.name].last >= last.sequence)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds that depends on the view alone."""
@@ -71,33 +69,13 @@ class Watch:
             self._news.clear()
             await self._news.wait()
 
-    def _on_record(self, record: Record) -> None:
-        if BLOB in record.headers:
-            self._spawn(self._fetch(record))
-        else:
-            self._fold_in(record, record.data)
-
-    async def _fetch(self, record: Record) -> None:
-        try:
-            self._fold_in(record, await body_of(self._bus, record))
-        except (WireError, BlobMissing, TimeoutError) as error:
-            self._not_read(record, error)
-
-    def _fold_in(self, record: Record, body: bytes) -> None:
-        try:
-            topic, message = unpack(record, body)
-            self.view.apply(topic, message, record)
-        except (WireError, LookupError, ValueError) as error:  # the latter two: values that are not what they must be
-            self._not_read(record, error)
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._news.set()
+        self.view.apply(topic, message, record)
 
-    def _not_read(self, record: Record, error: Exception) -> None:
+    def _refuse(self, record: Record, error: Exception) -> None:
+        self._news.set()
         self.view.dead.add(f"number {record.sequence} of {record.stream.name}: {error}")
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _ask(self) -> None:
         while True:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import nats.errors
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError
-from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, server_time_ns
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, read_last, read_last_of_each, server_time_ns
 from asyncrl.bus.provision import queue_states, stream_states
-from asyncrl.bus.talk import BlobMissing, body_of, unpack
 from asyncrl.doctor.picture import Disk, Picture
 from asyncrl.processes import state_of
 from topics.actors import (
@@ -35,7 +34,6 @@ from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, TRAINING, VITALS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import TRAINING_FINISHED, WEIGHTS_PUBLISHED
-from topics.wire import WireError
 
 LIMIT_S = 8.0  # whoever asks has an answer by then
 _CONNECT_S = 3.0
@@ -92,57 +90,33 @@ async def look(bus: Bus, picture: Picture) -> None:
     picture.now_ns = max(server_time_ns(state["now"]) for state in picture.streams.values())
     for state in picture.streams.values():
         state["last_ns"] = server_time_ns(state["last_ts"])
-    reading = _Reading(bus, picture)
-    await reading.log(ACTORS, [ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED])
-    await reading.log(FLEET, [FLEET_SCALED, STALL_FOUND, STALL_ENDED])
-    await reading.newest(ENGINES, [ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE])
-    await reading.newest(TRAINING, [WEIGHTS_PUBLISHED, TRAINING_FINISHED])
+
+    def listener(stream: Stream, *topics: Topic[Any]) -> Listener:
+        subjects = [topic.pattern(bus.run) for topic in topics]
+        return Listener(bus, stream, picture.apply, _leave_out, subjects=subjects)
+
+    await listener(ACTORS, ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED).read()
+    await listener(FLEET, FLEET_SCALED, STALL_FOUND, STALL_ENDED).read()
+    await listener(ENGINES, ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE).read(newest=True)
+    await listener(TRAINING, WEIGHTS_PUBLISHED, TRAINING_FINISHED).read(newest=True)
     last = await read_last(bus, TRAINING, BATCH_TRAINED.pattern(bus.run))
     if last is not None:
-        await reading.log(TRAINING, [BATCH_TRAINED], after=max(0, last.sequence - _BACK))
+        await listener(TRAINING, BATCH_TRAINED).read(after=max(0, last.sequence - _BACK))
     packed = await read_last(bus, BATCHES, BATCH_PACKED.pattern(bus.run))
     if packed is not None:
         picture.apply(BATCH_PACKED, None, packed)
-    await reading.log(BATCHES, [GROUP_DROPPED], after=packed.sequence if packed is not None else 0)
-    await reading.log(DEAD, [DEAD_LETTER], after=max(0, int(picture.streams[DEAD.name]["last_seq"]) - _LETTERS))
-    await reading.newest(VITALS, [VITALS_TAKEN])
+    await listener(BATCHES, GROUP_DROPPED).read(after=packed.sequence if packed is not None else 0)
+    letters = int(picture.streams[DEAD.name]["last_seq"])
+    await listener(DEAD, DEAD_LETTER).read(after=max(0, letters - _LETTERS))
+    await listener(VITALS, VITALS_TAKEN).read(newest=True)
     await _look_up_mates(bus, picture)
     for actor in picture.actors.values():
         if actor.live and actor.host == socket.gethostname():
             actor.process = state_of(actor.pid)
 
 
-class _Reading:
-    """Reads messages into a picture; what cannot be read is left out, for whoever reads it first buries it."""
-
-    def __init__(self, bus: Bus, picture: Picture) -> None:
-        self._bus = bus
-        self._picture = picture
-
-    async def log(self, stream: Stream, topics: Sequence[Topic[Any]], after: int = 0) -> None:
-        """Every message of some topics behind a sequence."""
-        records: list[Record] = []
-        subjects = [topic.pattern(self._bus.run) for topic in topics]
-        reader = LogReader(self._bus, stream, records.append, after=after, subjects=subjects)
-        await reader.start()
-        try:
-            await reader.caught_up.wait()
-        finally:
-            await reader.close()
-        await self._take(records)
-
-    async def newest(self, stream: Stream, topics: Sequence[Topic[Any]]) -> None:
-        """The newest message of each subject of some topics."""
-        subjects = [topic.pattern(self._bus.run) for topic in topics]
-        await self._take(await read_last_of_each(self._bus, stream, subjects))
-
-    async def _take(self, records: Sequence[Record]) -> None:
-        for record in records:
-            try:
-                topic, message = unpack(record, await body_of(self._bus, record))
-                self._picture.apply(topic, message, record)
-            except (WireError, BlobMissing, LookupError, ValueError):
-                continue
+def _leave_out(_record: Record, _error: Exception) -> None:
+    """What cannot be read: whoever reads it first buries it."""
 
 
 async def _look_up_mates(bus: Bus, picture: Picture) -> None:

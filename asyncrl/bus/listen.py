@@ -1,0 +1,162 @@
+"""Listening to a log: its messages in order, decoded, with the bodies that lie in the blob stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeAlias
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone
+from asyncrl.bus.log import LogReader, Record, read_last_of_each
+from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from topics.topic import Stream, Topic
+from topics.wire import WireError
+
+_SILENT_S = 60.0  # without a message, of a log that is not read to its end
+
+Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message is None where only headers are read
+Refuse: TypeAlias = Callable[[Record, Exception], None]
+
+
+class Listener:
+    """Hands every message of a log to `take`, in order; one that is not what it must be goes to `refuse`.
+
+    A body that lies in the blob stream is fetched first, and whatever comes meanwhile waits. A LookupError or
+    ValueError from `take` tells that a message is not what it must be.
+    """
+
+    def __init__(
+        self,
+        bus: Bus,
+        stream: Stream,
+        take: Take,
+        refuse: Refuse,
+        *,
+        subjects: Sequence[str] = (),
+        headers_only: bool = False,
+        unread: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            unread: subjects of which only headers are read.
+        """
+        self.last = 0  # sequence of the newest message handed over
+        self._bus = bus
+        self._stream = stream
+        self._take, self._refuse = take, refuse
+        self._subjects = subjects
+        self._headers_only, self._unread = headers_only, unread
+        self._reader = LogReader(bus, stream, self.hear, subjects=subjects, headers_only=headers_only)
+        self._late: deque[Record] = deque()  # not yet handed over
+        self._handing: asyncio.Task[None] | None = None
+        self._reads = False  # for a caller who waits: in a task, as a callback's faults are the connection's
+
+    async def start(self, after: int = 0) -> None:
+        """Begin to listen, behind a sequence.
+
+        Raises:
+            BusError: the stream is not there, or may not be read.
+        """
+        self.last = self._reader.last = after
+        await self._reader.start()
+
+    async def close(self) -> None:
+        """Listen no more; what waits is not handed over."""
+        if self._handing is not None:
+            self._handing.cancel()
+        await self._reader.close()
+
+    async def caught_up(self) -> None:
+        """Wait until everything was handed over that was there at the start.
+
+        Raises:
+            BusGone: the server sends nothing more, or a body cannot be fetched.
+        """
+        reader = self._reader
+        while not reader.caught_up.is_set():
+            before = reader.last
+            try:
+                async with asyncio.timeout(_SILENT_S):
+                    await reader.caught_up.wait()
+            except TimeoutError:
+                if reader.last == before:
+                    found = f"nothing of {self._stream.name} behind message {before}"
+                    raise BusGone(f"run {self._bus.run}: the server sent {found} for {_SILENT_S:.0f} s") from None
+        await self.handed_over()
+
+    async def handed_over(self) -> None:
+        """Wait until everything that came was handed over."""
+        if self._handing is not None:
+            await asyncio.shield(self._handing)
+
+    async def read(self, after: int = 0, *, newest: bool = False) -> None:
+        """Hand over what is there now, behind a sequence, or the newest message of each subject.
+
+        Raises:
+            BusGone: the server sends nothing more.
+            Exception: whatever else went wrong, in `take` or on the way.
+        """
+        self._reads = True
+        try:
+            if newest:
+                for record in await read_last_of_each(self._bus, self._stream, self._subjects):
+                    self.hear(record)
+                await self.handed_over()
+            else:
+                await self.start(after)
+                await self.caught_up()
+        finally:
+            await self.close()
+
+    @property
+    def waits(self) -> bool:
+        """Whether a message waits for its body or one before it."""
+        return bool(self._late)
+
+    def hear(self, record: Record) -> None:
+        """Hand a record over in its turn."""
+        if not (self._reads or self._late or self._lies_elsewhere(record)):
+            self._hand_over(record)
+            return
+        self._late.append(record)
+        if self._handing is None or self._handing.done():
+            self._handing = asyncio.create_task(self._hand_over_late())
+            self._handing.add_done_callback(self._handed)
+
+    async def _hand_over_late(self) -> None:
+        while self._late:
+            record = self._late[0]
+            try:
+                if self._lies_elsewhere(record):
+                    record = record._replace(data=await body_of(self._bus, record))
+            except (WireError, BlobMissing) as error:
+                self.last = record.sequence
+                self._refuse(record, error)
+            else:
+                self._hand_over(record)
+            self._late.popleft()
+
+    def _handed(self, task: asyncio.Task[None]) -> None:
+        """A listener that cannot go on must not fall silent."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception) and self._bus.on_fault is not None and not self._reads:
+            self._bus.on_fault(error)
+
+    def _hand_over(self, record: Record) -> None:
+        self.last = record.sequence
+        try:
+            if self._by_headers(record):
+                topic, message = unpack_headers(record), None
+            else:
+                topic, message = unpack(record, record.data)
+            self._take(topic, message, record)
+        except (LookupError, ValueError) as error:  # a WireError, or values that are not what they must be
+            self._refuse(record, error)
+
+    def _by_headers(self, record: Record) -> bool:
+        return self._headers_only or record.subject in self._unread
+
+    def _lies_elsewhere(self, record: Record) -> bool:
+        return BLOB in record.headers and not self._by_headers(record)
