@@ -198,20 +198,25 @@ class Execution:
         def on_tokens(chunk: Chunk) -> None:
             nonlocal true
             true &= self._extend(tape, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
-            if len(answer.tokens) < limits.max_new_tokens:  # else it has ended: what comes of it is said at once
-                self._keep_when_due()
+            if self._progress.due:
+                for progress in list(self._tools.under_way):
+                    progress.keep_with_others()
 
-        generation = await engine.client.generate(
-            np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
-            sampling,
-            extra_key=ready.key,
-            on_tokens=on_tokens if streamed else None,
-            stream_interval=min(16, settings.progress_tokens),
-        )
-        if not streamed:
-            for span in generation.weight_versions:
-                part = slice(span.start, span.end)
-                true &= self._extend(tape, generation.token_ids[part], generation.logprobs[part], span.version, key)
+        self._progress.left += budget
+        try:
+            generation = await engine.client.generate(
+                np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
+                sampling,
+                extra_key=ready.key,
+                on_tokens=on_tokens if streamed else None,
+                stream_interval=min(16, settings.progress_tokens),
+            )
+            if not streamed:
+                for span in generation.weight_versions:
+                    part = slice(span.start, span.end)
+                    true &= self._extend(tape, generation.token_ids[part], generation.logprobs[part], span.version, key)
+        finally:
+            self._progress.left -= limits.max_new_tokens - len(answer.tokens)
         return generation.finish_reason if true else "abort"
 
     def _extend(self, tape: Tape, tokens: Int32Array, logprobs: Float32Array, label: str, key: str) -> bool:
@@ -225,17 +230,13 @@ class Execution:
         tape.extend(tokens, logprobs, version)
         self._delivery.advanced()
         self._delivery.tokens += len(tokens)
+        self._progress.left -= len(tokens)
         self._context.count("tokens", len(tokens))
         return True
 
     async def keep(self) -> None:
         """Publish what the rollout function was told; returns when it is stored."""
         await self._progress.keep()
-
-    def _keep_when_due(self) -> None:
-        if self._progress.due:
-            for progress in list(self._tools.under_way):
-                progress.keep_with_others()
 
     @property
     def _quiet(self) -> int:

@@ -1,12 +1,14 @@
 """The progress of one trajectory on a rollout worker: kept inside its fence, and found again there by the next worker.
 
-Messages that leave together share a write, a read and a wake-up at both ends: the first trajectory of a worker that
-must publish takes along all that will have to before long, and so their turns come to fall together.
+Each message costs, so there are as few as the bound on what may be lost allows, given what the requests under way may
+still bring. Messages that leave together share a write, a read and a wake-up at both ends: the first trajectory of a
+worker that must publish takes along those that need no more messages if they do so now.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TypeVar
 
 from actors.actor import Context
@@ -40,6 +42,7 @@ class Progress:
         self.journal = Journal()
         self.lines: set[int] = set()  # of weights that sampled tokens
         self.last_delivery = 1  # the one in which it last came further
+        self.left = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.cast.rollout.progress_tokens
         self._issued = issued
@@ -60,7 +63,8 @@ class Progress:
     @property
     def due(self) -> bool:
         """Whether more than `progress_tokens` could be lost before long: tokens go on coming until it is stored."""
-        return self.unkept >= self._limit - self._limit // 32 and not self._is_keeping
+        near = self.unkept >= self._limit - self._limit // 32 and self._needed(self.unkept + self.left) > 0
+        return near and not (self._over or self._is_keeping)
 
     async def look(self) -> bool:
         """Read what was said of this trajectory before: True when nothing is left to do; else resume from it."""
@@ -118,9 +122,11 @@ class Progress:
         self._delivery.advanced()
 
     def keep_with_others(self) -> None:
-        """Publish progress if it would be due before long; a lost fence ends the work here."""
-        # Three quarters: earlier would make more messages, later fewer of them would leave together.
-        if 4 * self.unkept > 3 * self._limit and not (self._over or self._is_keeping):
+        """Publish progress if it is due, or as well said now as later; a lost fence ends the work here."""
+        share = self.unkept / self._limit
+        spares = self._needed(self.left) < self._needed(self.unkept + self.left)
+        # Half: the generation may end before any message is due. Three quarters: one more, for the company of others.
+        if share > (0.5 if spares else 0.75) and not (self._over or self._is_keeping):
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
 
@@ -138,6 +144,10 @@ class Progress:
     async def _say(self, topic: Topic[M], message: M) -> None:
         id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
         self._newest = await say_fenced(self._context.bus, topic, message, key=self._name, id=id, expected=self._newest)
+
+    def _needed(self, tokens: int) -> int:
+        """How many messages so many tokens need before the last of them is there."""
+        return max(0, math.ceil(tokens / self._limit) - 1)
 
     @property
     def _is_keeping(self) -> bool:

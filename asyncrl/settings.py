@@ -141,7 +141,7 @@ class RolloutSettings(Settings):
     """Drop tokens less likely than this share of the likeliest."""
     stop: list[str] = msgspec.field(default_factory=list)
     """Strings that end a generation."""
-    progress_tokens: Positive = 2048
+    progress_tokens: Positive = 5000
     """Tokens before which a growing trajectory publishes its progress: at most these are sampled twice."""
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""
