@@ -30,8 +30,7 @@ def payload_room(cast: Cast) -> Room:
     rollout, groups = cast.rollout, cast.buffer.batch_groups
     tokens = _longest(cast)
     result = tokens * (_TOKEN_BYTES + _TEXT_BYTES) + _MESSAGE_BYTES
-    # Each progress message holds what is new, mostly three quarters of `progress_tokens` or more; all stay until there
-    # is a result.
+    # Each progress message holds what is new, half of `progress_tokens` or more; all stay until there is a result.
     sampled = min(tokens, rollout.max_new_tokens)
     messages = 2 * sampled // rollout.progress_tokens if rollout.max_new_tokens > rollout.progress_tokens else 0
     trajectory = result + (sampled * _PROGRESS_BYTES + (messages + 1) * _MESSAGE_BYTES if messages else 0)
