@@ -123,10 +123,10 @@ class Progress:
 
     def keep_with_others(self) -> None:
         """Publish progress if it is due, or as well said now as later; a lost fence ends the work here."""
-        share = self.unkept / self._limit
-        spares = self._needed(self.left) < self._needed(self.unkept + self.left)
+        needed = self._needed(self.unkept + self.left)
         # Half: the generation may end before any message is due. Three quarters: one more, for the company of others.
-        if share > (0.5 if spares else 0.75) and not (self._over or self._is_keeping):
+        least = 0.5 if self._needed(self.left) < needed else 0.75
+        if needed and self.unkept > least * self._limit and not (self._over or self._is_keeping):
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
 
