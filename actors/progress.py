@@ -2,7 +2,7 @@
 
 Each message costs, so there are as few as the bound on what may be lost allows, given what the requests under way may
 still bring. Messages that leave together share a write, a read and a wake-up at both ends: the first trajectory of a
-worker that must publish takes along those that need no more messages if they do so now.
+worker that must publish takes along those that need no more messages if they do so now, or are near their own.
 """
 
 from __future__ import annotations

@@ -3,18 +3,16 @@
 import asyncio
 import re
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from conftest import DEADLINE_S, Connect, Stage, until
+from conftest import DEADLINE_S, Connect, until
 from test_topics import example
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
-from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.server import EmbeddedServer
@@ -32,12 +30,10 @@ from asyncrl.bus.talk import (
     say_fenced,
 )
 from topics.actors import ACTOR_STOPPED, BLOB_STORED, FLEET_SCALED, ActorStopped
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
-from topics.topic import ACTORS, BATCHES, BLOBS, FLEET, TRAJECTORIES
+from topics.topic import ACTORS, BLOBS, FLEET, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
-    Reference,
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
@@ -361,53 +357,3 @@ async def test_a_server_that_answers_late_is_heard_all_the_same(bus: Bus, server
     assert await bus.answers(DEADLINE_S)
     assert await read_message(bus, ACTORS, sequence) is not None
     assert bus.reconnects == 0
-
-
-async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Callable[..., Stage]):
-    member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
-    large = [BatchGroup("p000000", [member] * 16_000)]
-    for step, groups in ((1, []), (2, large), (3, [])):
-        await say(bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
-    records = await read_all(bus, BATCHES)
-    assert [BLOB in record.headers for record in records] == [False, True, False]
-    context, heard = stage().context("recorder", bus), []
-    listener = context.listen(BATCHES, lambda _, message, __: heard.append((message.step, len(message.groups))))
-
-    for record in [*records, records[1]._replace(headers={**records[1].headers, BLOB: "gone:1:00:1"})]:
-        listener.hear(record)
-    assert heard == [(1, 0)]  # the others wait for the large one
-    await listener.handed_over()
-
-    assert heard == [(1, 0), (2, 1), (3, 0)]
-    assert context.vitals["dead_letters"] == 1
-    assert not context.faults
-
-
-async def test_who_reads_a_log_to_its_end_has_its_large_messages_too_and_hears_what_went_wrong(bus: Bus):
-    member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
-    for step, members in ((1, [member]), (2, [member] * 16_000), (3, [member])):
-        batch = BatchPacked(step, "rl", [BatchGroup("p000000", members)], 0)
-        await say(bus, BATCH_PACKED, batch, headers={"writer": "test"})
-    steps, sizes, refused, faults = [], [], [], []
-    bus.on_fault = faults.append
-
-    def take(_, message, record):
-        steps.append(message.step)
-        sizes.append(len(record.data))
-        if message.step == 3:
-            raise ValueError("a third batch is not what it must be")
-
-    follower = Listener(bus, BATCHES, take, lambda record, _: refused.append(record.sequence))
-    await follower.start()
-    await follower.caught_up()
-    await follower.close()
-    assert (steps, refused, follower.last) == ([1, 2, 3], [3], 3)
-    assert min(sizes) > 0 and sizes[1] > INLINE_BYTES
-
-    steps.clear()
-    await Listener(bus, BATCHES, take, lambda record, _: refused.append(record.sequence)).read(after=1)
-    assert (steps, refused) == ([2, 3], [3, 3])
-
-    with pytest.raises(AttributeError, match="steps"):
-        await Listener(bus, BATCHES, lambda _, message, __: message.steps, lambda *_: None).read()
-    assert faults == []

@@ -15,6 +15,7 @@ from topics.topic import Stream, Topic
 from topics.wire import WireError
 
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
+_READ_SILENT_S = 30.0  # the same where nothing is followed: somebody waits for an answer
 
 Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message is None where only headers are read
 Refuse: TypeAlias = Callable[[Record, Exception], None]
@@ -68,7 +69,7 @@ class Listener:
             self._handing.cancel()
         await self._reader.close()
 
-    async def caught_up(self) -> None:
+    async def caught_up(self, silent_s: float = _SILENT_S) -> None:
         """Wait until everything was handed over that was there at the start.
 
         Raises:
@@ -78,12 +79,12 @@ class Listener:
         while not reader.caught_up.is_set():
             before = reader.last
             try:
-                async with asyncio.timeout(_SILENT_S):
+                async with asyncio.timeout(silent_s):
                     await reader.caught_up.wait()
             except TimeoutError:
                 if reader.last == before:
                     found = f"nothing of {self._stream.name} behind message {before}"
-                    raise BusGone(f"run {self._bus.run}: the server sent {found} for {_SILENT_S:.0f} s") from None
+                    raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
         await self.handed_over()
 
     async def handed_over(self) -> None:
@@ -106,7 +107,7 @@ class Listener:
                 await self.handed_over()
             else:
                 await self.start(after)
-                await self.caught_up()
+                await self.caught_up(_READ_SILENT_S)
         finally:
             await self.close()
 

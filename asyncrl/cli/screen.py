@@ -33,9 +33,7 @@ _STATES = {
 def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableType:
     """A panel with everything that is known of a run at a time of the server's clock, `width` cells wide."""
     facts = Table.grid(padding=(0, 2))
-    facts.add_column(
-        justify="right", style="dim", no_wrap=True, min_width=8
-    )  # the longest label: values give way first
+    facts.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
     facts.add_column(no_wrap=True, overflow="ellipsis")
     for name, value in (
         ("step", _progress(view)),
