@@ -113,7 +113,8 @@ class BufferState(msgspec.Struct):
     late: int = 0  # claims and grades that came after the end
     graded_ns: int = 0  # server's clock at the newest grade
     last_failure: str = ""
-    failed_ns: list[int] = []  # server's clock when the latest groups failed
+    failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
+    """Server's clock when the latest groups failed."""
 
 
 class BufferFold:
@@ -123,7 +124,7 @@ class BufferFold:
         self._plan = plan
         self.state = BufferState(packed=plan.origin, trained=plan.origin)
         # As many failures as groups may be open at once: a service that is back soon ends no run.
-        self._most_failed = (plan.max_lag + 1) * plan.batch_groups["rl"]
+        self._most_failed = {stage: (plan.max_lag + 1) * groups for stage, groups in plan.batch_groups.items()}
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Issues are read by their headers alone."""
@@ -142,7 +143,9 @@ class BufferFold:
         elif topic is GROUP_DROPPED:
             self._close(message.prompt_id)
             if message.reason == "failed":
-                self.state.failed_ns = [*self.state.failed_ns, record.time_ns][-self._most_failed :]
+                stage = _stage_of(message.prompt_id)
+                failures = [*self.state.failures[stage], record.time_ns]
+                self.state.failures[stage] = failures[-self._most_failed[stage] :]
         elif topic is TRAJECTORY_DROPPED:
             self._on_dropped(message)
 
@@ -163,11 +166,13 @@ class BufferFold:
 
     def hopeless(self) -> str:
         """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
-        failed = self.state.failed_ns
-        if len(failed) < self._most_failed or failed[0] <= max(self.state.graded_ns, self.state.opened_ns):
-            return ""
-        last = self.state.last_failure
-        return f"{len(failed)} groups in a row failed and nothing was graded meanwhile; the last: {last}"
+        since = max(self.state.graded_ns, self.state.opened_ns)
+        for stage, failed in self.state.failures.items():
+            if len(failed) == self._most_failed[stage] and failed[0] > since:
+                of_stage = "groups of the warm-up" if stage == "warmup" else "groups"
+                last = self.state.last_failure
+                return f"{len(failed)} {of_stage} in a row failed and nothing was graded meanwhile; the last: {last}"
+        return ""
 
     @property
     def ready(self) -> int:
@@ -228,8 +233,7 @@ class BufferFold:
             return
         group = self.state.groups.get(prompt_id)
         if group is None:  # read before the issue and the grades, which lie on other logs: it counts all the same
-            stage: Stage = "warmup" if prompt_id.startswith("w") else "rl"
-            group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage)
+            group = self.state.groups[prompt_id] = Group(prompt_id, 0, _stage_of(prompt_id))
         if message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
@@ -339,6 +343,10 @@ class BufferFold:
     def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
         least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
         return fresh_share(member.versions, min_version=min_version) < least
+
+
+def _stage_of(prompt_id: str) -> Stage:
+    return "warmup" if prompt_id.startswith("w") else "rl"
 
 
 def _tokens(members: Sequence[TrajectoryGraded]) -> int:

@@ -134,9 +134,11 @@ class PrompterFold:
         if self.state.finished:
             return []
         again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
-        warmup, plan = self._wanted_of("warmup"), self._plans["warmup"]
-        all_warm = self.state.issued["warmup"] + len(warmup) >= plan.steps * plan.batch_groups
-        return again + warmup + (self._wanted_of("rl") if all_warm else [])
+        # RL waits for version 0 in the slots of the rollout workers. Issued before every batch of the warm-up is
+        # packed, it would keep them from what replaces a failed warm-up trajectory: no version 0 would ever come.
+        packed = self.state.done["warmup"] + sum(step <= 0 for step in self.state.packed)
+        warm = packed >= self._plans["warmup"].steps
+        return again + (self._wanted_of("rl") if warm else self._wanted_of("warmup"))
 
     @property
     def open_groups(self) -> int:

@@ -142,9 +142,21 @@ def test_no_more_is_issued_than_the_steps_still_need():
 def test_the_warm_up_comes_first_with_numbers_of_its_own():
     fed = feed(warmup={"steps": 1, "batch_rows": 4, "rows_per_trajectory": 2})
 
-    names = issue(fed)
+    assert issue(fed) == ["w000000-0", "w000001-0"]
+    assert fed.fold.wanted() == []
+    fed.packed(0, "w000000", "w000001", stage="warmup")
 
-    assert names[:3] == ["w000000-0", "w000001-0", "p000000-0"]
+    assert issue(fed)[0] == "p000000-0"
+
+
+def test_rl_does_not_stand_in_the_way_of_what_replaces_a_failed_warm_up_trajectory():
+    fed = feed(warmup={"steps": 2, "batch_rows": 4, "rows_per_trajectory": 2})
+    issue(fed)
+    fed.dropped("w000001").packed(-1, "w000000", "w000002", stage="warmup")
+
+    assert issue(fed) == ["w000004-0"]
+    fed.trained(-1, stage="warmup").packed(0, "w000003", "w000004", stage="warmup")
+    assert {item.stage for item in fed.fold.wanted()} == {"rl"}
 
 
 def test_a_message_is_a_pure_function_of_number_seed_and_data():

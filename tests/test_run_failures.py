@@ -14,7 +14,7 @@ from runs import SHORT, Run, at_server, kill, up
 from actors.buffer_fold import BufferFold, Plan
 from asyncrl.bus.server import EmbeddedServer, free_port
 from asyncrl.cli.main import run as run_command
-from asyncrl.settings import BufferSettings, Cast
+from asyncrl.settings import BufferSettings, Cast, WarmupSettings
 from asyncrl.training.checkpoint import read_checkpoint
 from topics.actors import RUN_OPENED, RunOpened
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -235,17 +235,44 @@ async def test_what_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
     assert run.steps() == []
 
 
-def a_buffer(failures: int) -> Feed:
-    """A buffer of three groups in a batch and no lag, after so many failed groups in a row, a second apart."""
-    fed = Feed(BufferFold(Plan.of(Cast(buffer=BufferSettings(batch_groups=3, max_lag=0)))))
+@SLOW
+async def test_a_warm_up_that_only_fails_ends_the_run_with_its_reason(tmp_path: Path):
+    model = made_model(tmp_path / "a-model")
+    async with up(tmp_path, "model.path=a-model", "warmup.rows_per_trajectory=4", "buffer.batch_groups=64") as run:
+        await run.reaches(run.root.exists, "the settings are checked")
+        forget_the_end(model)
+        assert await run.ended() == 1, run.story
+
+    assert "run short failed: buffer-1: 24 groups of the warm-up in a row failed" in run.error
+    assert "names no eos_token; a supervised answer must end with one" in run.error
+
+
+def forget_the_end(model: Path) -> None:
+    """Take the token that ends a text out of a model directory."""
+    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        settings = json.loads((model / name).read_text())
+        kept = {key: value for key, value in settings.items() if not key.startswith("eos_token")}
+        (model / name).write_text(json.dumps(kept))
+
+
+def a_buffer(failures: int, *, stage: str = "p") -> Feed:
+    """A buffer without lag, of three groups in a batch of RL and two in one of the warm-up, after so many failed groups
+    in a row, a second apart."""
+    warmup = WarmupSettings(steps=5, batch_rows=2, rows_per_trajectory=1)
+    fed = Feed(BufferFold(Plan.of(Cast(buffer=BufferSettings(batch_groups=3, max_lag=0), warmup=warmup))))
     for number in range(failures):
-        fed.say(GROUP_DROPPED, GroupDropped(f"p{number:06d}", "failed", 2), at_s=10 + number)
+        fed.say(GROUP_DROPPED, GroupDropped(f"{stage}{number:06d}", "failed", 2), at_s=10 + number)
     return fed
 
 
 def test_a_buffer_gives_up_after_as_many_failed_groups_as_may_be_open_at_once():
     assert a_buffer(2).fold.hopeless() == ""
     assert a_buffer(3).fold.hopeless().startswith("3 groups in a row failed and nothing was graded meanwhile")
+
+
+def test_a_buffer_gives_up_a_warm_up_by_the_size_of_its_own_batches():
+    assert a_buffer(1, stage="w").fold.hopeless() == ""
+    assert a_buffer(2, stage="w").fold.hopeless().startswith("2 groups of the warm-up in a row failed")
 
 
 def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_are_read():
