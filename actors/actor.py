@@ -22,7 +22,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
-from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, TwoContents, say
+from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
 from asyncrl.errors import Fault
 from asyncrl.processes import with_parent
 from asyncrl.settings import Cast
@@ -233,7 +233,7 @@ class Context:
             await asyncio.gather(*map(self._keep_letter, some))
 
     async def _keep_letter(self, letter: DeadLetter) -> None:
-        with contextlib.suppress(WrongSequence, TwoContents):  # another listener, or an earlier life, has buried it
+        with contextlib.suppress(WrongSequence):  # another listener, or an earlier life, has buried it
             first = {EXPECT_SUBJECT: "0"}
             await say(
                 self.bus, DEAD_LETTER, letter, key=letter.place, id=f"{letter.place}:{self.actor_id}", headers=first

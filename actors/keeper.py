@@ -210,26 +210,16 @@ class Keeper:
 
     async def _append_one(self, decisions: Sequence[Decision], number: int, base: int) -> int:
         decision, expected = decisions[number], base + number
-        headers = {EXPECT_LAST: str(expected), NONCE: self.nonce}
+        headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: self._name(decision, expected)}
         if number:
             # Somebody else's record in the place of the one before would satisfy the sequence alone.
             headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
         if decision.topic.message is KeeperBeat:
             headers[TIME_TO_LIVE] = "60s"
-        return await say(
-            self.context.bus,
-            decision.topic,
-            decision.message,
-            key=decision.key,
-            id=self._id(decision, expected),
-            headers=headers,
-        )
-
-    def _id(self, decision: Decision, expected: int) -> str:
-        return f"{decision.id}:{self.nonce}:{expected}"
+        return await say(self.context.bus, decision.topic, decision.message, key=decision.key, headers=headers)
 
     def _name(self, decision: Decision, expected: int) -> str:
-        return f"{decision.topic.name}:{self._id(decision, expected)}"
+        return f"{decision.topic.name}:{decision.id}:{self.nonce}:{expected}"
 
     async def _catch_up(self) -> None:
         """Fold all that is on the own log now, and learn the sequence of its end."""

@@ -20,6 +20,7 @@ from asyncrl.bus.talk import (
     BLOB,
     EXPECT_LAST,
     INLINE_BYTES,
+    MESSAGE_ID,
     BlobMissing,
     Fenced,
     TwoContents,
@@ -89,16 +90,18 @@ async def test_a_repeated_publish_is_stored_once_and_gets_the_same_sequence(bus:
     assert (await stream_states(bus))["ACTORS"]["messages"] == 2
 
 
-async def test_two_contents_under_one_id_are_refused_aloud(bus: Bus):
-    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "one"), key="rollout-1", id="same")
+async def test_two_contents_under_a_message_id_taken_as_it_is_are_refused_aloud(bus: Bus):
+    same = {MESSAGE_ID: "same"}
+    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "one"), key="rollout-1", headers=same)
 
-    with pytest.raises(TwoContents, match=r"actor\.stopped:same"):
-        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "two"), key="rollout-1", id="same")
+    with pytest.raises(TwoContents, match=r"same: message 1 has this id and another content"):
+        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "two"), key="rollout-1", headers=same)
 
 
-async def test_two_contents_without_an_id_of_their_own_are_both_stored(bus: Bus):
-    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "one"), key="rollout-1")
-    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "two"), key="rollout-1")
+@pytest.mark.parametrize("id", ["", "same"])
+async def test_two_contents_are_both_stored_and_each_of_them_once(bus: Bus, id: str):
+    for text in ("one", "two", "one", "two"):
+        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", text), key="rollout-1", id=id)
 
     assert (await stream_states(bus))["ACTORS"]["messages"] == 2
 

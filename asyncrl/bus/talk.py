@@ -75,12 +75,12 @@ async def say(
     """Publish a message durably and return its sequence.
 
     Args:
-        id: what follows the topic's name in the message id; two different contents never share one. Empty for one
-            made from the content.
-        headers: further headers (expectations, time to live).
+        id: what the message id holds before the digest of the content: what is published again with another content
+            is another message.
+        headers: further headers (expectations, time to live, or a message id that is to be taken as it is).
     """
     body = pack(message, topic)
-    return await _store(bus, topic, key, body, _headers(topic, message, id or _digest(body), headers))
+    return await _store(bus, topic, key, body, _headers(topic, message, _identified(id, body), headers))
 
 
 async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str, expected: int) -> int:
@@ -96,7 +96,7 @@ async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str
     noun = topic.name.split(".", maxsplit=1)[0]
     fence = f"asyncrl.{bus.run}.{noun}.*.{key}"
     expectation = {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
-    headers = _headers(topic, message, f"{id}:{_digest(body)}", expectation)
+    headers = _headers(topic, message, _identified(id, body), expectation)
     try:
         return await _store(bus, topic, key, body, headers)
     except WrongSequence:
@@ -108,14 +108,13 @@ async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str
         raise Fenced(f"{key}: another worker went on with it") from None
 
 
-def _digest(body: bytes) -> str:
-    return str(xxhash.xxh3_64_hexdigest(body))
+def _identified(id: str, body: bytes) -> str:
+    digest = str(xxhash.xxh3_64_hexdigest(body))
+    return f"{id}:{digest}" if id else digest
 
 
 def _headers(topic: Topic[M], message: M, id: str, further: dict[str, str] | None) -> dict[str, str]:
-    headers = _described(message) | (further or {})
-    headers[MESSAGE_ID] = f"{topic.name}:{id}"
-    return headers
+    return {MESSAGE_ID: f"{topic.name}:{id}"} | _described(message) | (further or {})
 
 
 async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
