@@ -10,7 +10,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, payload_room
-from asyncrl.settings import Cast, CreateModelSettings
+from asyncrl.settings import Cast, CreateModelSettings, LearnerSettings
 
 _MB = 1_000_000
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
@@ -154,12 +154,15 @@ def _groups(cast: Cast) -> Iterator[Finding]:
     if size == 1 and cast.buffer.zero_variance == "drop":
         message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
         yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
-    greedy = (
-        "rollout.temperature = 0" if rollout.temperature == 0 else "rollout.top_k = 1" if rollout.top_k == 1 else ""
-    )
-    if greedy and size > 1 and compared and cast.engine.kind != "scripted":
-        message = f"{greedy} samples the same trajectory for each member of a group: no advantage is left; raise it"
-        yield Finding((greedy.partition(" ")[0], "rollout.group_size", "learner.advantage"), message)
+    if rollout.temperature == 0 and learner.steps:
+        message = (
+            "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "
+            "set it above 0 (evaluations have eval.temperature)"
+        )
+        yield Finding(("rollout.temperature", "rollout.group_size", "learner.advantage"), message)
+    elif rollout.top_k == 1 and size > 1 and compared and cast.engine.kind != "scripted":
+        message = "rollout.top_k = 1 samples the same trajectory for each member of a group: no advantage is left; raise it"
+        yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
 
 
 def _warmup(cast: Cast) -> Iterator[Finding]:
@@ -214,6 +217,7 @@ def _learner(cast: Cast) -> Iterator[Finding]:
             'does without; set "clamp" or "decoupled"'
         )
         yield Finding(("learner.correction_mode", "learner.correction"), message)
+    yield from _without_effect(cast)
     if 1.0 in learner.betas:
         yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
@@ -221,6 +225,24 @@ def _learner(cast: Cast) -> Iterator[Finding]:
     if learner.trainer == "scripted" and cast.engine.kind != "scripted":
         message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{cast.engine.kind}" to load; '
         yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
+
+
+def _without_effect(cast: Cast) -> Iterator[Finding]:
+    """Settings of the objective that another one leaves nothing to do."""
+    learner, plain = cast.learner, LearnerSettings()
+    clips = "each batch makes one update, which begins at the proximal policy: its ratio is 1 and never clipped"
+    for name, correction, reason in (
+        ("clip_low", "decoupled", clips),
+        ("clip_high", "decoupled", clips),
+        ("correction_cap", "bypass", "there is no off-policy weight to be capped"),
+    ):
+        if learner.correction == correction and getattr(learner, name) != getattr(plain, name):
+            other = "bypass" if correction == "decoupled" else "decoupled"
+            message = (
+                f'learner.{name} = {getattr(learner, name):g} has no effect with learner.correction = "{correction}": '
+                f'{reason}; remove it, or set "{other}"'
+            )
+            yield Finding((f"learner.{name}", "learner.correction"), message)
 
 
 def _start(cast: Cast) -> Iterator[Finding]:

@@ -198,7 +198,7 @@ class LearnerSettings(Settings):
     lr_warmup_steps: Count = 0
     """Steps over which the learning rate rises from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning-rate schedule after its warm-up, over `steps`."""
+    """Learning-rate schedule after its warm-up, over `steps`; the last step still trains."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW decay rates of the two moments."""
     weight_decay: NonNegative = 0.0
@@ -206,22 +206,23 @@ class LearnerSettings(Settings):
     max_grad_norm: Rate = 1.0
     """Gradient norm above which gradients are scaled down."""
     loss: Literal["grpo"] = "grpo"
-    """Objective of RL: `grpo` (clipped surrogate, clip-higher). The warm-up's is the negative log-likelihood."""
+    """Objective of RL: `grpo`, the policy gradient of group-relative advantages, corrected for off-policy tokens as
+    `correction` says. The warm-up's is the negative log-likelihood."""
     advantage: Literal["grpo", "centered", "none"] = "grpo"
     """`grpo`: (r - mean) / std of the group; `centered`: r - mean; `none`: the reward."""
     aggregation: Literal["trajectory", "token", "group", "constant"] = "token"
     """What counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
     clip_low: Share = 0.2
-    """Ratio clip below 1."""
+    """With `bypass`: ratio clip below 1."""
     clip_high: NonNegative = 0.28
-    """Ratio clip above 1 (clip-higher)."""
+    """With `bypass`: ratio clip above 1 (clip-higher)."""
     correction: Literal["decoupled", "bypass"] = "decoupled"
-    """`decoupled`: proximal policy is the trainer at the start of the step, off-policy weight capped;
-    `bypass`: the sampler's log-probs are the proximal policy."""
+    """`decoupled`: truncated importance sampling, each token's gradient weighted by exp(trainer - sampler), capped;
+    `bypass`: clipped surrogate (PPO), the ratio of trainer and sampler clipped to [1 - clip_low, 1 + clip_high]."""
     correction_cap: Rate = 2.0
-    """Cap of the off-policy weight exp(proximal - behaviour)."""
+    """With `decoupled`: cap of the off-policy weight exp(trainer - sampler), the difference of their log-probs."""
     correction_mode: Literal["clamp", "mask"] = "clamp"
-    """What happens above the cap: the weight is clamped, or the token is masked."""
+    """With `decoupled`: what happens above the cap: the weight is clamped, or the token is masked."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter type of the trained model."""
     device: str = "cpu"

@@ -61,14 +61,22 @@ def test_warm_up_climbs_to_the_full_rate():
     assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_linear_falls_to_its_end_and_stays_there():
+def test_linear_falls_in_equal_steps_and_would_reach_0_after_its_last():
     factors = [learning_rate_factor(step, kind="linear", warmup_steps=2, total_steps=6) for step in (1, 2, 3, 4, 6, 60)]
-    assert factors == pytest.approx([0.5, 1.0, 0.75, 0.5, 0.0, 0.0])
+    assert factors == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.2, 0.0])
 
 
 def test_cosine_is_half_way_down_in_the_middle():
-    factors = [learning_rate_factor(step, kind="cosine", total_steps=100) for step in (50, 100)]
+    factors = [learning_rate_factor(step, kind="cosine", total_steps=99) for step in (50, 100)]
     assert factors == pytest.approx([0.5, 0.0])
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine"])
+@pytest.mark.parametrize(("warmup_steps", "total_steps"), [(0, 1), (0, 130), (3, 4)])
+def test_every_step_of_a_schedule_trains(kind, warmup_steps, total_steps):
+    steps = range(1, total_steps + 1)
+    rates = [learning_rate_factor(n, kind=kind, warmup_steps=warmup_steps, total_steps=total_steps) for n in steps]
+    assert min(rates) > 0
 
 
 def test_an_impossible_schedule_is_refused():

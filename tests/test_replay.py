@@ -71,8 +71,8 @@ def test_a_replay_changes_the_learner_alone():
     cast = small_cast()
 
     assert replay_cast(cast, ["learner.steps=5"]) == (cast, {})
-    other, changed = replay_cast(cast, ["learner.lr=0.5", "learner.clip_low=0.1"])
-    assert changed == {"learner.lr": [1e-6, 0.5], "learner.clip_low": [0.2, 0.1]}
+    other, changed = replay_cast(cast, ["learner.lr=0.5", "learner.max_grad_norm=0.1"])
+    assert changed == {"learner.lr": [1e-6, 0.5], "learner.max_grad_norm": [1.0, 0.1]}
     assert other.learner.lr == 0.5
     with pytest.raises(ReplayError, match=r"--set rollout.temperature=2: .* only learner\.\* may change"):
         replay_cast(cast, ["rollout.temperature=2"])

@@ -216,6 +216,8 @@ def test_a_row_the_model_cannot_read_is_refused(trainer):
         trainer.step([dataclasses.replace(row, tokens=np.zeros(33, np.int32))], grpo(1))
     with pytest.raises(RowError, match="p1: tokens 3 to 30, the model has 30"):
         trainer.step([dataclasses.replace(row, tokens=np.array([3, 30], np.int32))], grpo(1))
+    with pytest.raises(RowError, match="p1: sampled at temperature 0"):
+        trainer.step([dataclasses.replace(row, temperature=0.0)], grpo(1))
 
 
 def test_an_exported_directory_is_a_model(model, tmp_path):

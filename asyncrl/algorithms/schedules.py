@@ -13,9 +13,9 @@ def learning_rate_factor(step: int, *, kind: ScheduleKind, warmup_steps: int = 0
 
     Args:
         step: number of the optimiser step, from 1.
-        kind: shape after the warm-up. `constant` stays at 1; the others fall to 0 at `total_steps`.
+        kind: shape after the warm-up. `constant` stays at 1; the others fall towards 0.
         warmup_steps: steps of linear warm-up; step `warmup_steps` is the first at full rate. 0 for none.
-        total_steps: the step at which `linear` and `cosine` reach 0, and stay there.
+        total_steps: the last step of `linear` and `cosine`: a step later they would be at 0, so that every step trains.
 
     Returns:
         A factor in [0, 1].
@@ -28,5 +28,5 @@ def learning_rate_factor(step: int, *, kind: ScheduleKind, warmup_steps: int = 0
         return step / warmup_steps
     if kind == "constant":
         return 1.0
-    progress = min((step - warmup_steps) / (total_steps - warmup_steps), 1.0)
+    progress = min((step - warmup_steps) / (total_steps + 1 - warmup_steps), 1.0)
     return 1.0 - progress if kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
