@@ -163,6 +163,16 @@ def test_a_torn_checkpoint_is_refused_and_names_the_file(tmp_path, file, spoil, 
         read_checkpoint(directory)
 
 
+def test_a_torn_checkpoint_is_written_anew_under_its_name(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    os.truncate(directory / "a.safetensors", 699)
+
+    assert write_checkpoint(tmp_path, CHECKPOINT, save) == directory
+
+    assert read_checkpoint(directory).files["a.safetensors"].bytes == 700
+    assert os.listdir(tmp_path) == [directory.name]
+
+
 def test_a_checkpoint_under_another_name_is_refused(tmp_path):
     directory = write_checkpoint(tmp_path, CHECKPOINT, save)
     with pytest.raises(CheckpointError, match="holds checkpoint step000012-line0"):

@@ -91,15 +91,19 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
         save: writes the files into the directory it is given.
 
     Returns:
-        The checkpoint's directory. One that is already there, as after a replay, is verified and kept.
+        The checkpoint's directory. One that is already there, as after a replay, is verified and kept, or replaced
+        where it is torn.
 
     Raises:
         CheckpointError: when it cannot be written, for example on a full disk; nothing is left behind.
     """
     target = root / checkpoint.name
     if target.exists():
-        read_checkpoint(target)
-        return target
+        try:
+            read_checkpoint(target)
+            return target
+        except CheckpointError:
+            remove_directory(target)
     with written_aside(target) as aside:
         save(aside)
         files = {path.name: _file_record(path) for path in sorted(aside.iterdir())}
@@ -175,12 +179,17 @@ def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tu
         if found and directory.name not in keep and (int(found["line"]), int(found["number"])) <= newest:
             old.append(directory)
     for directory in old:
-        # Renamed first: whoever reads it meanwhile finds all of it or nothing, never a part.
-        aside = root / f".{directory.name}.old"
-        directory.rename(aside)
-        crash_point("prune.inside")
-        shutil.rmtree(aside, ignore_errors=True)
+        remove_directory(directory)
     return len(old)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory; whoever reads it meanwhile finds all of it or nothing, never a part."""
+    aside = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
+    crash_point("prune.inside")
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
