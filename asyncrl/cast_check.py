@@ -161,7 +161,9 @@ def _groups(cast: Cast) -> Iterator[Finding]:
         )
         yield Finding(("rollout.temperature", "rollout.group_size", "learner.advantage"), message)
     elif rollout.top_k == 1 and size > 1 and compared and cast.engine.kind != "scripted":
-        message = "rollout.top_k = 1 samples the same trajectory for each member of a group: no advantage is left; raise it"
+        message = (
+            "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
+        )
         yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
 
 

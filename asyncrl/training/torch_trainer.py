@@ -104,7 +104,7 @@ class TorchTrainer:
                     f"trajectory {row.trajectory_id}: {len(row.tokens)} tokens, the model's context is {context}"
                 )
             if row.temperature <= 0.0:
-                raise RowError(f"trajectory {row.trajectory_id}: sampled at temperature 0, where no log-prob is defined")
+                raise RowError(f"trajectory {row.trajectory_id}: sampled at temperature 0, which defines no log-prob")
         flat = np.concatenate([row.tokens for row in rows]) if rows else np.zeros(0, np.int32)
         if flat.size and not 0 <= flat.min() <= flat.max() < vocabulary:
             row = next(
