@@ -14,6 +14,7 @@ from asyncrl.cli import bench
 from asyncrl.cli.bench import bus as bus_bench
 from asyncrl.cli.bench.bus import Sizes, bench_bus
 from asyncrl.cli.bench.goals import goals_of
+from asyncrl.cli.bench.history import bench_history
 from asyncrl.cli.bench.recovery import of_long_logs
 from asyncrl.cli.bench.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
 from asyncrl.cli.bench.stage import BenchError
@@ -47,6 +48,16 @@ async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
 
     assert times.keys() == {"prompter_s", "buffer_s"}
     assert all(0 < seconds < 60 for [seconds] in times.values())
+
+
+@pytest.mark.slow
+async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snapshots(tmp_path: Path):
+    figures = await bench_history(trajectories=600, directory=str(tmp_path), snapshots=True)
+
+    assert {"write_s", "prompts_log_bytes_a_trajectory", "audit_s", "audit_memory_mb"} <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+    logs = tmp_path / "history" / "logs"
+    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer"))
 
 
 def test_a_table_says_which_goals_are_met():

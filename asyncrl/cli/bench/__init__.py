@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import os
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ NAMES = {
     "idle": "CPU time of a run that waits",
     "recovery": "seconds from the kill of each role to its working again",
     "cost": "CPU time per trajectory with progress messages, against none",
+    "history": "logs of a long run: their size, and seconds and memory of its audit",
 }
 Figures = dict[str, float]
 _NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
@@ -49,6 +51,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="trajectories in the logs of prompter and buffer (default: 100000)",
     )
     parsers["recovery"].add_argument("--kills", type=int, default=3, help="of each role; figures are medians")
+    parsers["history"].add_argument(
+        "--trajectories", type=int, default=1_000_000, help="of the run whose logs are written (default: 1000000)"
+    )
+    parsers["history"].add_argument(
+        "--directory",
+        type=os.path.abspath,
+        metavar="FOLDER",
+        help="keep the run as FOLDER/history; it can be resumed",
+    )
+    parsers["history"].add_argument(
+        "--snapshots", action="store_true", help="let prompter and buffer fold the logs once and store snapshots"
+    )
     _add_schedule_options(parsers["schedule"])
 
 

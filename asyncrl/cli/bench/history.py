@@ -3,122 +3,322 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from itertools import islice
-from typing import Any
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
+import xxhash
+
+from actors.actor import RunFiles, start_actor
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.talk import WRITER, say
+from asyncrl.bus.log import read_last
+from asyncrl.bus.provision import provision, stream_states
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.talk import BY, MESSAGE_ID, WRITER, pack
+from asyncrl.cli.bench.stage import BenchError, bench_cast, tell
 from asyncrl.settings import Cast
+from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
+from asyncrl.training.scripted import ScriptedTrainer
+from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow, prompt_name
+from topics.table import BY_NAME
+from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.wire import Message
 
-_AT_ONCE = 512
 _TOKENS = 100
-_BY = {WRITER: "history"}
+_ROW = PromptRow("^abcdefgh=", "hgfedcba")
+_NONCE = "history"
+_BURST = 512  # messages of which the last alone is acknowledged: a stream stores them in their order
+_STEPS = 10_000_000  # of the run, more than are written: it can be resumed
+_BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
+_DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is what the scripted trainer has
+_SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
+_KEEPERS = ("prompter", "buffer")  # those that store snapshots
+
+
+class Fact(NamedTuple):
+    """A message to be stored."""
+
+    topic: Topic[Any]
+    message: Message
+    key: str = ""
+
+
+async def bench_history(*, trajectories: int, directory: str | None, snapshots: bool) -> dict[str, float]:
+    """What a run of so many trajectories weighs, and what its audit costs.
+
+    Args:
+        directory: folder that keeps the run, named `history`; None for one that is removed.
+        snapshots: as for `write_history`.
+
+    Raises:
+        BenchError: the logs are not what was to be written, or the audit failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(directory or temporary)
+        cast = bench_cast("history", directory=str(folder), learner={"steps": _STEPS})
+        tell(f"writing the logs of {trajectories:,} trajectories")
+        began = time.monotonic()
+        await write_history(folder, cast, trajectories, snapshots=snapshots)
+        figures = {"write_s": time.monotonic() - began}
+        return figures | await _audited(folder / cast.run, trajectories)
+
+
+async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshots: bool = False) -> History:
+    """A stopped run with so many trajectories behind it, in which prompter and buffer alone go on.
+
+    Args:
+        folder: holds the run's directory afterwards; `asyncrl up --resume` takes it.
+        snapshots: whether prompter and buffer fold it once and store what they know, as a long run's have.
+    """
+    files = RunFiles(folder / cast.run)
+    files.logs.mkdir(parents=True)
+    ledger_mb = max(cast.nats.ledger_max_mb, trajectories * _BYTES // 1_000_000)
+    nats = msgspec.structs.replace(cast.nats, ledger_max_mb=ledger_mb)
+    keepers = msgspec.structs.replace(cast.keepers, snapshot_every=min(trajectories, cast.keepers.snapshot_every))
+    cast = msgspec.structs.replace(cast, nats=nats, keepers=keepers)
+    files.cast.write_bytes(msgspec.json.encode(cast))
+    (files.root / "base").write_text(str(folder))
+    server = EmbeddedServer(files.root, run=cast.run)
+    bus = await Bus.connect(await server.start(), cast.run, name="bench")
+    try:
+        payload_mb, lease_s = nats.stream_max_mb, cast.rollout.lease_s
+        await provision(bus, payload_mb=payload_mb, ledger_mb=ledger_mb, lease_s=lease_s)
+        history = History(bus, cast)
+        await history.write(trajectories)
+        if snapshots:
+            await _take_snapshots(files, bus)
+        await history.save(files.checkpoints)
+        await history.put([Fact(FLEET_SCALED, FleetScaled(dict.fromkeys(_KEEPERS, 1)))])
+    finally:
+        await bus.close()
+        await server.stop()
+    return history
 
 
 class History:
-    """Says what the actors of a run without a warm-up would have said."""
+    """Stores what the actors of a run without a warm-up would have stored, in the order of time."""
 
     def __init__(self, bus: Bus, cast: Cast) -> None:
         self.bus = bus
         self._cast = cast
         self._batch_groups = cast.buffer.batch_groups
+        self._size = cast.rollout.group_size
+        self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
         self.steps = 0  # batches packed and trained so far
-        self.graded = 0  # groups
+        self.issued = 0  # groups
+        self.graded = 0
 
     async def write(self, trajectories: int) -> None:
-        """At least so many trajectories from their issue to the step that trained them, and the open groups."""
-        self.steps = -(-trajectories // (self._batch_groups * self._cast.rollout.group_size))
-        groups = self.steps * self._batch_groups
-        still_open = (self._cast.buffer.max_lag + 1) * self._batch_groups
-        await _all(
-            self._issue(number, member)
-            for number in range(groups + still_open)
-            for member in range(self._cast.rollout.group_size)
-        )
-        await self.grade(groups)
-        await _all(self._pack(step) for step in range(1, self.steps + 1))
-        await _all(self._train(step) for step in range(1, self.steps + 1))
+        """At least so many trajectories from their issue to the step that trained them, and the open groups.
+
+        Raises:
+            BenchError: the streams do not hold all of it.
+        """
+        settings, learner = msgspec.to_builtins(self._cast), self._cast.learner
+        await self.put([Fact(RUN_OPENED, RunOpened(learner.steps, 0, settings))])
+        for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
+            claim = KeeperClaimed(stream.keeper, f"{stream.keeper}-1", _NONCE)
+            await self.put([Fact(BY_NAME[f"{stream.keeper}.claimed"], claim)])
+        steps = -(-trajectories // (self._batch_groups * self._size))
+        await self.put([self._published(0)])
+        await self._issue((self._cast.buffer.max_lag + 1) * self._batch_groups)
+        for step in range(1, steps + 1):
+            await self.grade(self._batch_groups)
+            await self._pack(step)
+            await self.train()
+            await self.put([self._published(step)])
+            if step % self._cast.learner.checkpoint_every == 0:
+                await self.put([self._saved("")])
+            await self._issue(self._batch_groups)
+        await self._check()
 
     async def grade(self, groups: int) -> None:
         """Grades of the next groups."""
         first, self.graded = self.graded, self.graded + groups
-        size = self._cast.rollout.group_size
-        await _all(self._grade(number, member) for number in range(first, first + groups) for member in range(size))
+        numbers = range(first, self.graded)
+        await self.put(self._grade(number, member) for number in numbers for member in range(self._size))
 
     async def train(self) -> None:
         """The next step."""
         self.steps += 1
-        await self._train(self.steps)
-
-    def _step_of(self, number: int) -> int:
-        return number // self._batch_groups + 1
-
-    async def _issue(self, number: int, member: int) -> None:
-        message = PromptIssued(
-            prompt_id=prompt_name("rl", number),
-            member=member,
-            group_size=self._cast.rollout.group_size,
-            rows=[PromptRow("^abcdefgh=", "hgfedcba")],
-            min_version=max(0, self._step_of(number) - 1 - self._cast.buffer.max_lag),
-            seed=number << 8 | member,
-        )
-        await say(self.bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers=_BY)
-
-    async def _grade(self, number: int, member: int) -> None:
-        prompt_id = prompt_name("rl", number)
-        message = TrajectoryGraded(
-            trajectory_id=f"{prompt_id}-{member}",
-            prompt_id=prompt_id,
-            member=member,
-            group_size=self._cast.rollout.group_size,
-            stage="rl",
-            payload=_reference(number, member),
-            versions=[VersionCount(self._step_of(number) - 1, _TOKENS)],
-            reward=float(member % 2),
-        )
-        await say(self.bus, TRAJECTORY_GRADED, message, key=message.trajectory_id)
-
-    async def _pack(self, step: int) -> None:
-        first = (step - 1) * self._batch_groups
-        names = [(number, prompt_name("rl", number)) for number in range(first, first + self._batch_groups)]
-        groups = [
-            BatchGroup(
-                name,
-                [
-                    BatchMember(f"{name}-{member}", 0, _reference(number, member), float(member % 2), _TOKENS)
-                    for member in range(self._cast.rollout.group_size)
-                ],
-            )
-            for number, name in names
-        ]
-        message = BatchPacked(step, "rl", groups, step - 1 - self._cast.buffer.max_lag)
-        await say(self.bus, BATCH_PACKED, message, headers=_BY)
-
-    async def _train(self, step: int) -> None:
+        step = self.steps
+        rewards = [float(member % 2) for member in range(self._size)]
+        mean = sum(rewards) / self._size
+        deviation = (sum((reward - mean) ** 2 for reward in rewards) / self._size) ** 0.5
         message = BatchTrained(
             step=step,
             line=0,
             stage="rl",
             metrics={"loss": 0.0},
-            lags={1: self._batch_groups * self._cast.rollout.group_size * _TOKENS},
+            lags={step - 1 - self._version(step): self._batch_groups * self._size * _TOKENS},
             masked=0,
-            rewards=[0.5, 0.5],
-            trajectories=self._batch_groups * self._cast.rollout.group_size,
-            batch_sequence=step,
+            rewards=[mean, deviation],
+            trajectories=self._batch_groups * self._size,
+            batch_sequence=await self._sequence(step),
         )
-        await say(self.bus, BATCH_TRAINED, message, headers=_BY)
+        await self.put([Fact(BATCH_TRAINED, message)])
+
+    async def save(self, folder: Path) -> None:
+        """A checkpoint of the last step that a learner can load; its trainer is a scripted one."""
+        checkpoint = Checkpoint(0, self.steps, _DIGEST, self._packed[self.steps])
+        await self.put([self._saved(str(write_checkpoint(folder, checkpoint, ScriptedTrainer(0).save)))])
+
+    async def put(self, facts: Iterable[Fact]) -> int:
+        """Store facts of one stream in order; returns the sequence of the last."""
+        sequence, number, last = 0, 0, None
+        for number, fact in enumerate(facts, 1):
+            if last is not None:
+                sequence = await self._store(last, acknowledged=number % _BURST == 0) or sequence
+            last = fact
+        return await self._store(last, acknowledged=True) if last is not None else sequence
+
+    async def _store(self, fact: Fact, *, acknowledged: bool) -> int:
+        topic, message, key = fact
+        headers = message.headers() if hasattr(message, "headers") else {}
+        body = pack(message, topic)
+        headers |= {MESSAGE_ID: f"{topic.name}:{xxhash.xxh3_64_hexdigest(body)}", BY: "bench"}
+        assert topic.stream is not None
+        if topic.stream.keeper:
+            headers |= {WRITER: _NONCE, BY: f"{topic.stream.keeper}-1"}
+        subject = topic.subject(self.bus.run, key)
+        if acknowledged:
+            return (await self.bus.store(subject, body, headers)).seq
+        await self.bus.client.publish(subject, body, headers=headers)
+        return 0
+
+    async def _check(self) -> None:
+        """What nobody acknowledged may have been lost."""
+        claims = 1
+        states = await stream_states(self.bus, [PROMPTS, GRADES])
+        wanted = {PROMPTS.name: self.issued * self._size + claims, GRADES.name: self.graded * self._size}
+        for name, count in wanted.items():
+            if (found := states[name]["messages"]) < count:
+                raise BenchError(f"run {self.bus.run}: {name} holds {found:,} messages, {count:,} were published")
+
+    def _version(self, step: int) -> int:
+        """The version that sampled what a step trains: one behind."""
+        return max(0, step - 2)
+
+    async def _issue(self, groups: int) -> None:
+        first, self.issued = self.issued, self.issued + groups
+        await self.put(
+            self._prompt(number, member) for number in range(first, self.issued) for member in range(self._size)
+        )
+
+    def _prompt(self, number: int, member: int) -> Fact:
+        name = f"{prompt_name('rl', number)}-{member}"
+        message = PromptIssued(
+            prompt_id=prompt_name("rl", number),
+            member=member,
+            group_size=self._size,
+            rows=[_ROW],
+            min_version=max(0, self.steps - self._cast.buffer.max_lag),
+            seed=xxhash.xxh3_64_intdigest(f"{self._cast.seed}:{name}:0".encode()) >> 1,
+        )
+        return Fact(PROMPT_ISSUED, message, name)
+
+    def _grade(self, number: int, member: int) -> Fact:
+        prompt_id = prompt_name("rl", number)
+        message = TrajectoryGraded(
+            trajectory_id=f"{prompt_id}-{member}",
+            prompt_id=prompt_id,
+            member=member,
+            group_size=self._size,
+            stage="rl",
+            payload=self._reference(number, member),
+            versions=[VersionCount(self._version(number // self._batch_groups + 1), _TOKENS)],
+            reward=float(member % 2),
+        )
+        return Fact(TRAJECTORY_GRADED, message, message.trajectory_id)
+
+    async def _pack(self, step: int) -> None:
+        first = (step - 1) * self._batch_groups
+        groups = [
+            BatchGroup(prompt_name("rl", number), list(self._members(number)))
+            for number in range(first, first + self._batch_groups)
+        ]
+        message = BatchPacked(step, "rl", groups, step - 1 - self._cast.buffer.max_lag)
+        self._packed = {step: await self.put([Fact(BATCH_PACKED, message)])}
+
+    def _members(self, number: int) -> Iterator[BatchMember]:
+        name = prompt_name("rl", number)
+        for member in range(self._size):
+            reference = self._reference(number, member)
+            yield BatchMember(f"{name}-{member}", 0, reference, float(member % 2), _TOKENS)
+
+    async def _sequence(self, step: int) -> int:
+        """Of a step's batch; a buffer that plays on may have packed it."""
+        if step not in self._packed:
+            newest = await read_last(self.bus, BATCHES, BATCH_PACKED.subject(self.bus.run))
+            assert newest is not None
+            self._packed = {step: newest.sequence}
+        return self._packed[step]
+
+    def _published(self, version: int) -> Fact:
+        location = f"line0-v{version:06d}-{_DIGEST[:12]}"
+        return Fact(WEIGHTS_PUBLISHED, WeightsPublished(0, version, _DIGEST, "files", location, []))
+
+    def _saved(self, path: str) -> Fact:
+        return Fact(CHECKPOINT_SAVED, CheckpointSaved(0, self.steps, _DIGEST, path, self._packed[self.steps]))
+
+    def _reference(self, number: int, member: int) -> Reference:
+        return Reference(number * self._size + member + 1, "0123456789abcdef", 4096)
 
 
-def _reference(number: int, member: int) -> Reference:
-    return Reference((number << 8 | member) + 1, "0123456789abcdef", 4096)
+async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
+    """Let the real keepers fold the logs once: each stores a snapshot when it has."""
+    for role in _KEEPERS:
+        process = await start_actor(files, role, f"{role}-1")
+        try:
+            async with asyncio.timeout(_SNAPSHOT_S):
+                stream, topic = BY_NAME[f"{role}.folded"].stream, BY_NAME[f"{role}.folded"]
+                assert stream is not None
+                while await read_last(bus, stream, topic.subject(bus.run)) is None:
+                    if process.returncode is not None:
+                        raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
+                    await asyncio.sleep(0.2)  # whether it comes is known when it is there
+        except TimeoutError:
+            raise BenchError(f"run {bus.run}: no snapshot of the {role} within {_SNAPSHOT_S:.0f} s") from None
+        finally:
+            if process.returncode is None:
+                process.terminate()
+            await process.wait()
 
 
-async def _all(saying: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Say everything in order, many under way at once."""
-    rest = iter(saying)
-    while part := list(islice(rest, _AT_ONCE)):
-        await asyncio.gather(*part)
+async def _audited(root: Path, trajectories: int) -> dict[str, float]:
+    """Sizes of the logs, and what `asyncrl audit` of this run takes."""
+    server = EmbeddedServer(root, run=root.name)
+    address = await server.start(_SNAPSHOT_S)
+    try:
+        bus = await Bus.connect(address, root.name, name="bench")
+        states = await stream_states(bus, [stream for stream in STREAMS if stream in (PROMPTS, GRADES, BATCHES)])
+        await bus.close()
+        figures = {f"{name.lower()}_log_bytes_a_trajectory": states[name]["bytes"] / trajectories for name in states}
+        password = root / "password"
+        password.touch(0o600)
+        password.write_text(address.password)
+        words = ["audit", root.name, "--url", address.url, "--user", address.user, "--password-file", str(password)]
+        return figures | await asyncio.to_thread(_measured, words)
+    finally:
+        await server.stop()
+
+
+def _measured(words: list[str]) -> dict[str, float]:
+    """Seconds and greatest memory of a command in a process of its own; what it prints goes to stderr."""
+    began = time.monotonic()
+    process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli.main", *words], stdout=sys.stderr)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise BenchError(f"asyncrl {words[0]} ended with code {process.returncode}")
+    return {"audit_s": time.monotonic() - began, "audit_memory_mb": usage.ru_maxrss / 1000}

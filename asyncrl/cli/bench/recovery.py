@@ -12,24 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import msgspec
-
 from actors.actor import RunFiles
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.provision import provision, stream_states
-from asyncrl.bus.server import EmbeddedServer
-from asyncrl.bus.talk import WRITER, say
-from asyncrl.cli.bench.history import History
+from asyncrl.bus.provision import stream_states
+from asyncrl.cli.bench.history import write_history
 from asyncrl.cli.bench.stage import BenchError, bench_cast
 from asyncrl.cli.chaos.processes import Part, parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
-from asyncrl.settings import Cast
-from topics.actors import FLEET_SCALED, FleetScaled
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
@@ -189,7 +183,7 @@ async def _holds(condition: Callable[[], bool]) -> None:
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
     """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
     cast = bench_cast("long", directory=str(folder), learner={"steps": 1_000_000})
-    history = await _write_history(folder, cast, messages)
+    history = await write_history(folder, cast, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
     async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:
         history.bus = run.bus
@@ -205,26 +199,6 @@ async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, lis
             await history.train()
             times["prompter_s"].append(killed.seconds_to(await run.said(PROMPTS, PROMPT_ISSUED, killed.gone_ns)))
     return times
-
-
-async def _write_history(folder: Path, cast: Cast, messages: int) -> History:
-    """A stopped run with so many trajectories behind it, in which prompter and buffer alone play on."""
-    files = RunFiles(folder / cast.run)
-    files.logs.mkdir(parents=True)
-    files.cast.write_bytes(msgspec.json.encode(cast))
-    (files.root / "base").write_text(str(folder))
-    server = EmbeddedServer(files.root, run=cast.run)
-    bus = await Bus.connect(await server.start(), cast.run, name="bench")
-    try:
-        nats = cast.nats
-        await provision(bus, payload_mb=nats.stream_max_mb, ledger_mb=nats.ledger_max_mb, lease_s=cast.rollout.lease_s)
-        history = History(bus, cast)
-        await history.write(messages)
-        await say(bus, FLEET_SCALED, FleetScaled({"prompter": 1, "buffer": 1}), headers={WRITER: "bench"})
-    finally:
-        await bus.close()
-        await server.stop()
-    return history
 
 
 # --- everybody else, in a run that trains a small model
