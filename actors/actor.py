@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -24,7 +23,7 @@ from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
 from asyncrl.errors import Fault
-from asyncrl.processes import with_parent
+from asyncrl.processes import python, with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -85,7 +84,7 @@ class RunFiles:
     @property
     def base(self) -> Path:
         """The folder that relative paths of the cast start from."""
-        return Path((self.root / "base").read_text())
+        return Path((self.root / "base").read_text(encoding="utf-8"))
 
     @property
     def model(self) -> Path:
@@ -121,7 +120,7 @@ async def start_actor(
     """
     with (files.logs / f"{actor_id}.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "actors.main", role, actor_id, str(files.root)),
+            *python("-m", "actors.main", role, actor_id, str(files.root)),
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},

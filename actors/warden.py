@@ -13,6 +13,7 @@ from actors.trimmer import Trimmer
 from actors.watchman import watch_for_stalls
 from asyncrl.bus.log import Record
 from asyncrl.crash import crash_point
+from asyncrl.processes import exit_text, log_size
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -259,13 +260,15 @@ class Warden:
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """One life of an actor; returns its exit code, and what to say of its end if it says nothing itself."""
+        log = self.context.files.logs / f"{child.actor_id}.log"
+        logged = log_size(log)
         try:
             await self._start(child)
         except OSError as error:  # no process, no memory, no file left: it may be another time
             return 1, f"it cannot be started: {error}"
         assert child.process is not None
         code = await child.process.wait()
-        return code, f"exit code {code}"
+        return code, exit_text(code, log, logged)
 
     async def _start(self, child: _Child) -> None:
         child.deaths.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +22,12 @@ from asyncrl.settings import Cast, Settings
 
 PACKAGE = Path(__file__).parent
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "casts").glob("*.toml"))}
+_PATHS = {
+    *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
+    *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
+    "engine.api_key_file",
+}
+"""Settings that may begin with `~`."""
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=Settings)
@@ -273,7 +280,7 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
             findings.append(_unknown(key, list(fields)))
         elif not is_table(fields[name]):
             try:
-                values[name] = _leaf(value, fields[name])
+                values[name] = _at_home(key, _leaf(value, fields[name]))
             except msgspec.ValidationError:
                 findings.append(_wrong(key, value, expected_text(fields[name])))
         elif isinstance(value, dict):
@@ -287,6 +294,10 @@ def _leaf(value: Any, annotation: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise msgspec.ValidationError("not finite")
     return msgspec.convert(value, annotation, strict=True)
+
+
+def _at_home(key: str, value: Any) -> Any:
+    return os.path.expanduser(value) if key in _PATHS else value
 
 
 def _wrong(key: str, value: Any, expected: str) -> Finding:

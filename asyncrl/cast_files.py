@@ -12,6 +12,7 @@ from pathlib import Path
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins
 from asyncrl.cast_check import Finding
+from asyncrl.processes import python
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import DataError, DataSource, open_source
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
@@ -39,11 +40,6 @@ sys.exit(77)
 """
 
 
-def located(base: Path, path: str) -> Path:
-    """A path as a cast writes it: relative to the folder `base`, absolute, or with `~`."""
-    return base / Path(path).expanduser()
-
-
 def check_files(cast: Cast, base: Path) -> list[Finding]:
     """Everything about the files of a cast that can be known before a start.
 
@@ -54,11 +50,14 @@ def check_files(cast: Cast, base: Path) -> list[Finding]:
         base: folder that the cast's relative paths are looked for in.
     """
     checks = (_secrets, _logins, _model, _start, _functions, _data)
-    return [*_directory(cast), *(finding for check in checks for finding in check(cast, base))]
+    return [*_directory(cast, base), *(finding for check in checks for finding in check(cast, base))]
 
 
-def _directory(cast: Cast) -> Iterator[Finding]:
-    wanted = Path(cast.directory).expanduser().resolve()
+def _directory(cast: Cast, base: Path) -> Iterator[Finding]:
+    wanted = Path(cast.directory).resolve()
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in f"{wanted}{base}"):  # how Python writes other bytes
+        yield Finding(("directory",), f"{wanted} and {base}: these paths must be UTF-8; messages carry them")
+        return
     there = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         message = f"{wanted} cannot be made: {there} is no folder that can be written; name another"
@@ -72,7 +71,7 @@ def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
     ):
         if not name:
             continue
-        path = located(base, name)
+        path = base / name
         try:
             found = "nothing" if not path.read_text(encoding="utf-8").strip() else ""
         except (OSError, UnicodeDecodeError) as error:
@@ -95,7 +94,7 @@ def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
 def _model(cast: Cast, base: Path) -> Iterator[Finding]:
     if not cast.model.path:
         return
-    path = located(base, cast.model.path)
+    path = base / cast.model.path
     try:
         context = check_model_directory(path).context
     except ModelError as error:
@@ -114,7 +113,7 @@ def _start(cast: Cast, base: Path) -> Iterator[Finding]:
     if not cast.start.checkpoint:
         return
     try:
-        found = read_checkpoint(located(base, cast.start.checkpoint))
+        found = read_checkpoint(base / cast.start.checkpoint)
     except CheckpointError as error:
         yield Finding(("start.checkpoint",), str(error))
         return
@@ -144,7 +143,7 @@ def _functions(cast: Cast, base: Path) -> Iterator[Finding]:
 
 def _load_problem(spec: str, base: Path) -> str:
     """Why a function cannot be loaded; empty when it can."""
-    command = [sys.executable, "-c", _LOAD, spec, str(base), *sys.path]
+    command = python("-c", _LOAD, spec, str(base), *sys.path)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -184,7 +183,7 @@ def _epochs(cast: Cast, source: DataSource) -> Iterator[Finding]:
 
 def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource) -> Iterator[Finding]:
     """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
-    path = located(base, cast.model.path)
+    path = base / cast.model.path
     try:
         room = check_model_directory(path).context - 1
         tokenizer = TaskTokenizer.load(path)

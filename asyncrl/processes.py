@@ -13,6 +13,35 @@ from pathlib import Path
 from typing import Literal
 
 _PR_SET_PDEATHSIG = 1
+_TAIL_BYTES, _TAIL_LINES = 4096, 3
+
+
+def python(*words: str) -> list[str]:
+    """A command line for this interpreter; no module is taken from the working folder, whatever files lie there."""
+    return [sys.executable, "-P", *words]
+
+
+def log_size(log: Path) -> int:
+    """Bytes that a log holds: what follows belongs to the process that is started next."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def log_tail(log: Path, since: int = 0) -> str:
+    """The last lines of a log, behind its first `since` bytes."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return " | ".join(lines[-_TAIL_LINES:]) or "no output"
+
+
+def exit_text(code: int, log: Path, since: int) -> str:
+    """How a process ended; with the last lines of its log, unless a signal ended it in the middle of its work."""
+    if code < 0:
+        return f"exit code {code}"
+    return f"exit code {code}: {log_tail(log, since)}"
 
 
 def die_with(parent: int) -> None:

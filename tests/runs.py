@@ -5,7 +5,6 @@ import json
 import os
 import secrets
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.processes import python
 
 LIMIT_S = 120.0  # no run of a test is longer
 _MARK = "ASYNCRL_TEST_RUN"  # environment variable that every process of a run inherits
@@ -175,7 +175,7 @@ async def fork(folder: Path, name: str, new: str, *words: str) -> AsyncIterator[
 async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     mark = secrets.token_hex(8)
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "asyncrl.cli.main", *words),
+        *python("-m", "asyncrl.cli.main", *words),
         cwd=folder,
         env={**os.environ, _MARK: mark, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdin=asyncio.subprocess.DEVNULL,
@@ -192,7 +192,7 @@ async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
 async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
     """Run `asyncrl WORDS` to its end; returns its exit code and all it said."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "asyncrl.cli.main", *words),
+        *python("-m", "asyncrl.cli.main", *words),
         cwd=folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -108,7 +108,7 @@ class Authority:
 def authority(tmp_path: Path) -> Authority:
     if shutil.which("openssl") is None:
         pytest.skip("certificates are made by the openssl program, which is not installed")
-    return Authority(tmp_path / "authority")
+    return Authority(tmp_path / "autorité '测试'")
 
 
 def tls(certificate: Path, further: str = "") -> str:

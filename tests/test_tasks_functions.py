@@ -58,7 +58,22 @@ def test_a_module_beside_the_file_imports_and_no_other_folder_joins_the_path(tmp
 
     assert load_function("rewards.py:get", base=tmp_path)() == 7
     load_function("rewards.py:get", base=tmp_path)
-    assert sys.path == [str(tmp_path), *before]
+    assert sys.path == [*before, str(tmp_path)]
+
+
+@pytest.mark.parametrize("code", ["from topics import WORDS", "import topics\nWORDS = topics.WORDS"])
+def test_a_module_beside_the_file_hides_no_installed_one_and_the_error_says_so(tmp_path, code):
+    import topics  # as every actor has
+
+    (tmp_path / "topics.py").write_text("WORDS = ['a']\n")
+    (tmp_path / "random.py").write_text("1 / 0\n")
+    (tmp_path / "rewards.py").write_text("import random\nimport topics.wire\ndef get():\n    return random.random()\n")
+    (tmp_path / "words.py").write_text(f"{code}\ndef get(): ...\n")
+
+    assert 0 <= load_function("rewards.py:get", base=tmp_path)() < 1
+    assert refused("words.py:get", tmp_path).endswith(
+        f"`import topics` finds {topics.__file__}, not topics.py beside the file; give that another name"
+    )
 
 
 def test_a_missing_file_says_which_files_there_are(tmp_path):

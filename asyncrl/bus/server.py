@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import os
 import secrets
 import shutil
 import socket
@@ -68,11 +68,17 @@ def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
     return users
 
 
+def _quoted(path: Path) -> str:
+    """A path as a server's configuration takes any: what is not plain ASCII byte by byte."""
+    plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(path))
+    return f'"{"".join(plain)}"'
+
+
 def _config(port: int, users: Users, store: Path, place: Place | None) -> str:
     return f"""listen: "127.0.0.1:{port}"
 max_payload: 8MB
 max_pending: 256MB
-jetstream {{ store_dir: {json.dumps(str(store))}, sync_interval: "10s" }}
+jetstream {{ store_dir: {_quoted(store)}, sync_interval: "10s" }}
 {authorization(users)}{place.config if place is not None else ""}"""
 
 

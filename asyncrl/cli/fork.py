@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -20,7 +19,7 @@ from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up
-from asyncrl.processes import with_parent
+from asyncrl.processes import python, with_parent
 from asyncrl.settings import Cast, StartSettings
 
 
@@ -100,7 +99,7 @@ def _retrained(root: Path, step: int, folder: Path) -> Path:
         LaunchError: it could not be made; the reason is printed.
     """
     words = ["replay", str(root), "--from", str(step), "--to", str(step), "--checkpoint", str(folder)]
-    subprocess.run([sys.executable, "-m", "asyncrl.cli.main", *words], preexec_fn=with_parent(), check=False)
+    subprocess.run(python("-m", "asyncrl.cli.main", *words), preexec_fn=with_parent(), check=False)
     made = list(folder.glob(f"step{step:06d}-*"))
     if not made:
         raise LaunchError(f"run {root.name} cannot be forked at step {step}: its weights there cannot be made")

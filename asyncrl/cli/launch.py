@@ -29,6 +29,7 @@ from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
 from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
+from asyncrl.processes import exit_text, log_size
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home
@@ -59,6 +60,7 @@ class Launch:
         self._over: asyncio.Future[int] | None = None
         self._keeping: list[asyncio.Task[None]] = []
         self._lock = -1
+        self._logged = 0  # bytes in the warden's log before it was started
 
     @classmethod
     def of(cls, root: Path, overrides: Sequence[str]) -> Launch:
@@ -98,7 +100,7 @@ class Launch:
             self._lock_directory()
         finally:
             os.close(turn)
-        (self.files.root / "base").write_text(str(self.base.absolute()))
+        (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
         self._write_cast()
 
     def begin_with(self, checkpoint: Path) -> None:
@@ -227,6 +229,10 @@ class Launch:
                 self.tell("the disk of the NATS server was full, and has room again; killed")
                 server.kill()
 
+    def warden_end(self, code: int) -> str:
+        """How the warden ended, with the last lines of its log."""
+        return exit_text(code, self.files.logs / f"{WARDEN}.log", self._logged)
+
     def _kill_warden(self) -> None:
         self._leaving.set()
         if self._warden is not None and self._warden.returncode is None:
@@ -286,7 +292,7 @@ class Launch:
             pulses.end(WARDEN)
             deaths.add()
             if deaths.hopeless:
-                self._give_up(f"the warden died {deaths.count} times in a row, at last with exit code {code}")
+                self._give_up(f"the warden died {deaths.count} times in a row, at last with {self.warden_end(code)}")
                 return
             await asyncio.sleep(deaths.pause_s)  # back-off: nothing announces that a cause has gone
             if self._leaving.is_set():
@@ -348,6 +354,7 @@ class Launch:
         aside.rename(self.files.model)
 
     async def _start_warden(self) -> None:
+        self._logged = log_size(self.files.logs / f"{WARDEN}.log")
         self._warden = await start_actor(self.files, "warden", WARDEN, own_session=True)
 
 

@@ -45,6 +45,8 @@ examples:
 
 def main() -> int:
     """Run what the command line asks for; returns 0 for success, 1 for failure, 2 for wrong usage."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal may know few characters
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 from asyncrl.errors import Fault
-from asyncrl.processes import with_parent
+from asyncrl.processes import python, with_parent
 
 
 class LaunchError(Fault):
@@ -21,11 +20,7 @@ async def create_model_aside(cast: Path, directory: Path) -> None:
         LaunchError: it could not be made.
     """
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "asyncrl.training.create",
-        str(cast),
-        str(directory),
+        *python("-m", "asyncrl.training.create", str(cast), str(directory)),
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=with_parent(),
     )

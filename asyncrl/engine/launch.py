@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 from asyncrl.bus.server import free_port
 from asyncrl.engine.client import EngineClient, EngineUnavailable
-from asyncrl.processes import end, state_of, with_parent
+from asyncrl.processes import end, log_size, log_tail, python, state_of, with_parent
 from asyncrl.settings import EngineSettings
 
 _ENVIRONMENT = {
@@ -28,6 +27,7 @@ class EngineProcess:
     def __init__(self, settings: EngineSettings, log_file: Path) -> None:
         self._settings = settings
         self._log_file = log_file
+        self._logged = 0  # bytes in the log before the server was started
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
 
@@ -39,10 +39,10 @@ class EngineProcess:
         """
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
+        self._logged = log_size(self._log_file)
         with self._log_file.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *self._arguments(model, version, port),
+                *python(*self._arguments(model, version, port)),
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **_ENVIRONMENT, **self._settings.environment},
@@ -55,12 +55,12 @@ class EngineProcess:
                 # A server that starts tells nobody; asking its port is the only way to know.
                 while not await _healthy(client):
                     if ended.done():
-                        raise EngineFailed(f"the server ended with code {ended.result()}: {self._last_words()}")
+                        raise EngineFailed(f"the server ended with code {ended.result()}: {self._last_lines()}")
                     await asyncio.wait({ended}, timeout=0.05)
         except TimeoutError:
             await self.stop()
             raise EngineFailed(
-                f"the server did not answer within {self._settings.start_deadline_s:.0f} s: {self._last_words()}"
+                f"the server did not answer within {self._settings.start_deadline_s:.0f} s: {self._last_lines()}"
             ) from None
         finally:
             ended.cancel()
@@ -71,7 +71,7 @@ class EngineProcess:
         """Wait until the server ends; returns its last words."""
         assert self._process is not None
         code = await self._process.wait()
-        return f"exit code {code}: {self._last_words()}"
+        return f"exit code {code}: {self._last_lines()}"
 
     @property
     def frozen(self) -> bool:
@@ -98,12 +98,8 @@ class EngineProcess:
             arguments += ["--context-length", str(settings.context)]
         return [*arguments, *settings.arguments]
 
-    def _last_words(self) -> str:
-        try:
-            lines = self._log_file.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            return "no output"
-        return " | ".join(lines[-3:]) or "no output"
+    def _last_lines(self) -> str:
+        return log_tail(self._log_file, self._logged)
 
 
 async def _healthy(client: EngineClient) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -22,8 +23,8 @@ class FunctionError(ValueError):
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     """Import the function that `spec` names.
 
-    A file is run once per process, however many functions are taken from it. Its folder joins `sys.path`, in front as
-    for a script, so that modules beside it import; nothing else does.
+    A file is run once per process, however many functions are taken from it. Its folder joins the end of `sys.path`:
+    modules beside it import, and hide none that Python or a package brings, for whoever imports that.
 
     Args:
         spec: `path/to/file.py:function` or `package.module:function`.
@@ -68,13 +69,24 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         raise FunctionError(f"{spec}: {path} is no Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(loader)
     if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
+        sys.path.append(str(path.parent))
     try:
         loader.loader.exec_module(module)
     except Exception as error:  # anything may happen in a user's file
         del sys.modules[name]
-        raise FunctionError(f"{spec}: {path.name} does not import\n{last_lines(error)}") from error
+        hidden = _hidden_module(path.parent, str(error))
+        raise FunctionError(f"{spec}: {path.name} does not import\n{last_lines(error)}{hidden}") from error
     return module
+
+
+def _hidden_module(folder: Path, text: str) -> str:
+    """A remark, where `text` names a module of the folder that another of the same name comes before."""
+    for path in sorted([*folder.glob("*.py"), *(init.parent for init in folder.glob("*/__init__.py"))]):
+        module = sys.modules.get(path.stem)
+        origin = getattr(module, "__file__", None) or "Python's own"
+        if module and folder not in Path(origin).parents and re.search(rf"\b{re.escape(path.stem)}\b", text):
+            return f"\n`import {path.stem}` finds {origin}, not {path.name} beside the file; give that another name"
+    return ""
 
 
 def _load_module(name: str, spec: str) -> ModuleType:

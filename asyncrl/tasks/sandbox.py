@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
+from asyncrl.processes import python
 from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack
 from asyncrl.tasks.functions import FunctionError
 
@@ -234,7 +235,7 @@ async def _start(setup: Setup) -> _Child:
     """Start a child and wait until it has loaded the function."""
     # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _BOOT, str(os.getpid()), *sys.path), stdin=PIPE, stdout=PIPE, start_new_session=True
+        *python("-c", _BOOT, str(os.getpid()), *sys.path), stdin=PIPE, stdout=PIPE, start_new_session=True
     )
     assert process.stdin and process.stdout
     child: _Child | None = None

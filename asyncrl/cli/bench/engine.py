@@ -7,7 +7,6 @@ import contextlib
 import os
 import random
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -22,7 +21,7 @@ from asyncrl.engine.client import Chunk, EngineClient, SamplingParams
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
-from asyncrl.processes import end, with_parent
+from asyncrl.processes import end, python, with_parent
 from asyncrl.settings import CreateModelSettings
 from asyncrl.tasks.data import open_source
 from asyncrl.tasks.tokens import TaskTokenizer
@@ -224,12 +223,7 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
         if incremental:
             arguments.append("--incremental-streaming-output")
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "asyncrl.engine.embedded",
-            "--context-length",
-            str(CONTEXT),
-            *arguments,
+            *python("-m", "asyncrl.engine.embedded", "--context-length", str(CONTEXT), *arguments),
             stderr=asyncio.subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             preexec_fn=with_parent(),

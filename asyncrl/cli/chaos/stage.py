@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from pathlib import Path
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import Fault
-from asyncrl.processes import with_parent
+from asyncrl.processes import python, with_parent
 
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
 
@@ -67,7 +66,7 @@ class Stage:
 
     async def _follow(self, words: Sequence[str]) -> int:
         self._up = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "asyncrl.cli.main", "up", *words),
+            *python("-m", "asyncrl.cli.main", "up", *words),
             env={**os.environ, CRASH_FOLDER: str(self.crash_folder)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
