@@ -11,7 +11,7 @@ import numpy as np
 
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool, version_of
-from actors.worker import Delivery, WorkerLoop
+from actors.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
@@ -70,9 +70,10 @@ class Evaluator:
     async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
         """All prompts of one evaluation."""
         began = time.monotonic()
-        delivery.parked += 1  # it waits for engines; each answer has the client's own deadline
         count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
-        answers = await asyncio.gather(*(self._answer(self._source.row(number), request) for number in range(count)))
+        answering = (self._answer(self._source.row(number), request) for number in range(count))
+        with delivery.waiting("answers and their rewards"):  # each request and each reward has a limit of its own
+            answers = await asyncio.gather(*answering)
         crash_point("eval.answered")
         versions: Counter[int] = Counter()
         for found in answers:
@@ -87,7 +88,8 @@ class Evaluator:
             seconds=round(time.monotonic() - began, 3),
             samples=answers[:_SHOWN],
         )
-        await say(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
+        with delivery.waiting(PUBLISHING):
+            await say(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
         return True
 
     async def _answer(self, row: PromptRow, request: EvalRequested) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -124,12 +125,8 @@ class Execution:
         self._tools.pool.release(await self._choose_engine())
 
     async def _choose_engine(self) -> Engine:
-        self._delivery.parked += 1
-        self._delivery.place = f"an engine with version {self._issued.min_version}"
-        try:
+        with self.waiting(f"an engine with version {self._issued.min_version}"):
             return await self._tools.pool.choose(self._issued.min_version)
-        finally:
-            self._delivery.parked -= 1
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
@@ -162,7 +159,14 @@ class Execution:
     async def _roll_out(self) -> None:
         issued, tools = self._issued, self._tools
         limits = Limits(self._settings.max_new_tokens, self._settings.stop)
-        rollout = RolloutContext(tools.tokenizer, self._progress.journal, self, seed=issued.seed, limits=limits)
+        rollout = RolloutContext(
+            tools.tokenizer,
+            self._progress.journal,
+            self,
+            seed=issued.seed,
+            limits=limits,
+            tool_limit_s=self._settings.tool_limit_s,
+        )
         token = self._progress.journal.begin()
         try:
             await tools.function(issued.rows[0], rollout)
@@ -237,6 +241,10 @@ class Execution:
     async def keep(self) -> None:
         """Publish what the rollout function was told; returns when it is stored."""
         await self._progress.keep()
+
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """The time of something that has a limit of its own, or waits for an engine."""
+        return self._delivery.waiting(place)
 
     @property
     def _quiet(self) -> int:

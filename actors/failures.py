@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from actors.actor import Context
-from actors.worker import Delivery
+from actors.worker import PUBLISHING, Delivery
 from asyncrl.bus.talk import say
 from topics.prompts import PromptIssued
 from topics.trajectories import TRAJECTORY_FAILED, FailureReason, TrajectoryFailed, TrajectoryGenerated
@@ -38,5 +38,6 @@ async def say_failure(
     )
     context.count("failed")
     id = f"{name}:{work.attempt}:{delivery.at.deliveries}:{reason}"
-    await say(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
+    with delivery.waiting(PUBLISHING):
+        await say(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
     return True

@@ -12,7 +12,7 @@ import math
 from typing import TypeVar
 
 from actors.actor import Context
-from actors.worker import Delivery
+from actors.worker import PUBLISHING, Delivery
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.talk import BlobMissing, Fenced, attempt_of, read, say_fenced
 from asyncrl.crash import crash_point
@@ -143,7 +143,9 @@ class Progress:
 
     async def _say(self, topic: Topic[M], message: M) -> None:
         id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
-        self._newest = await say_fenced(self._context.bus, topic, message, key=self._name, id=id, expected=self._newest)
+        bus = self._context.bus
+        with self._delivery.waiting(PUBLISHING):
+            self._newest = await say_fenced(bus, topic, message, key=self._name, id=id, expected=self._newest)
 
     def _needed(self, tokens: int) -> int:
         """How many messages so many tokens need before the last of them is there."""

@@ -7,7 +7,7 @@ import xxhash
 from actors.actor import ActorFault, Context
 from actors.failures import say_failure
 from actors.suspects import Suspects
-from actors.worker import Delivery, WorkerLoop
+from actors.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import body_of, say
 from asyncrl.tasks.functions import FunctionError
@@ -72,7 +72,8 @@ class RewardWorker:
             trajectory_id=generated.trajectory_id,
         )
         try:
-            result = await self._grader.grade(request)
+            with delivery.waiting("its reward"):  # in the queue of the grader, then for its time limit at most
+                result = await self._grader.grade(request)
         except RewardFailed as error:
             return await say_failure(self._context, generated, delivery, "reward", str(error))
         await self._say_grade(generated, delivery, result.reward, result.metrics)
@@ -102,5 +103,6 @@ class RewardWorker:
             metrics=metrics,
         )
         key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
-        await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
+        with delivery.waiting(PUBLISHING):
+            await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
         self._context.count("graded")

@@ -8,8 +8,8 @@ with its worker's death, again and again, is poison.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 from actors.actor import Context
@@ -70,7 +70,7 @@ class Suspects:
     @asynccontextmanager
     async def _side_by_side(self, delivery: Delivery[Any]) -> AsyncIterator[None]:
         if self._turn.locked():
-            with _waiting(delivery):
+            with delivery.waiting(TURN):
                 await self._turn.acquire()
             self._turn.release()
         self._beside += 1
@@ -82,10 +82,10 @@ class Suspects:
 
     @asynccontextmanager
     async def _alone(self, delivery: Delivery[Any]) -> AsyncIterator[None]:
-        with _waiting(delivery):
+        with delivery.waiting(TURN):
             await self._turn.acquire()
         try:
-            with _waiting(delivery):
+            with delivery.waiting(TURN):
                 while self._beside:
                     self._idle.clear()
                     await self._idle.wait()
@@ -102,16 +102,3 @@ class Suspects:
         mine = isolated.role == self._context.role and isolated.attempt == attempt
         known = mine and isolated.delivery > progressed
         return int(isolated.tries) if known else 0
-
-
-@contextmanager
-def _waiting(delivery: Delivery[Any]) -> Iterator[None]:
-    """It waits for others: no reason to think that it hangs."""
-    delivery.parked += 1
-    delivery.place = TURN
-    try:
-        yield
-    finally:
-        delivery.parked -= 1
-        delivery.place = ""
-        delivery.advanced()

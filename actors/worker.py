@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -25,6 +26,7 @@ from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
 
+PUBLISHING = "a publish"  # what is published has nats.publish_deadline_s to be stored
 _TOLD = 8  # pieces of held work that the vital signs tell of
 _TOLD_AFTER_S = 2.0
 
@@ -56,9 +58,9 @@ class Delivery(Generic[M]):
         self.message = raw
         self.began_at = self.advanced_at = self.renewed_at = time.monotonic()
         self.lease_s, self.lost = context.cast.rollout.lease_s, False
-        self.place = ""  # what it waits for, as its vital signs tell it
+        self.place = ""  # what it waits for, or which part of it runs, as its vital signs tell it
         self.tokens = 0  # sampled so far
-        self.parked = 0  # waits for somebody else (an engine): no reason to think that it hangs
+        self.parked = 0  # parts of it for which nobody thinks that it hangs
         self.task: asyncio.Task[None] | None = None
         self.verdict: bool | None = None  # why it was ended from outside: done, or somebody else's
 
@@ -71,6 +73,19 @@ class Delivery(Generic[M]):
     def advanced(self) -> None:
         """The work came further: its lease deserves renewal."""
         self.advanced_at = time.monotonic()
+
+    @contextmanager
+    def waiting(self, place: str) -> Iterator[None]:
+        """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
+        self.parked += 1
+        self.place = place
+        try:
+            yield
+        finally:
+            self.parked -= 1
+            if self.place == place:
+                self.place = ""
+            self.advanced()
 
     def told(self, now: float) -> HeldWork:
         """What the vital signs tell of it."""

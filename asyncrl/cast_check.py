@@ -36,6 +36,7 @@ def contradictions(cast: Cast) -> list[Finding]:
         _groups,
         _warmup,
         _leases,
+        _limits,
         _lag,
         _learner,
         _start,
@@ -188,6 +189,21 @@ def _leases(cast: Cast) -> Iterator[Finding]:
             "a lease is renewed several times before a worker counts as stalled"
         )
         yield Finding(("rollout.lease_s", "rollout.stall_s"), message)
+
+
+def _limits(cast: Cast) -> Iterator[Finding]:
+    deadline_s, limits = cast.buffer.group_deadline_s, []
+    if cast.reward.function != "exact":  # it takes no time
+        limits.append(("reward.time_limit_s", cast.reward.time_limit_s, "reward"))
+    if cast.task.rollout != "single_turn":  # it has no tools
+        limits.append(("rollout.tool_limit_s", cast.rollout.tool_limit_s, "tool"))
+    for key, limit_s, what in limits:
+        if limit_s >= deadline_s:
+            message = (
+                f"{key} = {limit_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: a group would end "
+                f"while a {what} is within its limit; lower the one or raise the other"
+            )
+            yield Finding((key, "buffer.group_deadline_s"), message)
 
 
 def _lag(cast: Cast) -> Iterator[Finding]:
@@ -361,10 +377,12 @@ def _room_hints(cast: Cast) -> Iterator[str]:
 
 
 def _meaning_hints(cast: Cast) -> Iterator[str]:
-    deadline = cast.buffer.group_deadline_s
-    for key, seconds in (("rollout.stall_s", cast.rollout.stall_s), ("reward.time_limit_s", cast.reward.time_limit_s)):
-        if seconds >= deadline:
-            yield f"{key} = {seconds:g} s is not below buffer.group_deadline_s = {deadline:g} s: groups may end first"
+    stall_s, deadline_s = cast.rollout.stall_s, cast.buffer.group_deadline_s
+    if stall_s >= deadline_s:
+        yield (
+            f"rollout.stall_s = {stall_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: groups may end "
+            "first"
+        )
     if cast.model.path and cast.model.create != CreateModelSettings():
         yield "model.create is not used: model.path names a model"
     for key, rising, steps in (

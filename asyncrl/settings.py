@@ -146,7 +146,10 @@ class RolloutSettings(Settings):
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""
     stall_s: Seconds = 120.0
-    """Seconds without any progress after which a worker stops renewing a lease."""
+    """Seconds without any progress after which a worker stops renewing a lease; what has a limit of its own (a tool,
+    a reward, a request) may take longer."""
+    tool_limit_s: Seconds = 120.0
+    """Seconds one call of `context.tool` may take, unless it names another limit, before it has failed."""
     poison_after: Positive = 5
     """Deliveries without progress after which a trajectory ends as poison; all but the first three are made alone."""
 

@@ -40,6 +40,8 @@ from asyncrl.settings import Cast
         (["rollout.stop=['a', 'b', 'a']"], "rollout.stop"),
         (["rollout.lease_s=120"], "rollout.lease_s rollout.stall_s"),
         (["rollout.lease_s=0.01"], "rollout.lease_s"),
+        (["reward.function=math", "reward.time_limit_s=600"], "reward.time_limit_s buffer.group_deadline_s"),
+        (["task.rollout=my.py:f", "rollout.tool_limit_s=600"], "rollout.tool_limit_s buffer.group_deadline_s"),
         (["keepers.lease_s=0.1"], "keepers.lease_s"),
         (["nats.replicas=3"], "nats.replicas nats.url"),
         (["warmup.rows_per_trajectory=30"], "warmup.rows_per_trajectory warmup.batch_rows"),
@@ -328,7 +330,6 @@ def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
     [
         (["engine.max_running=128"], "256 rollout slots share 128 running requests"),
         (["buffer.group_deadline_s=60"], "rollout.stall_s = 120 s is not below buffer.group_deadline_s = 60 s"),
-        (["reward.time_limit_s=600"], "reward.time_limit_s = 600 s is not below"),
         (["warmup.lr_warmup_steps=63"], "warmup.lr_warmup_steps = 63 exceeds the 62 steps"),
         (["model.path=x", "model.create.hidden=8"], "model.create is not used"),
         (["task.source=rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, rows.jsonl@[0:100]"),

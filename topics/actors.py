@@ -90,7 +90,7 @@ class HeldWork(msgspec.Struct, omit_defaults=True):
     id: str  # "p000042-3"
     held_s: float  # since it was received
     quiet_s: float  # since it last came further
-    place: str = ""  # what it waits for: "engine-1", "an engine with version 7"; "" for the user's function
+    place: str = ""  # what it waits for: "engine-1", "an engine with version 7", "tool search"; "" for the function
     tokens: int = 0  # sampled so far
 
 

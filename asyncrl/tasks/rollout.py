@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -75,6 +77,10 @@ class Host(Protocol):
         """Publish the journal as it is now; returns when it is stored."""
         ...
 
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """The time of something that has a limit of its own: the trajectory keeps its lease for so long."""
+        ...
+
 
 class RolloutContext:
     """All that a rollout function may use of the world.
@@ -83,13 +89,23 @@ class RolloutContext:
     answered is recorded, and recorded answers are given again when the function is run again elsewhere.
     """
 
-    def __init__(self, tokenizer: TaskTokenizer, journal: Journal, host: Host, *, seed: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        journal: Journal,
+        host: Host,
+        *,
+        seed: int,
+        limits: Limits,
+        tool_limit_s: float,
+    ) -> None:
         self.tokenizer = tokenizer
         self.completion: str | None = None  # text for the reward; None: everything the policy sampled
         self._journal = journal
         self._host = host
         self._seed = seed
         self._limits = limits
+        self._tool_limit_s = tool_limit_s
         self._calls: dict[str, _Call] = {}  # generations by call path
 
     async def generate(
@@ -111,38 +127,55 @@ class RolloutContext:
                 await self._host.sample(ids, answer, limits)
         return call.generated
 
-    async def tool(self, name: str, function: Callable[..., Any], *arguments: Any, replay: Replay = "journal") -> Any:
+    async def tool(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        replay: Replay = "journal",
+        time_limit_s: float | None = None,
+    ) -> Any:
         """Call `function(*arguments)`, sync or async; arguments and answer are plain data (MessagePack).
 
         Args:
             replay: `journal`: a call that has answered is never made again, its answer is; `rerun`: it is made again
                 whenever the rollout is resumed (tools that only look, or whose state lives in this process).
+            time_limit_s: seconds after which an async function is cancelled and has failed with a TimeoutError; the
+                trajectory keeps its lease until then. None takes `rollout.tool_limit_s`.
 
         Raises:
             ToolFailed: the function raised (with `journal`; the failure is recorded and raised again when replayed).
         """
         _, answer = self._journal.ask(f"tool:{name}", digest_of(arguments))
-        if replay == "rerun":
-            answer.done = True
-            with outside():
-                result = function(*arguments)
-                return await result if inspect.isawaitable(result) else result
-        if not answer.done:
-            with outside():
-                await self._call(answer, function, arguments)
+        limit_s = self._tool_limit_s if time_limit_s is None else time_limit_s
+        with outside():
+            if replay == "rerun":
+                answer.done = True
+                return await self._call(name, function, arguments, limit_s)
+            if not answer.done:
+                try:
+                    answer.result = msgspec.msgpack.encode(await self._call(name, function, arguments, limit_s))
+                except Exception as error:  # a tool's failure is an answer too, recorded and given again
+                    answer.failed = f"{type(error).__name__}: {error}"
+                answer.done = True
                 await self._host.keep()
         if answer.failed:
             raise ToolFailed(answer.failed)
         return msgspec.msgpack.decode(answer.result)
 
-    @staticmethod
-    async def _call(answer: Answer, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    async def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], limit_s: float) -> Any:
+        result = function(*arguments)
+        if not inspect.isawaitable(result):
+            return result
+        task = asyncio.ensure_future(result)
         try:
-            result = function(*arguments)
-            answer.result = msgspec.msgpack.encode(await result if inspect.isawaitable(result) else result)
-        except Exception as error:  # a tool's failure is an answer too, recorded and given again
-            answer.failed = f"{type(error).__name__}: {error}"
-        answer.done = True
+            with self._host.waiting(f"tool {name}"):
+                await asyncio.wait({task}, timeout=limit_s)  # it may take no notice of being cancelled
+            if not task.done():
+                raise TimeoutError(f"no answer within {limit_s:g} s")
+            return task.result()
+        finally:
+            task.cancel()
 
     def time(self) -> float:
         """Seconds since the epoch, the same again when replayed."""
