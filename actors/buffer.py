@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from actors.actor import ActorFault, Context
 from actors.buffer_fold import BufferFold, Plan
 from actors.keeper import Input, Keeper
@@ -30,7 +28,7 @@ async def main(context: Context) -> None:
     )
     await keeper.start()
     while not context.stop.is_set():
-        decisions = fold.decide(time.time())
+        decisions = fold.decide(keeper.now())
         context.vitals.update(
             ready_groups=fold.ready,
             open_groups=fold.open,

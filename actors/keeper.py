@@ -7,9 +7,10 @@ therefore no special case: the keeper reads on, folds whoever's record is there,
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from actors.actor import ActorDown, Context
@@ -17,7 +18,7 @@ from actors.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, patiently, read_last, read_message
-from asyncrl.bus.talk import EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
+from asyncrl.bus.talk import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
 from asyncrl.bus.talk import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import KeeperBeat, KeeperClaimed, KeeperFolded
@@ -66,7 +67,8 @@ class Keeper:
         self._tail = 0  # sequence up to which the own log is folded or this writer's
         self._foreign = 0  # sequence of the newest record on the own log that somebody else appended
         self._claimed = False
-        self._heard_at = time.monotonic()  # when the own log last grew
+        self._rival_at = -math.inf  # when the own log last grew by a record of another process of this role
+        self._clock = time.time() - time.monotonic()  # the server's clock ahead of this process's monotonic one
         self._deposed = False  # somebody else claimed the log later: not another word
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
@@ -77,22 +79,31 @@ class Keeper:
         self._own_log = self._listener(Input(own, [], own_headers_only))
         self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
 
-    async def start(self) -> None:
-        """Fold everything that was ever said, then claim the own log; a spare claims it when its writer is silent."""
+    async def start(self, make_ready: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Fold all logs, then claim the own log once no other process of this role writes it.
+
+        Args:
+            make_ready: what has to be done before this process can write; nobody else does it meanwhile.
+
+        Raises:
+            ActorDown: another process wrote the log while this one made ready.
+        """
         self.context.watch(asyncio.create_task(self._hear_stop()))
         folded = await self._snapshots.restore(list(self._listeners))
         for stream, listener in self._listeners.items():
             await listener.start(folded.get(stream.name, 0))
         for listener in self._listeners.values():
             await listener.caught_up()
-        if not self.context.actor_id.endswith("-1"):
-            await self._stand_by()
+        await self._be_next()
         if self.context.stop.is_set():
             return
+        self.context.watch(asyncio.create_task(self._beat()))
+        if make_ready is not None:
+            await make_ready()
         crash_point("keeper.claiming")
         await self._claim()
         crash_point("keeper.claimed")
-        self.context.watch(asyncio.create_task(self._beat()))
+        self.context.doing("")
 
     async def close(self) -> None:
         """Stop reading."""
@@ -113,12 +124,29 @@ class Keeper:
         while left and not self._deposed:
             left = left[await self._append(left) :]
 
-    async def _stand_by(self) -> None:
-        """Fold along until nobody has written the own log for the length of the keepers' lease."""
-        lease_s = self.context.cast.keepers.lease_s
-        while (quiet_s := time.monotonic() - self._heard_at) < lease_s and not self.context.stop.is_set():
-            await self.changes(until=time.time() + lease_s - quiet_s)
-        self.context.log.info("writer is silent", quiet_s=round(quiet_s, 1))
+    def now(self) -> float:
+        """The server's clock, seconds since the epoch, whatever the clock of this machine shows."""
+        return time.monotonic() + self._clock
+
+    async def _be_next(self) -> None:
+        """Stand by while another process of this role writes the own log, until this one's heartbeat follows its silence.
+
+        Of those who stand by one is first: the heartbeats of the others are refused, and they go on standing by.
+        """
+        bus, links = self.context.bus, self.context.bus.reconnects
+        while not self.context.stop.is_set():
+            if (left_s := self._rival_lease_s()) > 0:
+                self.context.doing("stands by")
+                await self.changes(until=self.now() + left_s)
+                if bus.reconnects != links or not bus.client.is_connected:  # it could not be heard
+                    links, self._rival_at = bus.reconnects, time.monotonic()
+            elif await self.append([self._heartbeat()]):
+                self.context.doing("takes over")
+                return
+
+    def _rival_lease_s(self) -> float:
+        """Seconds for which the own log is still another process's; an earlier life of this one has ended."""
+        return self._rival_at + self.context.cast.keepers.lease_s - time.monotonic()
 
     async def _append(self, decisions: Sequence[Decision]) -> int:
         """Append a prefix of the decisions; returns its length."""
@@ -152,9 +180,9 @@ class Keeper:
         return len(decisions)
 
     async def changes(self, until: float | None = None) -> None:
-        """Wait until something new is folded, the actor shall stop, or the clock passes `until` (seconds)."""
+        """Wait until something new is folded, the actor shall stop, or the server's clock passes `until` (seconds)."""
         try:
-            async with asyncio.timeout(None if until is None else max(0.0, until - time.time())):
+            async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
                 await self._news.wait()
         except TimeoutError:
             pass  # the moment has come
@@ -185,10 +213,13 @@ class Keeper:
     def _passed(self, record: Record) -> None:
         """A record is behind us, folded or buried."""
         self._snapshots.since = 0 if record.subject == self._snapshots.subject else self._snapshots.since + 1
-        if record.stream is self.own:
-            self._heard_at = time.monotonic()
         if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
             self._foreign = record.sequence
+            writer = record.headers.get(BY, "")
+            if writer.startswith(f"{self.context.role}-") and writer != self.context.actor_id:
+                self._rival_at = time.monotonic()
+        elif record.stream is self.own:
+            self._clock = record.time_ns / 1e9 - time.monotonic()
         self._news.set()
         if record.stream is self.own and self._readers_back:
             for entry in [entry for entry in self._readers_back if entry[0] <= record.sequence]:
@@ -246,10 +277,17 @@ class Keeper:
             raise ActorDown(words) from None
 
     async def _claim(self) -> None:
+        """Claim the own log.
+
+        Raises:
+            ActorDown: another process of this role writes it.
+        """
         claimed = BY_NAME[f"{self.context.role}.claimed"]
         message = KeeperClaimed(self.context.role, self.context.actor_id, self.nonce)
         while not (self._claimed or self.context.stop.is_set()):
             await self._catch_up()
+            if self._rival_lease_s() > 0:
+                raise ActorDown(f"another {self.context.role} writes this log; leaving it to that one")
             await self.append([Decision(claimed, message)])
 
     async def _say_snapshot(self, snapshot: KeeperFolded) -> None:
@@ -259,8 +297,10 @@ class Keeper:
         await self.append([Decision(self._snapshots.topic, snapshot)])
         crash_point("snapshot.said")
 
+    def _heartbeat(self) -> Decision:
+        return Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))
+
     async def _beat(self) -> None:
-        beat = Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))
         while True:
             await asyncio.sleep(min(BEAT_S, self.context.cast.keepers.lease_s / 3))
-            await self.append([beat])
+            await self.append([self._heartbeat()])

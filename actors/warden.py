@@ -194,8 +194,8 @@ class Warden:
                     self._reconcile()
                 continue
             if self.fold.finished:
-                finished_at = finished_at or time.time()
-                if not self.fold.evals_open or time.time() > finished_at + _LAST_EVAL_S:
+                finished_at = finished_at or self.keeper.now()
+                if not self.fold.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
                     break
             await self.keeper.changes(until=finished_at + _LAST_EVAL_S if finished_at else None)
         await self._stop_all()

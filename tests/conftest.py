@@ -64,8 +64,8 @@ async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
     """Makes connections to the server; they are closed when the test ends."""
     opened: list[Bus] = []
 
-    async def connect(run: str, *, publish_deadline_s: float = DEADLINE_S) -> Bus:
-        bus = await Bus.connect(server.address, run, publish_deadline_s=publish_deadline_s)
+    async def connect(run: str, *, name: str = "", publish_deadline_s: float = DEADLINE_S) -> Bus:
+        bus = await Bus.connect(server.address, run, name=name, publish_deadline_s=publish_deadline_s)
         opened.append(bus)
         return bus
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from conftest import Connect, Stage, until
 
-from actors.actor import Context
+from actors.actor import ActorDown, Context
 from actors.keeper import NONCE, Decision, Input, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import WrongSequence
@@ -80,7 +80,7 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> Asy
     stand = stage(keepers={"lease_s": 1.0})
 
     async def open_one(actor_id: str = "warden-1") -> Counting:
-        context = stand.context("warden", await connect(bus.run))
+        context = stand.context("warden", await connect(bus.run, name=actor_id))
         context.actor_id = actor_id
         counting.append(Counting(context))
         return counting[-1]
@@ -226,15 +226,99 @@ async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opene
         async with asyncio.timeout(2):  # two leases, with beats in them
             await asyncio.shield(standing_by)
 
-    writer.context.stop.set()
-    await writer.keeper.close()
-    for task in list(writer.context._tasks):
-        task.cancel()
+    await killed(writer)
     await asyncio.wait_for(standing_by, 10)
     await spare.count_to(5)
 
     assert spare.fold.value == 5
     assert not spare.context.faults
+
+
+async def killed(one: Counting) -> None:
+    """Leave as a killed process does: without another word."""
+    one.context.stop.set()
+    await one.keeper.close()
+    for task in list(one.context._tasks):
+        task.cancel()
+
+
+async def claims(bus: Bus) -> int:
+    return [topic for topic, *_ in await log_of(bus)].count(CLAIMED.name)
+
+
+async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened: Open, bus: Bus, monkeypatch):
+    monkeypatch.setattr("actors.keeper.BEAT_S", 0.2)
+    first, spare = await opened(), await opened("warden-2")
+    await first.keeper.start()
+    taking_over = asyncio.create_task(spare.keeper.start())
+    await killed(first)
+    await asyncio.wait_for(taking_over, 10)
+    await spare.count_to(3)
+
+    again = await opened()
+    standing_by = asyncio.create_task(again.keeper.start())
+    await until(lambda: again.fold.value == 3, "it folds along")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):  # three leases, with beats in them
+            await asyncio.shield(standing_by)
+
+    assert await claims(bus) == 2
+    assert not spare.context.faults
+    assert await spare.keeper.append([spare.fold.next()])
+    await killed(spare)
+    await asyncio.wait_for(standing_by, 10)
+    assert await again.keeper.append([again.fold.next()])
+
+
+async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open, monkeypatch):
+    first, again = await opened(), await opened()
+    again.context.cast.keepers.lease_s = 1000.0
+    await first.keeper.start()
+    await killed(first)
+
+    await asyncio.wait_for(again.keeper.start(), 10)
+
+    assert await again.keeper.append([again.fold.next()])
+
+
+async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opened: Open, bus: Bus):
+    several = [await opened(f"warden-{number}") for number in range(1, 5)]
+    begun, ready = [], asyncio.Event()
+
+    async def make_ready() -> None:
+        begun.append(await claims(bus))
+        await ready.wait()
+
+    starting = [asyncio.create_task(one.keeper.start(make_ready)) for one in several]
+    await until(lambda: bool(begun), "one makes ready")
+    _, waiting = await asyncio.wait(starting, timeout=3)  # three leases
+
+    assert len(waiting) == 4
+    assert begun == [0]  # one, and it had not claimed
+    assert await claims(bus) == 0
+    ready.set()
+    done, _ = await asyncio.wait(starting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.exception() for task in done] == [None]
+    assert await claims(bus) == 1
+    for one in several:
+        await killed(one)
+    await asyncio.gather(*starting)
+
+
+async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus):
+    frozen, spare = await opened(), await opened("warden-2")
+    await frozen.keeper.start()
+    for task in list(frozen.context._tasks):
+        task.cancel()  # no heartbeat
+
+    async def wake_up() -> None:
+        assert await frozen.keeper.append([frozen.fold.next()])
+
+    with pytest.raises(ActorDown, match="another warden writes this log"):
+        await spare.keeper.start(wake_up)
+
+    assert await claims(bus) == 1
+    assert await frozen.keeper.append([frozen.fold.next()])
 
 
 async def test_no_update_is_lost_between_two_writers(opened: Open, bus: Bus, connect: Connect):
