@@ -129,7 +129,7 @@ class Keeper:
         return time.monotonic() + self._clock
 
     async def _be_next(self) -> None:
-        """Stand by while another process of this role writes the own log, until this one's heartbeat follows its silence.
+        """Stand by while another process of this role writes the own log; returns once this one may make ready.
 
         Of those who stand by one is first: the heartbeats of the others are refused, and they go on standing by.
         """

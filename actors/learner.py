@@ -13,7 +13,7 @@ from actors.keeper import Decision, Input, Keeper
 from actors.learner_fold import LearnerFold
 from actors.objective import batch_rules, open_trainer, step_spec
 from actors.payloads import Payloads
-from asyncrl.algorithms.batches import BatchStats, TrainRow, build_rows
+from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import (
     Checkpoint,
@@ -60,20 +60,16 @@ class Learner:
         self.step = cast.origin  # newest step in the weights
         self.line = 0
         self.batch_sequence = 0
+        self._differed = False  # the weights have other bits than those published
         self._saying: asyncio.Task[None] | None = None
         self._resumed = False  # all that was said to be trained is in the weights
 
     async def run(self) -> None:
         """Resume where the log says, then train to the end."""
-        opening = asyncio.create_task(
-            asyncio.to_thread(open_trainer, self.cast, self.context.files.model_path(self.cast))
-        )
-        self.context.doing("loads the model")
-        await self.keeper.start()
-        self.trainer = await opening
-        if self.context.stop.is_set():
-            return
         try:
+            await self.keeper.start(self._make_ready)
+            if self.context.stop.is_set():
+                return
             await self._resume()
             while self.step < self.cast.learner.steps and not self.context.stop.is_set():
                 await self._train_next(publish=True)
@@ -86,10 +82,14 @@ class Learner:
             await self._said()
         await self.keeper.close()
 
-    async def _resume(self) -> None:
-        """Load the newest checkpoint, train again what was trained after it, and publish only what differs."""
-        said = self.fold.trained
-        self.line = self.fold.line
+    async def _make_ready(self) -> None:
+        """Load the model and the newest checkpoint, and train again what was trained after it.
+
+        Only then is the log claimed; and a learner that stands by has none of this in memory.
+        """
+        self.context.doing("loads the model")
+        model = self.context.files.model_path(self.cast)
+        self.trainer = await asyncio.to_thread(open_trainer, self.cast, model)
         for saved in reversed(self.fold.checkpoints):
             try:
                 found = await asyncio.to_thread(load_checkpoint, Path(saved.path), self.trainer)
@@ -103,14 +103,22 @@ class Learner:
             if self.cast.start.checkpoint:
                 path = self.context.files.base / self.cast.start.checkpoint
                 await asyncio.to_thread(load_checkpoint, path, self.trainer)
-        differs = await self._differs()
-        while self.step < said and not self.context.stop.is_set():
+        self._differed = await self._differs()
+        await self._train_again()
+
+    async def _train_again(self) -> None:
+        while self.step < self.fold.trained and not self.context.stop.is_set():
             await self._train_next(publish=False)
-            differs |= await self._differs()
-        if differs:
+            self._differed |= await self._differs()
+
+    async def _resume(self) -> None:
+        """Go on from where the log ends, and publish only what differs."""
+        await self._train_again()
+        self.line = self.fold.line
+        if self._differed:
             self.line += 1
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
-        if self._publishes(self.step) and (differs or self.step not in self.fold.published):
+        if self._publishes(self.step) and (self._differed or self.step not in self.fold.published):
             await self._say([await self._publish()])
         await self._ask_for_evaluation()
         await self._save_if_due()  # it may have died between a step and its checkpoint
@@ -133,8 +141,8 @@ class Learner:
         groups = await self.payloads.take(packed)
         began = time.monotonic()
         self.context.doing(f"trains batch {packed.step}")
-        rows, stats = build_rows(groups, batch_rules(self.cast, packed))
-        metrics = await self._while_fetching(packed.step + 1, asyncio.to_thread(self._update, rows, packed.step))
+        updating = asyncio.to_thread(self._update, packed, groups)
+        stats, metrics = await self._while_fetching(packed.step + 1, updating)
         metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step, self.batch_sequence = packed.step, sequence
         if not publish:
@@ -148,8 +156,12 @@ class Learner:
         await self._ask_for_evaluation()
         await self._save_if_due()
 
-    def _update(self, rows: Sequence[TrainRow], step: int) -> dict[str, float]:
-        return self.trainer.step(rows, step_spec(self.cast, step))
+    def _update(
+        self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]
+    ) -> tuple[BatchStats, dict[str, float]]:
+        """Make the rows of a batch and step, in a thread of its own: large batches take seconds for either."""
+        rows, stats = build_rows(groups, batch_rules(self.cast, packed))
+        return stats, self.trainer.step(rows, step_spec(self.cast, packed.step))
 
     def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float]) -> Decision:
         supervised = {-1: stats.tokens_trained}

@@ -1,0 +1,110 @@
+"""The learner as an actor on real logs, with a small torch model: who trains, when, and on which thread."""
+
+import threading
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+from conftest import Connect, Stage, until
+from learning import Playing, pack
+
+from actors.objective import open_trainer
+from asyncrl.algorithms.batches import build_rows
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.cli.reach import read_log
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.table import BY_NAME
+from topics.topic import TRAINING
+from topics.weights import WEIGHTS_PUBLISHED
+from topics.wire import decode
+
+SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
+Open = Callable[..., "Playing"]
+
+
+class Log:
+    """What the learners said, by topic."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, list] = {}
+
+    def apply(self, topic, message, record):
+        self.said.setdefault(topic.name, []).append(message)
+
+    def refuse(self, record, error):
+        pytest.fail(f"{record.subject}: {error}")
+
+    def __getitem__(self, topic):
+        return self.said.get(topic.name, [])
+
+
+async def log_of(bus: Bus) -> Log:
+    log = Log()
+    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    return log
+
+
+async def trained(bus: Bus, step: int) -> bool:
+    newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
+    return newest is not None and decode(BatchTrained, newest.data).step == step
+
+
+@pytest.fixture
+async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
+    """Starts learners on the same run, each with a connection of its own."""
+    playing: list[Playing] = []
+    stands: list[Stage] = []
+
+    async def open_one(number: int = 1, **tables: object) -> Playing:
+        if not stands or tables:
+            stands.append(stage(**{**SMALL, "keepers": {"lease_s": 1.0}, **tables}))
+            stands[-1].make_model()
+        context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
+        context.actor_id = f"learner-{number}"
+        playing.append(Playing(context))
+        return playing[-1]
+
+    yield open_one
+    for one in playing:
+        await one.kill()
+
+
+async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_stands_by(
+    opened: Open, bus: Bus, monkeypatch
+):
+    models = []
+    monkeypatch.setattr("actors.learner.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1])
+    monkeypatch.setattr("actors.keeper.BEAT_S", 0.2)
+    first, spare = await opened(1), None
+    await pack(bus, 1)
+    await until(lambda: trained(bus, 1), "step 1")
+    spare = await opened(2)
+    await until(lambda: spare.context.take_vitals().doing == "stands by", "the spare stands by")
+
+    await first.kill()
+    await pack(bus, 2)
+    await until(lambda: trained(bus, 2), "the spare trains step 2")
+    again = await opened(1)
+    await until(lambda: again.context.take_vitals().doing == "stands by", "the first stands by")
+    await pack(bus, 3)
+    await until(lambda: trained(bus, 3), "step 3")
+
+    log = await log_of(bus)
+    assert [claim.actor_id for claim in log[BY_NAME["learner.claimed"]]] == ["learner-1", "learner-2"]
+    assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3]
+    assert [message.line for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
+    assert len(models) == 2
+    assert not spare.context.faults
+
+
+async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "actors.learner.build_rows", lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1]
+    )
+    await opened()
+    await pack(bus, 1)
+    await until(lambda: trained(bus, 1), "step 1")
+
+    assert made
+    assert threading.main_thread() not in made
