@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.actor import VITALS_S, ActorDown, Context
-from asyncrl.bus.log import Record
+from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
@@ -44,7 +44,8 @@ class EngineActor:
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        await self._listener.start()
+        newest = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        await self._listener.start(newest.sequence - 1 if newest is not None else 0)  # those before do not matter
         stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:

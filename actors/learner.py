@@ -22,6 +22,7 @@ from asyncrl.training.checkpoint import (
     read_checkpoint,
     weights_digest,
     write_checkpoint,
+    written_aside,
 )
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.weights.files import FileStore
@@ -224,10 +225,14 @@ class Learner:
         await self._save()
         exported = self.context.files.root / "exported"
         if not exported.exists():
-            await asyncio.to_thread(self.trainer.export, exported)
+            await asyncio.to_thread(self._export, exported)
         crash_point("learner.exported")
         message = TrainingFinished(self.step, "steps", str(exported))
         await self._say([Decision(TRAINING_FINISHED, message, id="finished")])
+
+    def _export(self, directory: Path) -> None:
+        with written_aside(directory) as aside:
+            self.trainer.export(aside)
 
     async def _say(self, decisions: list[Decision]) -> None:
         """Begin to say something, after all that was said before it."""

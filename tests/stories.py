@@ -134,7 +134,7 @@ class Story:
         self.say(BATCH_TRAINED, BatchTrained(step, line, stage, {}, lags, 0, [0.0, 0.0], trajectories, sequence))
 
     def published(self, version, *, line=0, digest=""):
-        weights = WeightsPublished(line, version, digest or f"{line}-{version}", "files", "there", [])
+        weights = WeightsPublished(line, version, digest or f"{line}-{version}", "files", "there")
         self.say(WEIGHTS_PUBLISHED, weights)
 
 

@@ -53,7 +53,7 @@ class Story:
         self.hear(at_s, batches.BATCH_TRAINED, message)
 
     def published(self, at_s: float, version: int, line: int = 0) -> None:
-        message = WeightsPublished(line=line, version=version, digest="d", store="files", location="", tensors=[])
+        message = WeightsPublished(line=line, version=version, digest="d", store="files", location="")
         self.hear(at_s, weights.WEIGHTS_PUBLISHED, message)
 
     def texts(self) -> list[str]:

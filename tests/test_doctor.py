@@ -59,7 +59,7 @@ class Told:
             self.trained(step, at_s=last_step_s - 5 + step)
         self.packed(5)
         self.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
-        self.say(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there", []), at_s=last_step_s)
+        self.say(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
         self.picture.streams = {
             name: {"bytes": 10, "max_bytes": 1000, "messages": 1, "last_ns": int((NOW_S - 1) * 1e9)}
             for name in ("PROMPTS", "BATCHES", "TRAINING", "FLEET", "TRAJECTORIES", "DEAD")
@@ -263,7 +263,7 @@ def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
 
 
 def test_a_version_that_no_engine_loads_is_found():
-    told = Told().say(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there", []), at_s=NOW_S - 50)
+    told = Told().say(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
 
     assert told.found() == [("version not loaded", "engine-1")]
     assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"

@@ -296,7 +296,7 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.cast)))
     await say(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
     folder = scene.files.weights / "nowhere"
-    version = WeightsPublished(0, 7, "d", "files", str(folder), [])
+    version = WeightsPublished(0, 7, "d", "files", str(folder))
     await say(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
     process = await scene.start("engine")
     await asyncio.wait_for(process.wait(), 60)

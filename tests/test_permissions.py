@@ -257,7 +257,7 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
     scene = stage(engine={"kind": "scripted"})
     await scene.start("engine")
     for number, place in enumerate((scene.files.weights / ".." / ".." / "evil", scene.files.weights / "line0-v000000")):
-        published = WeightsPublished(0, number, "ab", "files", str(place), [])
+        published = WeightsPublished(0, number, "ab", "files", str(place))
         await say(bus, WEIGHTS_PUBLISHED, published, headers={WRITER: "test"})
     letters: list[Record] = []
     ready: list[Record] = []

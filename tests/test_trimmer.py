@@ -63,7 +63,7 @@ class Story:
 
     def published(self, version, line=0):
         location = f"/there/line{line}-v{version:06d}-00"
-        return self.say(WEIGHTS_PUBLISHED, WeightsPublished(line, version, "00", "files", location, []))
+        return self.say(WEIGHTS_PUBLISHED, WeightsPublished(line, version, "00", "files", location))
 
     def told(self, fold=None):
         return self._tell(itertools.chain(*self.logs.values()), fold)

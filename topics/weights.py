@@ -4,19 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from topics.topic import TRAINING, Topic
 from topics.wire import Count, Message, Step, Version
-
-
-class TensorInfo(msgspec.Struct):
-    """One tensor of a version."""
-
-    name: str
-    shape: list[Count]
-    dtype: str
-    digest: str  # xxh3_64 of its bytes, hex
 
 
 class WeightsPublished(Message):
@@ -24,10 +13,9 @@ class WeightsPublished(Message):
 
     line: Count
     version: Version
-    digest: str  # xxh3_128 over names, shapes, dtypes and bytes of all tensors
+    digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
     store: str  # "files"
-    location: str  # directory with a Hugging Face model
-    tensors: list[TensorInfo]
+    location: str  # directory with a Hugging Face model and its manifest.jsonl
     base: str = ""  # digest of the version this is a delta against; "" for a full version
 
     @property

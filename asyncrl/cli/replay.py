@@ -183,7 +183,7 @@ def _last_step(arguments: argparse.Namespace, log: TrainingLog, cast: Cast) -> i
 
 def _write(replay: Replay, out: Path, trainer: Trainer) -> None:
     """Model, plot and report of a replay."""
-    out.mkdir(parents=True)
+    (out / "model").mkdir(parents=True)
     trainer.export(out / "model")
     replay.files["model"] = str(out / "model")
     if replay.steps:

@@ -67,19 +67,37 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"step{self.step:06d}-line{self.line}-{self.digest[:12]}"
 
 
-def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
-    """Identity of weights: xxh3_128 over names, dtypes, shapes and bytes, whatever the order.
+class TensorRecord(msgspec.Struct, frozen=True):
+    """One line of a manifest."""
 
-    Returns:
-        32 hexadecimal digits.
-    """
+    name: str
+    dtype: str  # "float32"
+    shape: list[int]
+    digest: str  # xxh3_128 of its bytes, hex
+
+
+def weights_manifest(weights: Iterable[tuple[str, torch.Tensor]]) -> bytes:
+    """What weights consist of: a line of JSON for each tensor, in the order of their names."""
     import torch
 
-    lines = []
+    records = []
     for name, tensor in weights:
         content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        lines.append(f"{name} {tensor.dtype} {list(tensor.shape)} {xxhash.xxh3_128_hexdigest(content.data)}\n")
-    return str(xxhash.xxh3_128_hexdigest("".join(sorted(lines)).encode()))
+        digest = str(xxhash.xxh3_128_hexdigest(content.data))
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        records.append(TensorRecord(name, dtype, list(tensor.shape), digest))
+    records.sort(key=lambda record: record.name)
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in records)
+
+
+def manifest_digest(manifest: bytes) -> str:
+    """Identity of the weights that have this manifest: 32 hexadecimal digits."""
+    return str(xxhash.xxh3_128_hexdigest(manifest))
+
+
+def weights_digest(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Identity of weights: that of their manifest."""
+    return manifest_digest(weights_manifest(weights))
 
 
 def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], None]) -> Path:

@@ -69,5 +69,5 @@ class Trainer(Protocol):
         ...
 
     def export(self, directory: Path) -> None:
-        """Write a new Hugging Face model directory with tokenizer files, which no other program has to convert."""
+        """Fill an existing directory with a Hugging Face model and its tokenizer, which no program has to convert."""
         ...

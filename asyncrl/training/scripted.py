@@ -38,5 +38,4 @@ class ScriptedTrainer:
         """Nothing to load."""
 
     def export(self, directory: Path) -> None:
-        """An empty directory."""
-        directory.mkdir(parents=True)
+        """Nothing to write."""

@@ -21,7 +21,7 @@ from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Sums, grpo_loss, merge_sums, metrics, sft_loss
 from asyncrl.algorithms.packing import micro_batches, padding_share
 from asyncrl.crash import crash_point
-from asyncrl.training.checkpoint import CheckpointError, written_aside
+from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.padding import WEIGHTLESS, pad_rows
 from asyncrl.training.policy import load_policy
 from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
@@ -195,14 +195,13 @@ class TorchTrainer:
         weights = {name: tensor.cpu() for name, tensor in self.weights()}
         if not self._writes:
             return
-        with written_aside(directory) as aside:
-            # The source's own config and tokenizer are readable by every version of every engine that read
-            # the source; a config written anew by transformers may not be.
-            for path in self._source.iterdir():
-                if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
-                    shutil.copyfile(path, aside / path.name)
-            save_file(weights, aside / _WEIGHTS, metadata={"format": "pt"})
-            crash_point("weights.written")
+        # The source's own config and tokenizer are readable by every version of every engine that read
+        # the source; a config written anew by transformers may not be.
+        for path in self._source.iterdir():
+            if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
+                shutil.copyfile(path, directory / path.name)
+        save_file(weights, directory / _WEIGHTS, metadata={"format": "pt"})
+        crash_point("weights.written")
 
     def _refuse(self, rows: Sequence[TrainRow], spec: StepSpec, found: str) -> None:
         offenders = []

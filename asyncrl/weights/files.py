@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import xxhash
+from safetensors import SafetensorError
 
-from asyncrl.training.checkpoint import prune_directories, weights_digest
-from topics.weights import TensorInfo, WeightsPublished
+from asyncrl.training.checkpoint import (
+    manifest_digest,
+    prune_directories,
+    remove_directory,
+    weights_manifest,
+    written_aside,
+)
+from topics.weights import WeightsPublished
 
 if TYPE_CHECKING:
-    import torch
-
     from asyncrl.training.protocol import Trainer  # the warden prunes, and needs no torch for it
+
+_MANIFEST = "manifest.jsonl"
 
 
 class FileStore:
-    """Versions as directories that inference servers load as they are."""
+    """Versions as directories that inference servers load as they are, each with its manifest."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -26,17 +33,22 @@ class FileStore:
     def publish(self, trainer: Trainer, *, line: int, version: int) -> WeightsPublished:
         """Write the trainer's weights as a version; what is returned may be said once this has returned.
 
-        A version that is there already, as after a replay, is kept: its name carries its digest.
+        A version that is there already, as after a replay, is kept, or replaced where it is torn: its name carries its
+        digest.
 
         Raises:
             CheckpointError: the disk refused it; nothing is left behind.
         """
-        tensors = [_describe(name, tensor) for name, tensor in trainer.weights()]
-        digest = weights_digest(trainer.weights())
+        manifest = weights_manifest(trainer.weights())
+        digest = manifest_digest(manifest)
         directory = self._root / f"line{line}-v{version:06d}-{digest[:12]}"
+        if directory.exists() and not _holds(directory, manifest):
+            remove_directory(directory)
         if not directory.exists():
-            trainer.export(directory)
-        return WeightsPublished(line, version, digest, "files", str(directory), tensors)
+            with written_aside(directory) as aside:
+                trainer.export(aside)
+                (aside / _MANIFEST).write_bytes(manifest)
+        return WeightsPublished(line, version, digest, "files", str(directory))
 
     def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
         """Remove the versions that are not among these names of directories; returns how many.
@@ -47,9 +59,13 @@ class FileStore:
         return prune_directories(self._root, r"line(?P<line>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
-def _describe(name: str, tensor: torch.Tensor) -> TensorInfo:
-    import torch
+def _holds(directory: Path, manifest: bytes) -> bool:
+    """Whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
+    from safetensors.torch import load_file
 
-    content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return TensorInfo(name, list(tensor.shape), dtype, xxhash.xxh3_64_hexdigest(content.data))
+    try:
+        files = [load_file(file) for file in directory.glob("*.safetensors")]
+        found = weights_manifest(chain.from_iterable(tensors.items() for tensors in files))
+        return (directory / _MANIFEST).read_bytes() == manifest and {*manifest.splitlines()} <= {*found.splitlines()}
+    except (OSError, SafetensorError):
+        return False

@@ -274,6 +274,7 @@ def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -
                 TrainRow(str(number), tokens, mask, nothing, np.full(len(tokens), -1, np.int32), 0.0, 1 / rows)
             )
         trainer.step(batch, StepSpec(step=step, loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
+    (directory / "exported").mkdir()
     trainer.export(directory / "exported")
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "exported")
     model.eval()

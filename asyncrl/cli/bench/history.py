@@ -266,7 +266,7 @@ class History:
 
     def _published(self, version: int) -> Fact:
         location = f"line0-v{version:06d}-{_DIGEST[:12]}"
-        return Fact(WEIGHTS_PUBLISHED, WeightsPublished(0, version, _DIGEST, "files", location, []))
+        return Fact(WEIGHTS_PUBLISHED, WeightsPublished(0, version, _DIGEST, "files", location))
 
     def _saved(self, path: str) -> Fact:
         return Fact(CHECKPOINT_SAVED, CheckpointSaved(0, self.steps, _DIGEST, path, self._packed[self.steps]))

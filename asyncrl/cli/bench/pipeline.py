@@ -70,9 +70,9 @@ class _Untrained(ScriptedTrainer):
         self._model = model
 
     def export(self, directory: Path) -> None:
-        """A link, which the store does not prune."""
-        directory.parent.mkdir(exist_ok=True)
-        directory.symlink_to(self._model)
+        """Links to the model's files."""
+        for path in self._model.iterdir():
+            (directory / path.name).symlink_to(path)
 
 
 async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:
