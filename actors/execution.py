@@ -16,13 +16,14 @@ from actors.progress import Progress
 from actors.suspects import Suspects
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
+from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.talk import Fenced
 from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
 from asyncrl.tasks.functions import last_lines
 from asyncrl.tasks.journal import Diverged, Tape
 from asyncrl.tasks.rollout import Limits, RolloutContext, RolloutFunction
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
-from topics.prompts import PromptIssued
+from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
     FailureReason,
@@ -48,6 +49,8 @@ class Tools(NamedTuple):
     function: RolloutFunction
     under_way: set[Progress]
     suspects: Suspects
+    rows: GroupRows
+    model_context: int  # tokens that the trained model takes
 
 
 class Execution:
@@ -105,14 +108,15 @@ class Execution:
                 if poison:
                     await self._context.bury(self._delivery.record, f"poison: {poison}")
                     return "poison", poison
+                rows = await self._tools.rows.of(self._issued)
                 if self._issued.stage == "warmup":
-                    await self._say_result(self._supervised(), "", truncated=False)
+                    await self._say_result([], self._supervised(rows), "", truncated=False)
                 else:
                     self._tools.under_way.add(self._progress)
-                    await self._roll_out()
+                    await self._roll_out(rows)
         except Diverged as error:
             return "diverged", str(error)
-        except (EngineRefused, TokenizerError) as error:
+        except (EngineRefused, RowsUnreadable, TokenizerError) as error:
             return "refused", str(error)
         except RolloutFailed as error:
             return "rollout", str(error)
@@ -156,7 +160,7 @@ class Execution:
                 return
             self._context.count("resumed")
 
-    async def _roll_out(self) -> None:
+    async def _roll_out(self, rows: list[PromptRow]) -> None:
         issued, tools = self._issued, self._tools
         limits = Limits(self._settings.max_new_tokens, self._settings.stop)
         rollout = RolloutContext(
@@ -169,7 +173,7 @@ class Execution:
         )
         token = self._progress.journal.begin()
         try:
-            await tools.function(issued.rows[0], rollout)
+            await tools.function(rows[0], rollout)
         except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
             raise
         except Exception as error:  # a user's function may raise anything; that is data, not a fault of the worker
@@ -179,7 +183,7 @@ class Execution:
         segments = rollout.segments()
         if not segments:
             raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
-        await self._say_result(segments, rollout.sampled_text(), truncated=rollout.truncated)
+        await self._say_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
 
     async def _sample_on(self, engine: Engine, input_ids: Int32Array, answer: Answer, limits: Limits) -> str:
         """One request to one engine; returns how it ended: "stop", "length" or "abort"."""
@@ -251,16 +255,18 @@ class Execution:
         """Longer requests are streamed."""
         return min(_QUIET_TOKENS, self._settings.progress_tokens)
 
-    def _supervised(self) -> list[Segment]:
+    def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
         """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""
         segments = []
-        for row in self._issued.rows:
-            tokens, mask = self._tools.tokenizer.encode_supervised(row)
+        for row in rows:
+            tokens, mask = self._tools.tokenizer.encode_supervised(row, max_tokens=self._tools.model_context)
             zeros = np.zeros(len(tokens), np.float32)
             segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
         return segments
 
-    async def _say_result(self, segments: list[Segment], completion: str, *, truncated: bool) -> None:
+    async def _say_result(
+        self, rows: list[PromptRow], segments: list[Segment], completion: str, *, truncated: bool
+    ) -> None:
         issued = self._issued
         message = TrajectoryGenerated(
             trajectory_id=issued.trajectory_id,
@@ -270,7 +276,7 @@ class Execution:
             member=issued.member,
             group_size=issued.group_size,
             stage=issued.stage,
-            rows=issued.rows if issued.stage == "rl" else [],
+            rows=rows,
             segments=segments,
             completion=completion,
             versions=count_versions(segments),

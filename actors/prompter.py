@@ -52,21 +52,22 @@ async def main(context: Context) -> None:
         context.vitals["no_more_prompts"] = float(fold.at_end)
         if wanted:
             await keeper.append(
-                [decide(item, cast.seed, cast.warmup.rows_per_trajectory, source) for item in wanted[:_AT_ONCE]]
+                [
+                    decide(item, cast.seed, _rows(item, cast.warmup.rows_per_trajectory, source))
+                    for item in wanted[:_AT_ONCE]
+                ]
             )
         else:
             await keeper.changes()
     await keeper.close()
 
 
-def decide(wanted: Wanted, seed: int, rows_per_trajectory: int, source: DataSource) -> Decision:
-    """The message that issues one trajectory: a pure function of its number, the seed and the data."""
-    rows: list[PromptRow]
-    if wanted.stage == "warmup":
-        first = wanted.number * rows_per_trajectory
-        rows = [source.row(number) for number in range(first, first + rows_per_trajectory)]
-    else:
-        rows = [source.row(wanted.row)]
+def _rows(wanted: Wanted, rows_per_trajectory: int, source: DataSource) -> list[PromptRow]:
+    return [source.row(number) for number in wanted.rows(rows_per_trajectory)] if wanted.carries_rows else []
+
+
+def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
+    """The message that issues one trajectory: a pure function of its number, the seed and its rows."""
     name = f"{wanted.prompt_id}-{wanted.member}"
     message = PromptIssued(
         prompt_id=wanted.prompt_id,

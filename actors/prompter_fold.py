@@ -38,9 +38,16 @@ class Wanted(NamedTuple):
         return reissue_name(self.number) if self.origin else prompt_name(self.stage, self.number)
 
     @property
-    def row(self) -> int:
-        """Place of its row in the source's endless order."""
-        return int(self.origin[1:]) if self.origin else self.number
+    def carries_rows(self) -> bool:
+        """Whether its message carries the rows of its group: one does, once."""
+        return self.member == 0 and self.attempt == 0
+
+    def rows(self, rows_per_trajectory: int) -> range:
+        """Places of its rows in the source's endless order; a supervised trajectory has so many."""
+        if self.stage == "warmup":
+            return range(self.number * rows_per_trajectory, (self.number + 1) * rows_per_trajectory)
+        row = int(self.origin[1:]) if self.origin else self.number
+        return range(row, row + 1)
 
 
 class StagePlan(NamedTuple):

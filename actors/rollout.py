@@ -10,12 +10,14 @@ from actors.engines import EnginePool
 from actors.execution import Execution, Tools
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
+from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record
 from asyncrl.bus.provision import QUEUES
 from asyncrl.tasks.functions import FunctionError, load_function
 from asyncrl.tasks.journal import branch_tasks
 from asyncrl.tasks.rollout import RolloutFunction, single_turn
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from asyncrl.training.model_dir import ModelError, check_model_directory
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
 from topics.topic import BATCHES, PROMPTS, Topic
@@ -38,14 +40,17 @@ class RolloutWorker:
         cast = context.cast
         name = cast.task.rollout
         try:
+            model_context = check_model_directory(context.files.model_path(cast)).context
             tokenizer = TaskTokenizer.load(context.files.model_path(cast))
             function: RolloutFunction = (
                 single_turn if name == "single_turn" else load_function(name, base=context.files.base)
             )
-        except (TokenizerError, FunctionError) as error:
+        except (ModelError, TokenizerError, FunctionError) as error:
             raise ActorFault(str(error)) from error
         self.pool = EnginePool(context)
-        self.tools = Tools(context, self.pool, tokenizer, function, set(), Suspects(context))
+        self.tools = Tools(
+            context, self.pool, tokenizer, function, set(), Suspects(context), GroupRows(context.bus), model_context
+        )
         self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
@@ -67,6 +72,7 @@ class RolloutWorker:
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
         """Finish one trajectory, or find that somebody did, or that it has ended while it waited in the queue."""
+        self.tools.rows.learn(issued)
         ended = max(self._ended.get(issued.trajectory_id, -1), self._ended.get(issued.prompt_id, -1))
         if issued.attempt <= ended:
             self.context.count("ended_unworked")

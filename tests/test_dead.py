@@ -23,7 +23,7 @@ from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import read_last, read_message
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import read, say
-from asyncrl.cli.dead import NotReissued, reissue
+from asyncrl.cli.dead import NotReissued, read_letters, reissue
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
@@ -32,6 +32,7 @@ from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
+from topics.wire import encode
 
 SLOW = pytest.mark.slow
 
@@ -80,15 +81,15 @@ def test_a_reissued_prompt_takes_the_next_credit_and_the_order_of_the_data_goes_
 
 def test_each_request_is_a_group_of_its_own_on_the_row_of_the_first():
     fed = asked(asked(prompter(), "p000041"), "r000000")
-    wanted = [item for item in fed.fold.wanted() if item.member == 0]
-    assert [(item.prompt_id, item.origin, item.row) for item in wanted] == [
-        ("r000000", "p000041", 41),
-        ("r000001", "p000041", 41),
+    wanted = [item for item in fed.fold.wanted() if item.carries_rows]
+    assert [(item.prompt_id, item.origin, item.rows(1)) for item in wanted] == [
+        ("r000000", "p000041", range(41, 42)),
+        ("r000001", "p000041", range(41, 42)),
     ]
 
-    source = open_source("reverse", options={"letters": 4}, seed=1, base=Path())
-    messages = [decide(item, 1, 1, source).message for item in wanted]
-    assert [message.rows for message in messages] == [[source.row(41)], [source.row(41)]]
+    row = open_source("reverse", options={"letters": 4}, seed=1, base=Path()).row(41)
+    messages = [decide(item, 1, [row]).message for item in wanted]
+    assert [message.rows for message in messages] == [[row], [row]]
     assert len({message.seed for message in messages}) == 2
     assert messages[0].headers()["origin"] == "p000041"
 
@@ -146,6 +147,20 @@ async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
         await reissue(bus, "1")
     with pytest.raises(NotReissued, match="there is no dead letter 2"):
         await reissue(bus, "2")
+
+
+async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
+    await issued(bus, "p000007")
+    member = PromptIssued(prompt_id="p000007", member=1, group_size=2)
+    kept = DeadLetter(
+        "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member)
+    )
+    await say(bus, DEAD_LETTER, kept, key=kept.place)
+
+    [letter] = await read_letters(bus)
+
+    shown = json.loads(await letter.in_full(bus))["message"]
+    assert (shown["member"], shown["rows"]) == (1, [{"prompt": "^ab=", "label": "ba"}])
 
 
 # --- poison

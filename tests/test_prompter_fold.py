@@ -159,14 +159,37 @@ def test_rl_does_not_stand_in_the_way_of_what_replaces_a_failed_warm_up_trajecto
     assert {item.stage for item in fed.fold.wanted()} == {"rl"}
 
 
+def test_the_first_message_of_a_group_alone_carries_its_rows():
+    fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
+    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
+    assert [(item.prompt_id, item.member, item.rows(32)) for item in carriers] == [
+        (f"p{number:06d}", 0, range(number, number + 1)) for number in range(4)
+    ]
+
+    issue(fed)
+    fed.too_old("p000001-0")
+
+    (again,) = fed.fold.wanted()
+    assert (again.prompt_id, again.member, again.carries_rows) == ("p000001", 0, False)
+
+
+def test_each_supervised_trajectory_carries_rows_of_its_own():
+    fed = feed(warmup={"steps": 1, "batch_rows": 4, "rows_per_trajectory": 2})
+
+    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
+
+    assert [(item.prompt_id, item.rows(2)) for item in carriers] == [("w000000", range(2)), ("w000001", range(2, 4))]
+
+
 def test_a_message_is_a_pure_function_of_number_seed_and_data():
-    source = open_source("reverse", options={"letters": 3}, seed=1, base=Path())
+    row = open_source("reverse", options={"letters": 3}, seed=1, base=Path()).row(1)
     wanted = feed().fold.wanted()
 
-    first, again = (decide(wanted[3], 1, 32, source) for _ in range(2))
-    other = decide(wanted[2], 1, 32, source)
+    first, again = (decide(wanted[3], 1, []) for _ in range(2))
+    other = decide(wanted[2], 1, [row])
 
     assert first == again
     assert first.key == "p000001-1"
-    assert first.message.rows == [source.row(1)]
+    assert first.message.rows == []
+    assert other.message.rows == [row]
     assert first.message.seed != other.message.seed

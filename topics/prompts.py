@@ -40,7 +40,7 @@ class PromptIssued(Message):
     prompt_id: Id  # "p000042"; "w000007" in the warm-up, whose rows have an order of their own; "r000003" if reissued
     member: Member  # 0 .. group_size - 1
     group_size: GroupSize
-    rows: list[PromptRow]  # one row; in supervised stages each becomes a segment
+    rows: list[PromptRow] = msgspec.field(default_factory=list)  # of attempt 0 of member 0 alone, once for its group
     attempt: Attempt = 0  # raised when the prompter issues the trajectory again
     stage: Stage = "rl"
     min_version: Version = 0  # no engine behind this version may sample it

@@ -173,6 +173,11 @@ async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
     return await patiently(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
 
 
+async def read_first(bus: Bus, stream: Stream, subject: str) -> Record | None:
+    """The oldest message of a subject; None where there is none."""
+    return await patiently(bus, lambda: _get(bus, stream, {"seq": 1, "next_by_subj": subject}))
+
+
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
     return await patiently(bus, lambda: _last_of_each(bus, stream, subjects))

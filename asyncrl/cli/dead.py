@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import time
 from datetime import datetime
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
 from asyncrl.bus.talk import MESSAGE_ID, say
 from asyncrl.cli.find import connected, find_run
@@ -20,7 +22,7 @@ from asyncrl.cli.tapped import Tapped, as_json
 from asyncrl.errors import Fault
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED
+from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
@@ -50,13 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.reissue:
         print("\n".join(asyncio.run(_reissue_all(arguments))))
         return 0
-    found = asyncio.run(_read(arguments))
     if arguments.show:
-        letter = next((letter for letter in found if letter.number == arguments.show), None)
-        if letter is None:
-            raise Fault(f"there is no dead letter {arguments.show}")
-        print(msgspec.json.format(letter.in_full()).decode())
-    elif arguments.json:
+        print(msgspec.json.format(asyncio.run(_show(arguments))).decode())
+        return 0
+    found = asyncio.run(_read(arguments))
+    if arguments.json:
         print(msgspec.json.format(msgspec.json.encode([letter.figures() for letter in found])).decode())
     else:
         print("\n".join(map(str, found)) or "no dead letters")
@@ -91,12 +91,15 @@ class Letter:
             "bytes": len(letter.body),
         }
 
-    def in_full(self) -> bytes:
+    async def in_full(self, bus: Bus) -> bytes:
         """JSON of all that is kept of it: its message where it can be read, else its bytes as base64."""
         subject = f"asyncrl.-.{self.letter.topic}.{self.letter.headers.get('trajectory', '')}"
         tapped = Tapped(subject, self.letter.headers, self.letter.body, self.time_ns)
         said = msgspec.json.decode(as_json(tapped))
         body = {} if tapped.message is not None else {"body": self.letter.body}
+        if isinstance(tapped.message, PromptIssued):
+            with contextlib.suppress(RowsUnreadable):  # then it is shown without
+                said["message"]["rows"] = await GroupRows(bus).of(tapped.message)
         values = {**self.figures(), "headers": self.letter.headers, "message": said["message"], **body}
         return msgspec.json.encode(values)
 
@@ -182,6 +185,14 @@ async def _say_again(bus: Bus, letter: Letter) -> str:
 async def _read(arguments: argparse.Namespace) -> list[Letter]:
     async with reached(arguments, "dead") as bus:
         return await read_letters(bus)
+
+
+async def _show(arguments: argparse.Namespace) -> bytes:
+    async with reached(arguments, "dead") as bus:
+        for letter in await read_letters(bus):
+            if letter.number == arguments.show:
+                return await letter.in_full(bus)
+    raise Fault(f"there is no dead letter {arguments.show}")
 
 
 async def _reissue_all(arguments: argparse.Namespace) -> list[str]:

@@ -221,7 +221,7 @@ class History:
             prompt_id=prompt_name("rl", number),
             member=member,
             group_size=self._size,
-            rows=[_ROW],
+            rows=[] if member else [_ROW],
             min_version=max(0, self.steps - self._cast.buffer.max_lag),
             seed=xxhash.xxh3_64_intdigest(f"{self._cast.seed}:{name}:0".encode()) >> 1,
         )

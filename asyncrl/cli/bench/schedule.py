@@ -100,7 +100,7 @@ class Script:
 
     def prompt(self, number: int) -> PromptIssued:
         """What the prompter issues."""
-        message = decide(Wanted("rl", number, 0, 1, 0), self._cast.seed, 1, self._source).message
+        message = decide(Wanted("rl", number, 0, 1, 0), self._cast.seed, [self._source.row(number)]).message
         assert isinstance(message, PromptIssued)
         return message
 
