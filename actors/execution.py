@@ -13,6 +13,7 @@ from actors.actor import Context
 from actors.engines import Engine, EnginePool, version_of
 from actors.failures import say_failure
 from actors.progress import Progress
+from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
@@ -51,6 +52,8 @@ class Tools(NamedTuple):
     suspects: Suspects
     rows: GroupRows
     model_context: int  # tokens that the trained model takes
+    log: ProgressLog
+    reader: ProgressReader
 
 
 class Execution:
@@ -62,7 +65,7 @@ class Execution:
         self._settings = tools.context.cast.rollout
         self._issued = issued
         self._delivery = delivery
-        self._progress = Progress(tools.context, issued, delivery)
+        self._progress = Progress(tools.context, issued, delivery, tools.log, tools.reader)
 
     async def run(self, *, look: bool) -> bool:
         """Run the rollout function and publish what came of it; True when the work is done and said.
@@ -75,7 +78,7 @@ class Execution:
             if look and await progress.look():
                 return True
             if self._delivery.at.deliveries > 1:
-                await progress.keep(taken_over=True)  # from here on nothing of whoever had it before passes the fence
+                await progress.hold()  # from here on nothing of whoever had it before passes the fence
             failed = await self._attempt()
             if failed is None:
                 return True
@@ -139,7 +142,7 @@ class Execution:
             if budget <= 0:
                 answer.done, answer.finish = True, "length"
                 return
-            if self._progress.unkept + min(budget, self._quiet) > self._settings.progress_tokens:
+            if self._progress.unkept + min(budget, self._quiet) > self._settings.progress_limit:
                 await self.keep()  # a short request tells nothing while it is under way
             engine = await self._choose_engine()
             self._delivery.advanced()
@@ -217,7 +220,7 @@ class Execution:
                 sampling,
                 extra_key=ready.key,
                 on_tokens=on_tokens if streamed else None,
-                stream_interval=min(16, settings.progress_tokens),
+                stream_interval=min(16, settings.progress_limit),
             )
             if not streamed:
                 for span in generation.weight_versions:
@@ -253,7 +256,7 @@ class Execution:
     @property
     def _quiet(self) -> int:
         """Longer requests are streamed."""
-        return min(_QUIET_TOKENS, self._settings.progress_tokens)
+        return min(_QUIET_TOKENS, self._settings.progress_limit)
 
     def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
         """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""

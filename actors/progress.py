@@ -1,19 +1,18 @@
-"""The progress of one trajectory on a rollout worker: kept inside its fence, and found again there by the next worker.
+"""The progress of one trajectory on a rollout worker: stored in the worker's log, and found again by the next worker.
 
-Each message costs, so there are as few as the bound on what may be lost allows, given what the requests under way may
-still bring. Messages that leave together share a write, a read and a wake-up at both ends: the first trajectory of a
-worker that must publish takes along those that need no more messages if they do so now, or are near their own.
+The first time, a message inside the trajectory's fence names the log. After that an entry costs little, because it
+shares a message with others: whoever is due takes along those that are nearly so.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
 from typing import TypeVar
 
 from actors.actor import Context
+from actors.progress_log import ProgressLog, ProgressReader, StoredEntry
 from actors.worker import PUBLISHING, Delivery
-from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.talk import BlobMissing, Fenced, attempt_of, read, say_fenced
 from asyncrl.crash import crash_point
 from asyncrl.tasks.journal import Journal
@@ -23,6 +22,8 @@ from topics.topic import TRAJECTORIES, Topic
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
+    Holding,
+    ProgressEntry,
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
@@ -30,44 +31,59 @@ from topics.wire import Message, WireError
 
 M = TypeVar("M", bound=Message)
 
+_COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
+
 
 class Progress:
-    """What a rollout function was told, and how much of it is stored.
+    """What a rollout function was answered, and how much of it is stored.
 
     Raises, from whatever publishes:
-        Fenced: another worker has published since; this one has lost the trajectory.
+        Fenced: another worker holds the trajectory; this one has lost it.
     """
 
-    def __init__(self, context: Context, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        issued: PromptIssued,
+        delivery: Delivery[PromptIssued],
+        log: ProgressLog,
+        reader: ProgressReader,
+    ) -> None:
         self.journal = Journal()
         self.lines: set[int] = set()  # of weights that sampled tokens
         self.last_delivery = 1  # the one in which it last came further
         self.left = 0  # tokens that the requests under way may still bring
         self._context = context
-        self._limit = context.cast.rollout.progress_tokens
+        self._limit = context.cast.rollout.progress_limit
         self._issued = issued
         self._delivery = delivery
+        self._log = log
+        self._reader = reader
         self._name = issued.trajectory_id
         self._newest = 0  # sequence of the newest message inside the fence
-        self._chain = (0, 0)  # sequences of the first and the newest published progress
-        self._kept_tokens = 0  # sampled tokens in the newest published progress
-        self._keeping = asyncio.Lock()
+        self._before: list[Holding] = []  # the progress that this delivery continues
+        self._is_held = False  # the fence names this worker's log
+        self._reconnects = context.bus.reconnects  # when the fence was last known to be ours
+        self._stored_tokens = 0
+        self._holding = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
+        self._is_offered = False  # to the log, which has not stored it yet
         self._over = False
 
     @property
     def unkept(self) -> int:
         """Sampled tokens that are lost if this process dies now."""
-        return self._delivery.tokens - self._kept_tokens
+        return self._delivery.tokens - self._stored_tokens
 
     @property
     def due(self) -> bool:
-        """Whether more than `progress_tokens` could be lost before long: tokens go on coming until it is stored."""
-        near = self.unkept >= self._limit - self._limit // 32 and self._needed(self.unkept + self.left) > 0
-        return near and not (self._over or self._is_keeping)
+        """Whether more than the limit could be lost before long: tokens go on coming until it is stored."""
+        return (
+            self.unkept >= self._limit - self._limit // 32 and self._can_exceed and not (self._over or self._is_offered)
+        )
 
     async def look(self) -> bool:
-        """Read what was said of this trajectory before: True when nothing is left to do; else resume from it."""
+        """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""
         newest = await self._read_newest()
         if newest is None:
             return False
@@ -91,44 +107,60 @@ class Progress:
             and attempt_of(newest) == self._issued.attempt
         )
 
-    async def keep(self, *, taken_over: bool = False) -> None:
-        """Publish the journal as it is now; returns when it is stored.
-
-        Args:
-            taken_over: whether it only says who works on it from now on.
-        """
-        async with self._keeping:
-            crash_point("progress.before")
-            news = self.journal.news()
+    async def hold(self) -> None:
+        """Have the fence name this worker: from here on nothing that another worker stores counts."""
+        async with self._holding:
+            if self._is_held:
+                await self._check_fence()
+                return
             message = TrajectoryProgressed(
                 trajectory_id=self._name,
                 attempt=self._issued.attempt,
                 delivery=self._delivery.at.deliveries,
-                offset=self.journal.tokens,
-                journal=news,
-                previous=self._chain[1],
-                first=self._chain[0],
-                lines=sorted(self.lines),
-                taken_over=taken_over,
+                log=self._log.key,
+                offset=self._stored_tokens,
+                before=self._before,
             )
+            reconnects = self._context.bus.reconnects
             await self._say(TRAJECTORY_PROGRESSED, message)
-            crash_point("progress.stored")
-            self.journal.told(news)
-            self._chain = (self._chain[0] or self._newest, self._newest)
-            self._kept_tokens = message.offset
-            if not taken_over:
-                self.last_delivery = message.delivery
-            self._context.count("progressed")
-        self._delivery.advanced()
+            self._is_held, self._reconnects = True, reconnects
+            crash_point("progress.held")
+
+    async def keep(self) -> None:
+        """Store the journal as it is now; returns when the server has it."""
+        await self.hold()
+        with self._delivery.waiting(PUBLISHING):
+            await self._log.store(self)
 
     def keep_with_others(self) -> None:
-        """Publish progress if it is due, or as well said now as later; a lost fence ends the work here."""
-        needed = self._needed(self.unkept + self.left)
-        # Half: the generation may end before any message is due. Three quarters: one more, for the company of others.
-        least = 0.5 if self._needed(self.left) < needed else 0.75
-        if needed and self.unkept > least * self._limit and not (self._over or self._is_keeping):
+        """Store it with the next message of the log if it is due or nearly so; a lost fence ends the work here."""
+        if self.unkept < _COMPANY * self._limit or not self._can_exceed or self._over or self._is_offered:
+            return
+        self._is_offered = True
+        if self._is_held and self._is_certain:
+            self._log.offer(self)
+        else:
             self._background = asyncio.create_task(self.keep())
             self._background.add_done_callback(self._kept)
+
+    def entry(self) -> ProgressEntry:
+        """Return what is new, for the worker's log."""
+        return ProgressEntry(
+            trajectory_id=self._name,
+            attempt=self._issued.attempt,
+            delivery=self._delivery.at.deliveries,
+            offset=self.journal.tokens,
+            journal=self.journal.news(),
+            lines=sorted(self.lines),
+        )
+
+    def stored(self, entry: ProgressEntry) -> None:
+        """Note that an entry is stored."""
+        self._is_offered = False
+        self.journal.told(entry.journal)
+        self._stored_tokens, self.last_delivery = entry.offset, entry.delivery
+        self._context.count("progressed")
+        self._delivery.advanced()
 
     async def say_result(self, message: TrajectoryGenerated) -> None:
         """Publish the result; no progress comes any more."""
@@ -140,6 +172,7 @@ class Progress:
     def close(self) -> None:
         """Begin no more messages of its own accord."""
         self._over = True
+        self._log.withdraw(self)
 
     async def _say(self, topic: Topic[M], message: M) -> None:
         id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
@@ -147,13 +180,24 @@ class Progress:
         with self._delivery.waiting(PUBLISHING):
             self._newest = await say_fenced(bus, topic, message, key=self._name, id=id, expected=self._newest)
 
-    def _needed(self, tokens: int) -> int:
-        """How many messages so many tokens need before the last of them is there."""
-        return max(0, math.ceil(tokens / self._limit) - 1)
+    @property
+    def _can_exceed(self) -> bool:
+        """Whether more than the limit could be lost with the tokens that the requests under way may still bring."""
+        return self.unkept + self.left > self._limit
 
     @property
-    def _is_keeping(self) -> bool:
-        return self._background is not None and not self._background.done()
+    def _is_certain(self) -> bool:
+        """Whether nobody else can have taken it over since the fence was last known to be this worker's."""
+        return not self._delivery.lapsed and self._context.bus.reconnects == self._reconnects
+
+    async def _check_fence(self) -> None:
+        """Ask the server, where the lease has run out once, or a server that lost it may have given it to another."""
+        if self._is_certain:
+            return
+        reconnects, newest = self._context.bus.reconnects, await self._read_newest()
+        if newest is None or newest.sequence != self._newest:
+            raise Fenced(f"{self._name}: another worker went on with it")
+        self._reconnects = reconnects
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
@@ -169,35 +213,41 @@ class Progress:
         return await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
 
     async def _resume(self, newest: Record) -> None:
-        """Go on from the newest progress, or from the start where it cannot be read."""
+        """Go on from what is stored, or from the start where it cannot be read."""
         try:
-            told, first = await self._read_back(newest)
-            self.journal = Journal(progress.journal for progress in reversed(told))
+            progressed = await read(self._context.bus, TrajectoryProgressed, newest)
         except (WireError, BlobMissing) as error:
             self._pass_over(newest, str(error))
             return
-        self._newest, self._chain = newest.sequence, (first, newest.sequence)
-        self.last_delivery = max((progress.delivery for progress in told if not progress.taken_over), default=1)
-        self._kept_tokens = self._delivery.tokens = told[0].offset
-        self.lines.update(told[0].lines)
-        self._context.count("resumed_elsewhere")
+        self._newest = newest.sequence
+        last = Holding(progressed.log, progressed.delivery, newest.sequence, 0)
+        for holding in [*progressed.before, last]:
+            entries = await self._reader.entries(self._name, progressed.attempt, holding)
+            used = self._replay(entries)
+            if used:
+                until = used[-1].record.sequence
+                self._before.append(Holding(holding.log, holding.delivery, used[0].record.sequence, until))
+            if len(used) < len(entries):
+                break  # what follows continues something that is lost
+        self._stored_tokens = self._delivery.tokens = self.journal.tokens
+        if self._before:
+            self._context.count("resumed_elsewhere")
 
-    async def _read_back(self, newest: Record) -> tuple[list[TrajectoryProgressed], int]:
-        """All that was told, newest first, and the sequence of the first message.
-
-        Raises:
-            WireError, BlobMissing: a part of it is damaged or gone.
-        """
-        told, record = [await read(self._context.bus, TrajectoryProgressed, newest)], newest
-        while previous := told[-1].previous:
-            found = await read_message(self._context.bus, TRAJECTORIES, previous)
-            if found is None or previous >= record.sequence:
-                raise WireError(f"message {previous}, which message {record.sequence} continues, is not there")
-            record = found
-            told.append(await read(self._context.bus, TrajectoryProgressed, record))
-        return told, record.sequence
+    def _replay(self, entries: list[StoredEntry]) -> list[StoredEntry]:
+        """Continue the journal; returns the entries up to the first that does not continue it."""
+        used = []
+        for stored in entries:
+            try:
+                self.journal.extend(stored.entry.journal)
+            except WireError as error:
+                self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
+                break
+            self.lines.update(stored.entry.lines)
+            self.last_delivery = max(self.last_delivery, stored.entry.delivery)
+            used.append(stored)
+        return used
 
     def _pass_over(self, newest: Record, reason: str) -> None:
-        """What stands last inside the fence cannot be read: it is buried, and the work goes on behind it."""
+        """Keep as a dead letter what stands last inside the fence and cannot be read; the work goes on behind it."""
         self._context.bury_soon(newest, reason)
         self._newest = newest.sequence

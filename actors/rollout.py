@@ -8,6 +8,7 @@ from typing import Any
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
+from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
@@ -49,7 +50,16 @@ class RolloutWorker:
             raise ActorFault(str(error)) from error
         self.pool = EnginePool(context)
         self.tools = Tools(
-            context, self.pool, tokenizer, function, set(), Suspects(context), GroupRows(context.bus), model_context
+            context,
+            self.pool,
+            tokenizer,
+            function,
+            set(),
+            Suspects(context),
+            GroupRows(context.bus),
+            model_context,
+            ProgressLog(context),
+            ProgressReader(context.bus, context.refuse),
         )
         self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened

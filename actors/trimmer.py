@@ -41,7 +41,7 @@ from topics.streams import (
 )
 from topics.table import topic_of
 from topics.topic import BATCHES, BLOBS, ENGINES, FLEET, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 from topics.wire import Message
 
@@ -52,7 +52,7 @@ _AT_ONCE = 32  # purges under way
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
 _HEARD: dict[Stream, tuple[Topic[Any], ...]] = {
-    TRAJECTORIES: (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
+    TRAJECTORIES: (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
     BATCHES: (BATCH_PACKED, GROUP_DROPPED),
     TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED),
     ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
@@ -164,7 +164,7 @@ class Trimmer:
         before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         contained = await self._contained() if full else self.fold.kept_step
         gone = self.fold.needless(end, contained, pressed=pressed)
-        if gone.below <= before[0].first and not (gone.replaced or gone.ended):
+        if gone.below <= before[0].first and not (gone.logs or gone.ended):
             return
         chunks = await self._purge_blobs(gone.blobs)
         crash_point("trim.blobs_purged")
@@ -221,7 +221,7 @@ class Trimmer:
     async def _purge_messages(self, gone: Needless) -> int:
         """Purge messages; returns how many."""
         run = self._bus.run
-        some = [(TRAJECTORY_PROGRESSED.subject(run, name), below) for name, below in gone.replaced.items()]
+        some = [(PROGRESS_STORED.subject(run, log), below) for log, below in gone.logs.items()]
         for name, end in gone.ended.items():
             some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
         wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]

@@ -5,7 +5,7 @@ What was not read yet is taken for needed: an end read late, or a checkpoint, le
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.groups import GROUP_DROPPED
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
 from topics.topic import Topic
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
 
@@ -34,7 +34,7 @@ class Needless(NamedTuple):
     """What nothing needs any more."""
 
     below: int  # every message below this sequence
-    replaced: dict[str, int]  # trajectories whose progress below this sequence newer messages have replaced
+    logs: dict[str, int]  # progress logs whose every message below this sequence is of no use
     ended: dict[str, int]  # trajectories whose every message below this sequence is of no use
     blobs: list[Blob]  # that these messages name
 
@@ -48,13 +48,18 @@ class Kept(NamedTuple):
 
 class _Named(NamedTuple):
     blob: Blob
-    trajectory: str
-    is_progress: bool
+    owner: str  # a trajectory, or a progress log
 
     def goes(self, at: int, gone: Needless) -> bool:
         """Whether the message that names it, of this sequence, is gone."""
-        replaced = gone.replaced.get(self.trajectory, 0) if self.is_progress else 0
-        return at < max(gone.below, replaced, gone.ended.get(self.trajectory, 0))
+        return at < max(gone.below, gone.logs.get(self.owner, 0), gone.ended.get(self.owner, 0))
+
+
+class _Stretch(NamedTuple):
+    """Where the messages of a progress log lie."""
+
+    first: int  # sequence of the oldest that was not purged
+    last: int
 
 
 class _Batch(NamedTuple):
@@ -74,8 +79,8 @@ class TrimmerFold:
         self._batches: dict[int, _Batch] = {}  # after the oldest kept checkpoint, by step
         self._checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
-        self._first: dict[str, int] = {}  # of the first message that the newest one continues, or of itself
-        self._replaced: set[str] = set()  # trajectories with progress that their newest message does without
+        self._since: dict[str, dict[str, int]] = {}  # by trajectory and progress log: no entry that it needs lies below
+        self._logs: dict[str, _Stretch] = {}
         self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
         self._published: list[Version] = []  # in the order of the log
         self._engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
@@ -84,8 +89,10 @@ class TrimmerFold:
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Progress and results are read by their headers alone."""
-        if topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
-            self._on_stored(record, is_progress=topic is TRAJECTORY_PROGRESSED)
+        if topic is PROGRESS_STORED:
+            self._on_progress(record)
+        elif topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
+            self._on_stored(record)
         elif topic is BATCH_PACKED:
             self._on_packed(message)
         elif topic is GROUP_DROPPED:
@@ -125,9 +132,9 @@ class TrimmerFold:
             contained: batches up to this step are needed no more; unless given, those in the oldest kept checkpoint.
         """
         lowest = [batch.lowest for batch in self._needed(contained)]
-        # Who is sampled or graded, or waits for a batch: the newest message inside the fence is its progress (each
-        # continues those before), its result, or what the next attempt begins behind.
-        open_now = (self._first[name] for name in self.open)
+        # Who is sampled or graded, or waits for a batch: the newest message inside the fence names its progress, is its
+        # result, or what the next attempt begins behind.
+        open_now = (min((self._newest[name], *self._since[name].values())) for name in self.open)
         return min((end, *lowest, *open_now))
 
     def needless(self, end: int, contained: int | None = None, *, pressed: bool) -> Needless:
@@ -141,10 +148,21 @@ class TrimmerFold:
         if pressed:
             needed = set().union(*self._open.values(), *(batch.members for batch in self._needed(contained)))
             above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
-            gone.replaced.update((name, self._first[name]) for name in self._replaced if name in above)
+            gone.logs.update(self._needless_logs(end))
             gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
         gone.blobs.extend(named.blob for at, named in self._blobs.items() if named.goes(at, gone))
         return gone
+
+    def _needless_logs(self, end: int) -> Iterator[tuple[str, int]]:
+        """Progress logs with messages that no open trajectory continues, and the sequence that these lie below."""
+        needed: dict[str, int] = {}
+        for name in self.open:
+            for log, since in self._since[name].items():
+                needed[log] = min(since, needed.get(log, since))
+        for log, stretch in self._logs.items():
+            below = min(needed.get(log, end), stretch.last + 1)
+            if stretch.first < below <= end:
+                yield log, below
 
     def _needed(self, contained: int | None) -> list[_Batch]:
         """Batches that a learner may have to train again, or for the first time."""
@@ -164,8 +182,12 @@ class TrimmerFold:
     def forget(self, gone: Needless) -> None:
         """It was purged."""
         for name in [name for name, at in self._newest.items() if at < max(gone.below, gone.ended.get(name, 0))]:
-            del self._newest[name], self._first[name]
-        self._replaced = {name for name in self._replaced if name in self._newest and name not in gone.replaced}
+            del self._newest[name], self._since[name]
+        for log, stretch in list(self._logs.items()):
+            first = max(stretch.first, gone.below, gone.logs.get(log, 0))
+            self._logs[log] = stretch._replace(first=first)
+            if first > stretch.last:
+                del self._logs[log]
         self._blobs = {at: named for at, named in self._blobs.items() if not named.goes(at, gone)}
 
     def versions(self) -> Kept | None:
@@ -188,18 +210,23 @@ class TrimmerFold:
         newest = self._checkpoints[-1]
         return Kept(frozenset(Path(saved.path).name for saved in self._checkpoints), (newest.line, newest.step))
 
-    def _on_stored(self, record: Record, *, is_progress: bool) -> None:
+    def _on_progress(self, record: Record) -> None:
+        log = record.subject.rsplit(".", 1)[1]
+        self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
+        self._note_blob(record, log)
+
+    def _on_stored(self, record: Record) -> None:
         name = record.subject.rsplit(".", 1)[1]
-        first = int(record.headers.get("first", 0)) if is_progress else 0
-        self._first[name] = first or record.sequence
-        if self._newest.get(name, record.sequence) < self._first[name]:
-            self._replaced.add(name)
         self._newest[name] = record.sequence
-        if BLOB in record.headers:
-            self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), name, is_progress)
+        self._since[name] = dict(_continued_by(record))
+        self._note_blob(record, name)
         prompt_id = name.rsplit("-", 1)[0]
         if prompt_id not in self._closed:
             self._open.setdefault(prompt_id, set()).add(name)
+
+    def _note_blob(self, record: Record, owner: str) -> None:
+        if BLOB in record.headers:
+            self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), owner)
 
     def _on_packed(self, packed: BatchPacked) -> None:
         named = {member.trajectory_id: member.payload.sequence for group in packed.groups for member in group.members}
@@ -211,3 +238,12 @@ class TrimmerFold:
     def _close(self, prompt_id: str) -> None:
         self._closed.add(prompt_id)
         self._open.pop(prompt_id, None)
+
+
+def _continued_by(record: Record) -> Iterator[tuple[str, int]]:
+    """The progress logs that a `trajectory.progressed` names, and from where on it needs them; of a result none."""
+    if "log" in record.headers:
+        yield record.headers["log"], record.sequence
+    for named in filter(None, record.headers.get("before", "").split(",")):
+        log, since = named.rsplit(":", 1)
+        yield log, int(since)

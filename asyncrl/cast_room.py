@@ -12,6 +12,7 @@ PAUSE_SHARE = 0.9  # above it, admission is paused: the rest is for trajectories
 
 _TOKEN_BYTES = 13  # of a result: id 4, mask 1, log-prob 4, version 4
 _PROGRESS_BYTES = 12  # of a token in a progress message: id, log-prob, version
+_ENTRY_BYTES = 256  # of a progress entry, besides its tokens
 _TEXT_BYTES = 5  # of a token as text, at most on average
 _MESSAGE_BYTES = 2048  # headers, ids, the task's row
 
@@ -30,10 +31,11 @@ def payload_room(cast: Cast) -> Room:
     rollout, groups = cast.rollout, cast.buffer.batch_groups
     tokens = _longest(cast)
     result = tokens * (_TOKEN_BYTES + _TEXT_BYTES) + _MESSAGE_BYTES
-    # Each progress message holds what is new, half of `progress_tokens` or more; all stay until there is a result.
-    sampled = min(tokens, rollout.max_new_tokens)
-    messages = 2 * sampled // rollout.progress_tokens if rollout.max_new_tokens > rollout.progress_tokens else 0
-    trajectory = result + (sampled * _PROGRESS_BYTES + (messages + 1) * _MESSAGE_BYTES if messages else 0)
+    # Progress stays until there is a result: the message that names the log, and an entry for each stretch of tokens.
+    sampled, limit = min(tokens, rollout.max_new_tokens), rollout.progress_limit
+    entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
+    stored = sampled * _PROGRESS_BYTES + entries * _ENTRY_BYTES + _MESSAGE_BYTES if entries else 0
+    trajectory = result + stored
     batch = groups * rollout.group_size * result
     open_work = (cast.buffer.max_lag + 1) * groups * rollout.group_size * trajectory
     kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every

@@ -25,6 +25,7 @@ POINTS: dict[str, tuple[str, ...]] = {
     "work.received": _WORKERS,
     "work.said": _WORKERS,
     "work.acknowledged": _WORKERS,
+    "progress.held": ("rollout",),
     "progress.before": ("rollout",),
     "progress.stored": ("rollout",),
     "keeper.claiming": _KEEPERS,

@@ -120,6 +120,9 @@ class RewardSettings(Settings):
     """Trajectories a reward worker holds at once."""
 
 
+_LEAST_PROGRESS, _MOST_PROGRESS = 64, 512  # tokens: with fewer, storing costs more than sampling again
+
+
 class RolloutSettings(Settings):
     """Rollout workers and how they sample."""
 
@@ -141,8 +144,9 @@ class RolloutSettings(Settings):
     """Drop tokens less likely than this share of the likeliest."""
     stop: list[str] = msgspec.field(default_factory=list)
     """Strings that end a generation."""
-    progress_tokens: Positive = 5000
-    """Tokens before which a growing trajectory publishes its progress: at most these are sampled twice."""
+    progress_tokens: Count = 0
+    """Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
+    of 512 and a quarter of `max_new_tokens`, but no fewer than 64."""
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""
     stall_s: Seconds = 120.0
@@ -152,6 +156,11 @@ class RolloutSettings(Settings):
     """Seconds one call of `context.tool` may take, unless it names another limit, before it has failed."""
     poison_after: Positive = 5
     """Deliveries without progress after which a trajectory ends as poison; all but the first three are made alone."""
+
+    @property
+    def progress_limit(self) -> int:
+        """Tokens of one trajectory that may be lost with its worker."""
+        return self.progress_tokens or max(_LEAST_PROGRESS, min(_MOST_PROGRESS, self.max_new_tokens // 4))
 
 
 class WarmupSettings(Settings):

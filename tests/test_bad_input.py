@@ -196,7 +196,11 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
 UNREAD_STREAMS = {BLOBS, VITALS, DEAD, ACTORS, FLEET}  # by reference, by people, and by the warden, who is not here
-UNREAD = {"trajectory.progressed", "prompter.beat"}  # read when work is resumed; by its headers alone
+UNREAD = {
+    "trajectory.progressed",
+    "progress.stored",
+    "prompter.beat",
+}  # when work is resumed; headers alone
 HEARD = [topic for topic in TOPICS if topic.stream not in UNREAD_STREAMS and topic.name not in UNREAD]
 STEPS = 12
 

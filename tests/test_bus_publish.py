@@ -200,7 +200,7 @@ async def test_a_refusal_by_the_server_names_what_was_asked(bus: Bus):
 
 
 def progress(name: str, delivery: int) -> TrajectoryProgressed:
-    return TrajectoryProgressed(trajectory_id=name, delivery=delivery, offset=delivery, journal={})
+    return TrajectoryProgressed(trajectory_id=name, delivery=delivery, offset=delivery, log="rollout-1-00")
 
 
 async def say_progress(bus: Bus, delivery: int, expected: int, *, name: str = "p000001-0") -> int:

@@ -91,9 +91,9 @@ def test_a_stored_message_that_is_gone_or_another_is_named_unless_it_may_be_trim
 
 def test_what_a_lost_delivery_sampled_is_bounded_by_its_progress_and_by_the_result():
     samples = Samples()
-    of = {"trajectory": "p000000-0", "attempt": "0"}
-    samples.add({**of, "delivery": "1", "offset": "8"})
-    samples.add({**of, "delivery": "3", "versions": "0:6,1:6"})  # delivery 1 kept 8 of 12, delivery 2 kept nothing more
+    samples.stored(("p000000-0", 0), delivery=1, offset=8)
+    result = {"trajectory": "p000000-0", "attempt": "0", "delivery": "3", "versions": "0:6,1:6"}
+    samples.ended(result)  # delivery 1 stored 8 of 12, delivery 2 nothing more
 
     assert samples.tokens == 12
     assert samples.again(progress_tokens=16) == 4 + 4

@@ -54,7 +54,7 @@ CAST = {
     "recorder": {"plot": False},
 }
 # What nobody decodes while the run goes on: bodies that are read by reference, by people, or at a start alone.
-UNREAD = {"trajectory.progressed", "prompter.beat", "prompter.claimed", "work.isolated"}
+UNREAD = {"trajectory.progressed", "progress.stored", "prompter.beat", "prompter.claimed", "work.isolated"}
 HEARD = {
     topic.name
     for topic in TOPICS

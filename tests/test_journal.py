@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.tasks.journal import Diverged, Journal, Tape, branch_tasks
 from asyncrl.tasks.rollout import Limits, RolloutContext, ToolFailed
-from topics.trajectories import Answer, TrajectoryProgressed
+from topics.trajectories import Answer, ProgressEntry
 from topics.wire import WireError, decode, encode
 
 
@@ -30,9 +30,9 @@ class Host:
 
     async def keep(self):
         news = self.journal.news()
-        message = TrajectoryProgressed(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
+        entry = ProgressEntry(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
         self.journal.told(news)
-        self.kept.append(decode(TrajectoryProgressed, encode(message)).journal)
+        self.kept.append(decode(ProgressEntry, encode(entry)).journal)
 
     def waiting(self, place):
         return contextlib.nullcontext()

@@ -25,7 +25,7 @@ from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpd
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import topic_of
 from topics.topic import GRADES, TRAJECTORIES, VITALS
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED
 from topics.wire import decode
 
 KEY = "0:0:made"
@@ -84,17 +84,19 @@ async def scene(stage, bus, tmp_path):
         await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
         scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
 
-        recordings = {}
+        recordings, into = {}, {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_FAILED: scene.failures}
 
         def on_record(record):
             topic = topic_of(record.subject)
             message = decode(topic.message, record.data)
-            if topic is TRAJECTORY_PROGRESSED:  # each holds what is new since the one before
-                recordings.setdefault(message.trajectory_id, []).append(message.journal)
-                message.journal = Journal(recordings[message.trajectory_id]).answers
-            into = {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_PROGRESSED: scene.progress}.get(topic)
-            into = scene.failures if topic is TRAJECTORY_FAILED else into
-            into[message.trajectory_id] = message
+            if topic is PROGRESS_STORED:
+                for entry in message.entries:  # each holds what is new since the one before
+                    journal = recordings.setdefault(entry.trajectory_id, Journal())
+                    journal.extend(entry.journal)
+                    entry.journal = dict(journal.answers)
+                    scene.progress[entry.trajectory_id] = entry
+            elif topic in into:
+                into[topic][message.trajectory_id] = message
 
         readers = [LogReader(bus, stream, on_record) for stream in (TRAJECTORIES, GRADES)]
         for reader in readers:

@@ -16,6 +16,7 @@ from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.trajectories import (
+    PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     Reference,
@@ -38,9 +39,11 @@ class Story:
         log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers or {}, b"", 0)))
         return self
 
-    def progressed(self, name, at, blob="", first=0):
-        headers = {"first": str(first)} | ({BLOB: blob} if blob else {})
-        return self.say(TRAJECTORY_PROGRESSED, key=name, at=at, headers=headers)
+    def progressed(self, name, at, log="first", before=""):
+        return self.say(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
+
+    def stored(self, log, at, blob=""):
+        return self.say(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
 
     def generated(self, name, at, blob=""):
         return self.say(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
@@ -157,37 +160,41 @@ def test_the_order_between_logs_does_not_matter(seed):
 # --- what goes
 
 
-def test_progress_that_the_newest_continues_stays():
-    story = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=60, first=45)
+def test_progress_that_open_work_continues_stays_in_every_log():
+    story = trained_twice().progressed("p000002-0", at=45).stored("first", at=46).stored("first", at=50)
+    story.progressed("p000002-0", at=60, log="second", before="first:46").stored("second", at=61)
 
-    assert story.told().needless(END, pressed=True).replaced == {}
-    assert story.saved(2).saved(3).told().floor(END) == 45
+    assert story.told().needless(END, pressed=True).logs == {}
+    assert story.saved(2).saved(3).told().floor(END) == 46
     assert story.generated("p000002-0", at=70).told().floor(END) == 70
-    assert story.told().needless(END, pressed=True).replaced == {"p000002-0": 70}
+    assert story.told().needless(END, pressed=True).logs == {"first": 51, "second": 62}
 
 
-def test_progress_that_was_replaced_goes_only_where_room_is_short():
-    fold = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=50).told()
+def test_progress_that_nothing_continues_goes_only_where_room_is_short():
+    story = trained_twice().stored("first", at=42).progressed("p000002-0", at=45).stored("first", at=47)
+    fold = story.stored("dead", at=48).stored("dead", at=120).told()
 
-    assert fold.needless(END, pressed=False).replaced == {}
+    assert fold.needless(END, pressed=False).logs == {}
     gone = fold.needless(END, pressed=True)
-    assert (gone.below, gone.replaced, gone.ended) == (10, {"p000002-0": 50}, {})
+    assert (gone.below, gone.logs, gone.ended) == (10, {"first": 45, "dead": END}, {})
 
     fold.forget(gone)
-    assert fold.needless(END, pressed=True).replaced == {}
+    assert fold.needless(END, pressed=True).logs == {}
     assert fold.floor(END) == 10  # what stays is as it was
+    assert fold.needless(121, pressed=True).logs == {"dead": 121}
 
 
 def test_a_blob_goes_with_the_message_that_names_it():
     blob = "{}:900000:00ff:2".format
     story = Story().generated("p000000-0", at=5, blob=blob("old")).generated("p000001-1", at=6, blob=blob("result"))
-    story.progressed("p000001-0", at=11, blob=blob("replaced")).progressed("p000001-0", at=12, blob=blob("newest"))
+    story.stored("first", at=11, blob=blob("nobodys")).progressed("p000001-0", at=12)
+    story.stored("first", at=14, blob=blob("needed"))
     story.progressed("p000001-1", at=13)  # of a new attempt: the result of the old one stays above the floor
     fold = story.told()
 
     assert fold.needless(END, pressed=False).blobs == []
     gone = fold.needless(END, pressed=True)
-    assert [blob.name for blob in gone.blobs] == ["replaced"]
+    assert [blob.name for blob in gone.blobs] == ["nobodys"]
     fold.forget(gone)
     story.dropped("p000000")._tell(story.logs["BATCHES"], fold)
     gone = fold.needless(END, pressed=False)

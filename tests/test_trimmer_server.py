@@ -19,9 +19,12 @@ from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
 from topics.topic import BLOBS, FLEET, TRAJECTORIES
 from topics.trajectories import (
+    PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     Answer,
+    ProgressEntry,
+    ProgressStored,
     Reference,
     TrajectoryGenerated,
     TrajectoryProgressed,
@@ -129,23 +132,32 @@ async def narrow(bus):
     await bus.api(f"STREAM.UPDATE.{TRAJECTORIES.full_name(bus.run)}", {**info["config"], "max_bytes": 4_000_000})
 
 
-async def test_where_room_is_short_replaced_progress_goes_and_a_checkpoint_is_asked_for(bus, stage):
-    """One trajectory alone fills the stream with its own progress: all but the newest can go."""
+async def hold(bus, name, log, **fields):
+    message = TrajectoryProgressed(trajectory_id=name, log=log, **fields)
+    return await tell(bus, TRAJECTORY_PROGRESSED, message, name)
+
+
+async def store_progress(bus, log, name, *, tokens):
+    sampled = np.arange(tokens, dtype=np.int32)
+    answer = Answer("generate", "00", False, tokens=sampled, logprobs=sampled.astype(np.float32), versions=sampled)
+    entry = ProgressEntry(trajectory_id=name, offset=tokens, journal={"0": answer})
+    return await tell(bus, PROGRESS_STORED, ProgressStored(log=log, entries=[entry]), log)
+
+
+async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_checkpoint_is_asked_for(bus, stage):
+    """The logs of workers long dead fill the stream; of the one that an open trajectory continues nothing goes."""
     await narrow(bus)
-    await issue(bus, "p000000-0")
-
-    async def progress(offset):
-        tokens = np.full(40_000, offset, np.int32)
-        answer = Answer("generate", "00", False, tokens=tokens, logprobs=tokens.astype(np.float32), versions=tokens)
-        message = TrajectoryProgressed(trajectory_id="p000000-0", offset=offset, journal={"0": answer})
-        return await tell(bus, TRAJECTORY_PROGRESSED, message, "p000000-0")
-
-    for offset in range(1, 9):
-        newest = await progress(offset)
+    await issue(bus, "p000000-0", "p000001-0")
+    for name, log in (("p000000-0", "rollout-1-dead"), ("p000001-0", "rollout-2-living")):
+        await hold(bus, name, log)
+    for number in range(8):
+        await store_progress(bus, "rollout-1-dead", "p000000-0", tokens=40_000 - number)
+    needed = [await store_progress(bus, "rollout-2-living", "p000001-0", tokens=9)]
+    needed.append(await hold(bus, "p000000-0", "rollout-2-living", before=[]))
     async with trimming(stage(), bus) as owner:
         await until(lambda: STREAM_TRIMMED in owner.topics, "progress is trimmed")
-        assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 1
-        assert (await read_message(bus, TRAJECTORIES, newest)).headers["offset"] == "8"
+        assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 3
+        assert all([await read_message(bus, TRAJECTORIES, sequence) for sequence in needed])
 
         heavy = [f"p00000{number}-0" for number in range(1, 6)]
         await issue(bus, *heavy)
@@ -180,9 +192,7 @@ async def test_in_a_full_stream_one_checkpoint_is_enough_if_it_contains_every_ba
 async def test_what_is_no_message_at_all_goes_where_it_takes_the_room_of_open_work(bus, stage):
     await narrow(bus)
     await issue(bus, "p000000-0")
-    answer = Answer("generate", "00", False, **dict.fromkeys(("tokens", "versions"), np.zeros(9, np.int32)))
-    progress = TrajectoryProgressed(trajectory_id="p000000-0", offset=9, journal={"0": answer})
-    needed = await tell(bus, TRAJECTORY_PROGRESSED, progress, "p000000-0")
+    needed = await hold(bus, "p000000-0", "rollout-1-00")
     for number in range(60):
         await bus.store(TRAJECTORY_GENERATED.subject(bus.run, f"p9{number:05d}-0"), b"x" * 50_000, {"versions": "many"})
     await grade(bus, 60)

@@ -13,7 +13,7 @@ class StreamTrimmed(Message):
 
     stream: str
     below: Sequence  # every message below this sequence is gone
-    messages: Count  # gone now; of those at or above `below` it is progress that newer progress has replaced
+    messages: Count  # gone now; those at or above `below` are progress that nothing continues any more
     bytes: Count  # by which the payload streams shrank; what was stored meanwhile makes it smaller
     chunks: Count = 0  # of blobs
 

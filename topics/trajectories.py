@@ -75,25 +75,53 @@ class _OfTrajectory(Message, kw_only=True):
     delivery: Count = 1
 
 
-class TrajectoryProgressed(_OfTrajectory):
-    """What a rollout function has been told since the message before; another worker resumes from all of them."""
+class Holding(msgspec.Struct):
+    """The progress that one delivery of a trajectory stored: entries in a worker's progress log."""
 
-    offset: Count  # tokens sampled so far, over all answers
-    journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
-    previous: Count = 0  # sequence of the progress that this one continues; 0: it is the first
-    first: Count = 0  # sequence of the first; 0: this one
-    lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens
-    taken_over: bool = False  # nothing came further: another worker has it from now on
+    log: Id
+    delivery: Count
+    since: Sequence  # no entry lies below
+    until: Count  # no entry above counts: the delivery after it continued from here; 0: no bound
+
+
+class TrajectoryProgressed(_OfTrajectory):
+    """From here on a worker stores the progress of this trajectory in its log, and no other worker's counts.
+
+    It lies inside the trajectory's fence, once for each delivery that stores progress.
+    """
+
+    log: Id  # key of the worker's `progress.stored`
+    offset: Count = 0  # tokens sampled before it
+    before: list[Holding] = msgspec.field(default_factory=list)  # the progress that it continues, oldest first
 
     def headers(self) -> dict[str, str]:
-        """What deciding and trimming need without reading the tokens."""
+        """What deciding and trimming need without reading the body."""
         return {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
             "delivery": str(self.delivery),
             "offset": str(self.offset),
-            "first": str(self.first),
+            "log": self.log,
+            "before": ",".join(f"{holding.log}:{holding.since}" for holding in self.before),
         }
+
+
+class ProgressEntry(_OfTrajectory):
+    """What a rollout function was answered since the entry before."""
+
+    offset: Count  # tokens sampled so far, over all answers
+    journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
+    lines: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
+
+
+class ProgressStored(Message):
+    """New progress of trajectories that one worker holds: one message for many of them, outside of their fences.
+
+    An entry counts if the trajectory's newest `trajectory.progressed` names this log for the entry's delivery.
+    """
+
+    log: Id  # one for each start of a worker process
+    entries: list[ProgressEntry]
 
 
 class TrajectoryGenerated(_OfTrajectory):
@@ -196,6 +224,14 @@ TRAJECTORY_PROGRESSED = Topic(
     heard_by=("rollout", "warden"),
     key="trajectory_id",
 )
+PROGRESS_STORED = Topic(
+    "progress.stored",
+    ProgressStored,
+    TRAJECTORIES,
+    said_by=("rollout",),
+    heard_by=("rollout", "warden"),
+    key="log",
+)
 TRAJECTORY_GENERATED = Topic(
     "trajectory.generated",
     TrajectoryGenerated,
@@ -232,6 +268,7 @@ TRAJECTORY_DROPPED = Topic(
 
 TOPICS: tuple[Topic[Any], ...] = (
     TRAJECTORY_PROGRESSED,
+    PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     TRAJECTORY_FAILED,

@@ -168,6 +168,11 @@ async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None
     return await patiently(bus, lambda: _get(bus, stream, {"seq": sequence}))
 
 
+async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Record | None:
+    """The first message of a subject at or above a sequence; None where there is none."""
+    return await patiently(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
+
+
 async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The newest message of a subject, or of all that a pattern matches; None where there is none."""
     return await patiently(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))

@@ -18,6 +18,7 @@ from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
+    PROGRESS_STORED,
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
     TRAJECTORY_GENERATED,
@@ -56,6 +57,8 @@ async def read_life(bus: Bus, trajectory_id: str) -> Life:
     await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], life)
     await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], life, headers_only=True)
     await read_log(bus, TRAJECTORIES, progress, life, headers_only=True)
+    if life.logs:
+        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(life.logs)], life)
     await read_log(bus, GRADES, claims, life)
     if not life.moments():
         raise RunNotFound(f"run {run}: nothing was said about a trajectory {trajectory_id}")

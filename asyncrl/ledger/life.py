@@ -13,11 +13,13 @@ from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import Topic
 from topics.trajectories import (
+    PROGRESS_STORED,
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     TRAJECTORY_PROGRESSED,
+    ProgressStored,
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGraded,
@@ -40,12 +42,14 @@ class Life:
     def __init__(self, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id
         self.began_ns = 0  # when the run was opened, or the first time anything was said
+        self.logs: set[str] = set()  # progress logs with entries of it
         self._moments: list[Moment] = []
         self._trained: list[tuple[int, Moment]] = []  # of every batch: which one is ours is known in the end
         self._steps: set[int] = set()  # batches that hold it
         self._tell: Mapping[str, Callable[[Any, Record], str]] = {
             PROMPT_ISSUED.name: _issued,
-            TRAJECTORY_PROGRESSED.name: _progressed,
+            TRAJECTORY_PROGRESSED.name: self._progressed,
+            PROGRESS_STORED.name: self._stored,
             TRAJECTORY_GENERATED.name: _generated,
             TRAJECTORY_GRADED.name: _graded,
             TRAJECTORY_FAILED.name: _failed,
@@ -77,6 +81,19 @@ class Life:
         """Whether a batch holds it, or it was dropped."""
         return any(moment.what in ("packed", "dropped") for moment in self._moments)
 
+    def _progressed(self, _: None, record: Record) -> str:
+        headers = record.headers
+        self.logs.add(headers["log"])
+        offset = int(headers["offset"])
+        at = f"continued at {offset:,} tokens" if offset else "from its start"
+        return f"attempt {headers['attempt']}, delivery {headers['delivery']}, {at}, stored in log {headers['log']}"
+
+    def _stored(self, message: ProgressStored, _: Record) -> str:
+        found = [entry for entry in message.entries if entry.trajectory_id == self.trajectory_id]
+        return "; ".join(
+            f"attempt {entry.attempt}, delivery {entry.delivery}, {entry.offset:,} tokens so far" for entry in found
+        )
+
     def _packed(self, message: BatchPacked, _: Record) -> str:
         for group in message.groups:
             for member in group.members:
@@ -102,11 +119,6 @@ def _issued(_: None, record: Record) -> str:
         f"attempt {headers['attempt']}, {headers['stage']}, group of {headers['group-size']}, "
         f"for version {headers['min-version']} or newer{again}"
     )
-
-
-def _progressed(_: None, record: Record) -> str:
-    headers = record.headers
-    return f"attempt {headers['attempt']}, delivery {headers['delivery']}, {int(headers['offset']):,} tokens so far"
 
 
 def _generated(_: None, record: Record) -> str:

@@ -99,10 +99,19 @@ class Journal:
             WireError: one of them does not continue those before.
         """
         self.answers: dict[str, Answer] = {}
+        self._told: dict[str, tuple[int, bool]] = {}
         for recording in recordings:
-            for path, answer in recording.items():
-                self.answers[path] = _continued(path, self.answers.get(path), answer)
-        self._told = self._state()
+            self.extend(recording)
+
+    def extend(self, recording: dict[str, Answer]) -> None:
+        """Continue it by what was published after what it holds.
+
+        Raises:
+            WireError: the recording does not continue it; nothing of it was taken.
+        """
+        continued = {path: _continued(path, self.answers.get(path), answer) for path, answer in recording.items()}
+        self.answers |= continued
+        self._told |= {path: (len(answer.tokens), answer.done) for path, answer in continued.items()}
 
     def begin(self) -> Token[_Branch | None]:
         """Start (or start again) at the first call, in the task that calls this."""

@@ -39,7 +39,7 @@ async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, fl
     Raises:
         BenchError: a run did not come to its window.
     """
-    default = RolloutSettings().progress_tokens
+    default = RolloutSettings(max_new_tokens=tokens).progress_limit
     costs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"

@@ -200,7 +200,7 @@ async def _judge(
         trajectories=findings.issued,
         trained=findings.trained,
         tokens=witness.samples.tokens,
-        tokens_again=witness.samples.again(cast.rollout.progress_tokens),
+        tokens_again=witness.samples.again(cast.rollout.progress_limit),
         lost=[*lost, *missing(witness.stored, whole.stored, payload=cast.nats.keep == "run")],
         duplicated=duplicated,
         violations=wrong,

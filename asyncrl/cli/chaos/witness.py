@@ -14,13 +14,20 @@ from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY
 from topics.prompts import PROMPT_ISSUED
 from topics.table import topic_of
-from topics.topic import ACTORS, BLOBS, FLEET, STREAMS, TRAINING, VITALS, Keep, Topic
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TRAJECTORY_PROGRESSED
+from topics.topic import ACTORS, BLOBS, FLEET, STREAMS, TRAINING, TRAJECTORIES, VITALS, Keep, Topic
+from topics.trajectories import (
+    PROGRESS_STORED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    TRAJECTORY_PROGRESSED,
+    ProgressStored,
+)
 from topics.weights import TrainingFinished
 from topics.wire import decode
 
 _WORK: dict[str, tuple[Topic[Any], ...]] = {  # what a worker says when it works
-    "rollout": (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
+    "rollout": (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
     "reward": (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
 }
 _KEEPERS = {stream.keeper: stream for stream in STREAMS if stream.keeper}
@@ -61,6 +68,8 @@ class Witness:
             for stream in STREAMS
             if stream not in (VITALS, BLOBS)
         ]
+        progress = [PROGRESS_STORED.pattern(bus.run)]
+        self._readers.append(LogReader(bus, TRAJECTORIES, self._take_progress, subjects=progress))
 
     async def start(self) -> None:
         """Read everything said so far, then follow."""
@@ -144,9 +153,8 @@ class Witness:
                 self.rewards[message.step] = message.rewards[0]
         if topic is PROMPT_ISSUED:
             self.issued.add(record.headers["trajectory"])
-        elif topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED):
-            self.samples.add(record.headers)
         if topic is TRAJECTORY_GENERATED:
+            self.samples.ended(record.headers)
             self.ended[record.headers["trajectory"]] = (int(record.headers["delivery"]), record.time_ns)
         said = Said(topic, record, message)
         for entry in list(self._waiting):
@@ -158,21 +166,27 @@ class Witness:
         if record.stream.keeper and WRITER in record.headers:
             self._writers[record.stream.keeper] = record.headers[WRITER]
 
+    def _take_progress(self, record: Record) -> None:
+        if record.data:  # else it lies in the blob stream, and less counts as stored than is
+            for entry in decode(ProgressStored, record.data).entries:
+                self.samples.stored((entry.trajectory_id, entry.attempt), entry.delivery, entry.offset)
+
 
 class Samples:
-    """Tokens sampled, and at most how many of them twice, from the headers of progress and results."""
+    """Tokens sampled, and at most how many of them twice, from progress and results."""
 
     def __init__(self) -> None:
         self.tokens = 0  # of results
-        self._kept: dict[tuple[str, str], dict[int, int]] = {}  # by attempt: tokens in progress, by delivery
-        self._ended: dict[tuple[str, str], tuple[int, int]] = {}  # by attempt: delivery and tokens of the result
+        self._kept: dict[tuple[str, int], dict[int, int]] = {}  # by attempt: tokens in progress, by delivery
+        self._ended: dict[tuple[str, int], tuple[int, int]] = {}  # by attempt: delivery and tokens of the result
 
-    def add(self, headers: dict[str, str]) -> None:
-        """Take in the headers of `trajectory.progressed` or `trajectory.generated`."""
-        key, delivery = (headers["trajectory"], headers["attempt"]), int(headers["delivery"])
-        if "offset" in headers:
-            self._kept.setdefault(key, {})[delivery] = int(headers["offset"])
-            return
+    def stored(self, key: tuple[str, int], delivery: int, offset: int) -> None:
+        """Take in a progress entry of an attempt at a trajectory: tokens up to it."""
+        self._kept.setdefault(key, {})[delivery] = offset
+
+    def ended(self, headers: dict[str, str]) -> None:
+        """Take in the headers of a result."""
+        key, delivery = (headers["trajectory"], int(headers["attempt"])), int(headers["delivery"])
         counts = [count.split(":") for count in headers["versions"].split(",") if count]
         tokens = sum(int(tokens) for version, tokens in counts if version != "-1")
         self._ended[key] = (delivery, tokens)
