@@ -87,6 +87,11 @@ class RunFiles:
         return Path((self.root / "base").read_text(encoding="utf-8"))
 
     @property
+    def location(self) -> Path:
+        """Holds the absolute path at which the directory was made: the logs name files by it."""
+        return self.root / "location"
+
+    @property
     def model(self) -> Path:
         """The untrained model, where the run made it."""
         return self.root / "model"

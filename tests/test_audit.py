@@ -302,15 +302,15 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     assert said.count("step out of order: batch") == 20
     assert said.endswith("... and 10 more\n")
 
-    code, said = await command(tmp_path, "explain", "p000001-1", "--run", bus.run, *at)
+    code, said = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
     assert code == 0
     whats = [line.split()[2] for line in said.splitlines()[1:]]
     assert sorted(whats) == ["generated", "graded", "issued", "packed", "trained", "unreadable"]
     assert "reward 0" in said
     assert "batch 2 on line 0, in version 2" in said
-    code, said = await command(tmp_path, "explain", "p000099-1", "--run", bus.run, *at)
+    code, said = await command(tmp_path, "explain", bus.run, "p000099-1", *at)
     assert (code, said) == (1, f"run {bus.run}: nothing was said about a trajectory p000099-1\n")
-    code, said = await command(tmp_path, "explain", "p000001", "--run", bus.run, *at)
+    code, said = await command(tmp_path, "explain", bus.run, "p000001", *at)
     assert code == 2
 
 
@@ -328,7 +328,7 @@ async def test_a_run_is_clean_while_it_goes_on_and_after_it_has_ended(tmp_path):
     rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
     assert rows["trained"] == str(run.summary["trajectories_trained"] + 4 * 2)  # and two of each step of the warm-up
     assert rows["batches"].startswith("12 packed, 12 trained")
-    code, said = await command(tmp_path, "explain", "p000000-0", "--run", "short")
+    code, said = await command(tmp_path, "explain", "short", "p000000-0")
     assert code == 0, said
     assert [line.split()[2] for line in said.splitlines()[1:]] == ["issued", "generated", "graded", "packed", "trained"]
     assert not run.processes()

@@ -121,13 +121,13 @@ def found(bus, server) -> FoundRun:
     return FoundRun(bus.run, server.address, None)
 
 
-async def test_status_reads_everything_from_the_topics(bus, found):
+async def test_status_reads_everything_from_the_topics(bus):
     await say_started(bus, WARDEN)
     await say_started(bus, "rollout-1")
     for step in (1, 2):
         await say(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
 
-    view = await read_view(found)
+    view = await read_view(bus)
     values = figures(view, view.last_ns)
 
     assert (values["state"], values["step"], values["reward"]) == ("running", 2, 0.5)
@@ -137,10 +137,10 @@ async def test_status_reads_everything_from_the_topics(bus, found):
     json.dumps(values)
 
 
-async def test_status_counts_what_it_cannot_read(bus, found):
+async def test_status_counts_what_it_cannot_read(bus):
     await bus.store(BATCH_TRAINED.subject(bus.run), b"\xc1", {"Nats-Msg-Id": "broken"})
 
-    view = await read_view(found)
+    view = await read_view(bus)
 
     assert view.dead.count == 1
     assert "number 1 of TRAINING" in view.dead.last
@@ -166,7 +166,7 @@ async def test_a_server_without_the_run_is_named(server):
 async def test_a_run_whose_directory_is_not_held_is_over(terminal, bus):
     terminal.lock.close()
 
-    code, _, message = await terminal.type("tap", "*", "--run", bus.run)
+    code, _, message = await terminal.type("tap", bus.run, "*")
 
     assert code == 1
     assert f"run {bus.run} is over" in message

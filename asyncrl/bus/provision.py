@@ -12,11 +12,11 @@ from asyncrl.bus.log import patiently
 from topics.evals import EVAL_REQUESTED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import TOPICS
-from topics.topic import DEAD, STREAMS, Keep, Stream, Topic
+from topics.topic import DEAD, PROMPTS, STREAMS, Keep, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 
 _NAME_IN_USE = 10058
-_NO_STREAM = 10059
+NO_STREAM = 10059
 _MB = 1_000_000
 _SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
@@ -112,10 +112,39 @@ async def is_provisioned(bus: Bus) -> bool:
     try:
         await _ask(bus, f"STREAM.INFO.{STREAMS[0].full_name(bus.run)}")
     except BusRefused as error:
-        if error.code == _NO_STREAM:
+        if error.code == NO_STREAM:
             return False
         raise
     return True
+
+
+async def runs_on(bus: Bus) -> list[str]:
+    """Ids of the runs that have streams on this server, sorted.
+
+    Raises:
+        BusDenied: the user may not list streams.
+    """
+    before, after = PROMPTS.full_name("*").split("*")
+    names: list[str] = []
+    while True:
+        page = await bus.api("STREAM.NAMES", {"offset": len(names)})
+        names += page.get("streams") or []
+        if len(names) >= page["total"] or not page.get("streams"):
+            break
+    return sorted(name[len(before) : -len(after)] for name in names if name.startswith(before) and name.endswith(after))
+
+
+async def remove_streams(bus: Bus) -> int:
+    """Delete all that the server holds of a run; returns how many streams there were."""
+    count = 0
+    for stream in STREAMS:
+        try:
+            await bus.api(f"STREAM.DELETE.{stream.full_name(bus.run)}")
+            count += 1
+        except BusRefused as error:
+            if error.code != NO_STREAM:
+                raise
+    return count
 
 
 async def stream_states(bus: Bus, streams: Sequence[Stream] = STREAMS) -> dict[str, dict[str, Any]]:

@@ -40,7 +40,7 @@ _ORDER: tuple[tuple[Topic[Any], ...], ...] = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser, positional=True)
+    add_run(parser)
     parser.add_argument("--deep", action="store_true", help="read every stored result and compare it with its digest")
 
 

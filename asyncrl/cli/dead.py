@@ -35,7 +35,7 @@ class NotReissued(Fault):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser, positional=True)
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON array")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print dead letter N in full")
     parser.add_argument(

@@ -16,7 +16,7 @@ from asyncrl.doctor.look import look_from_outside
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser, positional=True)
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 

@@ -18,7 +18,7 @@ _LOOK_S = 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser, positional=True)
+    add_run(parser)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
 
 

@@ -6,10 +6,13 @@ import argparse
 import asyncio
 import re
 
+from rich.console import Console
+
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.find import RunNotFound
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached, read_log
+from asyncrl.cli.samples import Sample, read_sample, sample_text
 from asyncrl.errors import WrongUsage
 from asyncrl.ledger.life import Life
 from topics.actors import RUN_OPENED
@@ -31,15 +34,18 @@ _ID = re.compile(r"([prw]\d{6,})-\d+")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_run(parser)
     parser.add_argument("trajectory", metavar="TRAJECTORY", help="such as p000042-3: member 3 of the group of a prompt")
-    add_run(parser, positional=False)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read what was said about it, and print it in order of time."""
     if _ID.fullmatch(arguments.trajectory) is None:
         raise WrongUsage(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is")
-    print(life_text(asyncio.run(_read(arguments))))
+    life, sample = asyncio.run(_read(arguments))
+    print(life_text(life))
+    if sample is not None:
+        Console(highlight=False, soft_wrap=True).print(sample_text(sample))
     return 0
 
 
@@ -79,6 +85,7 @@ def life_text(life: Life) -> str:
     return "\n".join([life.trajectory_id, *lines, *([] if life.ended else ["              open: it has no end yet"])])
 
 
-async def _read(arguments: argparse.Namespace) -> Life:
+async def _read(arguments: argparse.Namespace) -> tuple[Life, Sample | None]:
     async with reached(arguments, "explain") as bus:
-        return await read_life(bus, arguments.trajectory)
+        life = await read_life(bus, arguments.trajectory)
+        return life, await read_sample(bus, life.trajectory_id, life.result) if life.result else None

@@ -78,28 +78,47 @@ def _given_address(arguments: argparse.Namespace) -> BusAddress:
 
 
 def find_directory(arguments: argparse.Namespace, *, live: bool) -> Path:
-    """Directory of the run that is meant: the named one, else the newest live one, else (not `live`) the newest.
+    """Directory of the run that is meant: the named one, else the live one, else (not `live`) the newest.
 
     Raises:
-        RunNotFound: there is none.
+        RunNotFound: there is none, several are live, or it was moved.
     """
+    return _unmoved(_chosen(arguments, live=live).resolve())
+
+
+def _chosen(arguments: argparse.Namespace, *, live: bool) -> Path:
     folder = Path(arguments.directory)
     if arguments.run_id:
         for root in (folder / arguments.run_id, Path(arguments.run_id)):
             if (root / "cast.json").exists():
-                return root.resolve()
+                return root
         known = ", ".join(sorted(path.parent.name for path in folder.glob("*/cast.json"))) or "none"
         raise RunNotFound(f"no run called {arguments.run_id} under {folder.absolute()}; runs there: {known}")
     roots = sorted((path.parent for path in folder.glob("*/cast.json")), key=_started, reverse=True)
-    for root in roots:
-        if is_locked(root):
-            return root.resolve()
+    living = [root for root in roots if is_locked(root)]
+    if len(living) > 1:
+        names = ", ".join(sorted(root.name for root in living))
+        raise RunNotFound(f"{len(living)} runs are live under {folder.absolute()}: {names}; name the one you mean")
+    if living:
+        return living[0]
     if live or not roots:
         raise RunNotFound(
             f"no {'live ' if live else ''}run under {folder.absolute()}; start one with `asyncrl up`, change to the "
             "folder it was started in, or give --url and RUN"
         )
-    return roots[0].resolve()
+    return roots[0]
+
+
+def _unmoved(root: Path) -> Path:
+    """The directory, unless it lies elsewhere than where it was made."""
+    location = root / "location"
+    made_at = location.read_text(encoding="utf-8") if location.exists() else str(root)
+    if made_at != str(root):
+        raise RunNotFound(
+            f"the directory {root} was made as {made_at}, and the run's logs name files by that path; move it back, or "
+            "mount it there"
+        )
+    return root
 
 
 def is_locked(directory: Path) -> bool:
@@ -137,6 +156,24 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         yield bus
         if bus.ended_by is not None:
             raise bus.ended_by
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def server_connected(arguments: argparse.Namespace) -> AsyncIterator[Bus]:
+    """A connection to the server that the command line names, whatever runs it holds.
+
+    Raises:
+        RunNotFound: it does not answer, or lets nobody in by that name.
+    """
+    address = _given_address(arguments)
+    try:
+        bus = await Bus.connect(address, "none", name="runs", deadline_s=3.0)
+    except (BusUnreachable, BusDenied) as error:
+        raise RunNotFound(f"the server at {address.url} cannot be reached: {error}") from error
+    try:
+        yield bus
     finally:
         await bus.close()
 

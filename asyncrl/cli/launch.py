@@ -127,6 +127,7 @@ class Launch:
         self.cast = msgspec.structs.replace(self.cast, run=name)
         self.files = RunFiles(root / name)
         self.files.logs.mkdir(parents=True)
+        self.files.location.write_text(str(self.files.root.resolve()), encoding="utf-8")
 
     def _lock_directory(self) -> None:
         root = self.files.root

@@ -14,11 +14,13 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.find import find_directory, is_locked
-from asyncrl.cli.options import add_directory
+from asyncrl.cli.options import add_run_name
 from asyncrl.errors import Fault
+from topics.actors import ACTOR_STARTED
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
+_ROLES = ACTOR_STARTED.said_by
 _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -62,15 +64,17 @@ class LogFile:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_run_name(parser, "id or directory (default: the live one, else the newest)")
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
-    parser.add_argument("--run", dest="run_id", default="", metavar="RUN", help="id or directory (default: the newest)")
-    add_directory(parser)
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
     parser.add_argument("--level", choices=LEVELS, default="info", help="this level and above (default: info)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow if asked to."""
+    word = arguments.run_id
+    if not arguments.actor and (word in _ROLES or word.rpartition("-")[0] in _ROLES):  # an actor, where no run is named
+        arguments.actor, arguments.run_id = word, ""
     root = find_directory(arguments, live=False)
     logs = root / "logs"
     files: dict[Path, LogFile] = {}

@@ -14,6 +14,9 @@ from asyncrl.errors import Fault
 COMMANDS = {
     "up": "start a run here, or go on with one, and watch it",
     "status": "show how a run is doing",
+    "runs": "list the runs of this folder, or of a server",
+    "rm": "remove runs that are over",
+    "samples": "print what was sampled, with labels and rewards",
     "down": "stop a run; `up --resume` goes on with it",
     "doctor": "name what keeps a run from coming further",
     "scale": "change how many processes play a role",

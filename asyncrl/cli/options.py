@@ -15,14 +15,20 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
 
 
-def add_run(parser: argparse.ArgumentParser, *, positional: bool) -> None:
-    """Declare how a command names a run."""
-    about = "id or directory of the run (default: the newest live one)"
-    if positional:
-        parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help=about)
-    else:
-        parser.add_argument("--run", dest="run_id", default="", metavar="RUN", help=about)
+def add_run_name(parser: argparse.ArgumentParser, about: str) -> None:
+    """Declare RUN, always the first word of a command, and where runs are looked for."""
+    parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help=about)
     add_directory(parser)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command names a run and reaches it; further words of the command are declared after it."""
+    add_run_name(parser, "id or directory of the run (default: the live one)")
+    add_server(parser)
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command reaches a server whose runs have no directory here."""
     parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
     parser.add_argument("--user", default="", help="user name at that URL")
     parser.add_argument("--password-file", default="", help="file that holds the password")

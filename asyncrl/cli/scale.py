@@ -20,15 +20,19 @@ _MOST = 1024  # processes of one role
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_run(parser)
     parser.add_argument(
-        "counts", nargs="+", metavar="ROLE=COUNT", help=f"such as rollout=4; roles: {', '.join(SCALABLE)}"
+        "counts", nargs="*", metavar="ROLE=COUNT", help=f"such as rollout=4; roles: {', '.join(SCALABLE)}"
     )
-    add_run(parser, positional=False)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Ask, wait until as many live, say so."""
+    if "=" in arguments.run_id:  # the first count, where no run is named
+        arguments.counts, arguments.run_id = [arguments.run_id, *arguments.counts], ""
+    if not arguments.counts:
+        raise WrongUsage("how many processes of which role? For example: asyncrl scale rollout=4")
     wanted = read_counts(arguments.counts)
     asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
     print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))

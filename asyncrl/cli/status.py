@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from asyncrl.cli.find import FoundRun, connected, find_run
+from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_run
+from asyncrl.cli.reach import reached
 from asyncrl.cli.screen import render
 from asyncrl.cli.view import RunView
 from asyncrl.cli.watch import Watch
@@ -19,13 +20,13 @@ from asyncrl.cli.watch import Watch
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser, positional=True)
+    add_run(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
-    view = asyncio.run(read_view(find_run(arguments)))
+    view = asyncio.run(_read(arguments))
     over = view.state in ("finished", "stopped", "failed")
     now_ns = view.last_ns if over else time.time_ns()
     if arguments.json:
@@ -35,17 +36,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def read_view(found: FoundRun) -> RunView:
-    """Everything a run's topics tell up to now.
+async def _read(arguments: argparse.Namespace) -> RunView:
+    async with reached(arguments, "status") as bus:
+        return await read_view(bus)
 
-    Raises:
-        RunNotFound: it cannot be reached.
-    """
-    view = RunView(found.run)
-    async with connected(found, "status", over_is_fine=True) as bus:
-        watch = Watch(bus, view)
-        await watch.start()
-        await watch.close()
+
+async def read_view(bus: Bus) -> RunView:
+    """Everything a run's topics tell up to now."""
+    view = RunView(bus.run)
+    watch = Watch(bus, view)
+    await watch.start()
+    await watch.close()
     return view
 
 

@@ -12,10 +12,12 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.find import FoundRun, connected, find_run, run_ended
+from asyncrl.cli.find import connected, find_run, is_over, run_ended
 from asyncrl.cli.options import add_run
+from asyncrl.cli.reach import reached
 from asyncrl.cli.tapped import Condition, Tapped, as_json, as_line, read_condition
 from asyncrl.cli.tapping import LiveTap, Pattern
+from asyncrl.errors import WrongUsage
 from topics.topic import STREAMS
 
 _TOLD_S = 1.0  # between two words about what was missed
@@ -23,8 +25,8 @@ _TOLD_S = 1.0  # between two words about what was missed
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    add_run(parser)
     parser.add_argument("pattern", help="NOUN.PARTICIPLE[.KEY], each may hold `*`: 'trajectory.*', '*.trained', '*'")
-    add_run(parser, positional=False)
     parser.add_argument(
         "--where",
         action="append",
@@ -34,7 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object a line, arrays in full")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
-    parser.add_argument("--from-start", action="store_true", help="read the logs from their beginning, missing nothing")
+    parser.add_argument(
+        "--from-start", action="store_true", help="read the logs from their beginning, also of a run that is over"
+    )
+    parser.add_argument("--no-follow", action="store_true", help="with --from-start: end where the logs end now")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +47,12 @@ def run(arguments: argparse.Namespace) -> int:
     pattern = Pattern(arguments.pattern)
     conditions = [read_condition(word) for word in arguments.where]
     printer = _Printer(conditions, arguments.json, arguments.count)
-    asyncio.run(_tap(find_run(arguments), pattern, printer, from_start=arguments.from_start))
+    if arguments.no_follow and not arguments.from_start:
+        raise WrongUsage("--no-follow goes with --from-start: it ends where the logs end now")
+    pattern.check_conditions(condition.key for condition in conditions)
+    asyncio.run((_from_start if arguments.from_start else _live)(arguments, pattern, printer))
+    if printer.fault is not None:
+        raise printer.fault
     return 0
 
 
@@ -76,22 +86,36 @@ class _Printer:
                 self.shown += 1
 
 
-async def _tap(found: FoundRun, pattern: Pattern, printer: _Printer, *, from_start: bool) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with connected(found, "tap", over_is_fine=from_start) as bus:
+async def _live(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
+    stop = _on_interrupt()
+    async with connected(find_run(arguments), "tap") as bus:
         waits = {asyncio.create_task(stop.wait()), asyncio.create_task(run_ended(bus))}
         try:
-            if from_start:
-                await _read_logs(bus, pattern, printer, stop, waits)
-            else:
-                await _listen(bus, pattern, printer, stop, waits)
+            await _listen(bus, pattern, printer, stop, waits)
         finally:
             for wait in waits:
                 wait.cancel()
-    if printer.fault is not None:
-        raise printer.fault
+
+
+async def _from_start(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
+    stop = _on_interrupt()
+    async with reached(arguments, "tap") as bus:
+        waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait())}
+        follow = not (arguments.no_follow or await is_over(bus))
+        if follow:
+            waits.add(asyncio.create_task(run_ended(bus)))
+        try:
+            await _read_logs(bus, pattern, printer, stop, waits, follow=follow)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+
+def _on_interrupt() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
 
 
 async def _listen(
@@ -120,9 +144,9 @@ async def _listen(
 
 
 async def _read_logs(
-    bus: Bus, pattern: Pattern, printer: _Printer, stop: asyncio.Event, waits: set[asyncio.Task[Any]]
+    bus: Bus, pattern: Pattern, printer: _Printer, stop: asyncio.Event, waits: set[asyncio.Task[Any]], *, follow: bool
 ) -> None:
-    """Read one log after the other to where it is now, then all of them as they grow."""
+    """Read one log after the other to where it is now, then, to `follow`, all of them as they grow."""
 
     def on_record(record: Record) -> None:
         if pattern.matches(record.subject):
@@ -136,7 +160,8 @@ async def _read_logs(
         caught_up = asyncio.create_task(reader.caught_up.wait())
         await asyncio.wait({caught_up, *waits}, return_when=asyncio.FIRST_COMPLETED)
         caught_up.cancel()
-    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    if follow:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     for reader in readers:
         await reader.close()
     print(f"{printer.shown:,} shown, 0 missed", file=sys.stderr)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from fnmatch import fnmatchcase
 
 from nats.aio.msg import Msg
@@ -19,6 +19,8 @@ from topics.topic import Stream
 _HANDFUL = 256  # messages taken at once
 _WAITING = 8192  # messages that wait to be shown; what comes on top is missed
 _WAITING_BYTES = 64 * 1024 * 1024
+_HEADERS = {"trajectory", "attempt", "delivery", "stage", "group-size", "min-version", "versions", "reason", "step"}
+_HEADERS |= {"by", "writer", "origin", "log", "offset", "blob"}
 
 
 class Pattern:
@@ -51,6 +53,18 @@ class Pattern:
         if not fnmatchcase(".".join(parts[2:4]), self._name):
             return False
         return self._key is None or fnmatchcase(parts[4] if len(parts) == 5 else "", self._key)
+
+    def check_conditions(self, keys: Iterable[str]) -> None:
+        """Refuse conditions on what no message of these topics has.
+
+        Raises:
+            WrongUsage: a key is neither a header nor a field of any of them.
+        """
+        fields = {field for topic in self._topics for field in topic.message.__struct_fields__} - {"v"}
+        for key in keys:
+            if key.split(".")[0] not in fields | _HEADERS:
+                known = ", ".join(sorted(fields))
+                raise WrongUsage(f"--where {key}=...: no message of {self._name} has a {key!r}; fields: {known}")
 
     def concerns(self, stream: Stream) -> bool:
         """Whether a stream holds what is meant."""

@@ -7,7 +7,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cast import load_cast
 from asyncrl.cast_check import hints
+from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.launch import Launch
 from asyncrl.cli.making import LaunchError
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
     )
+    parser.add_argument(
+        "--detach", action="store_true", help="return once it has started; it goes on in the background"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,8 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
-    print(f"run {launch.cast.run} in {launch.files.root}", flush=True)
-    return int(uvloop.run(bring_up(launch)))
+    name = launch.cast.run
+    print(f"run {name} in {launch.files.root}", flush=True)
+    if not arguments.detach:
+        return int(uvloop.run(bring_up(launch)))
+    output = launch.files.root / "up.log"
+    ready, words = detached(output, lambda on_started: int(uvloop.run(bring_up(launch, on_started))))
+    if not ready:
+        print(words or f"run {name} did not start; see {output}", file=sys.stderr)
+        return 1
+    print(f"it goes on in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
+    return 0
 
 
 def _new(arguments: argparse.Namespace) -> Launch:
@@ -64,7 +77,7 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     return Launch.of(root, arguments.set)
 
 
-async def bring_up(launch: Launch) -> int:
+async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None) -> int:
     """Start a prepared run, watch it and end it; returns the exit code."""
     view = RunView(launch.cast.run, launch.cast.learner.steps)
     launch.tell = lambda text: view.tell("warning", time.time_ns(), text)
@@ -72,6 +85,8 @@ async def bring_up(launch: Launch) -> int:
     bus: Bus | None = None
     try:
         bus = await _unless(stop, launch.start())
+        if bus is not None:
+            on_started()
         reason = "" if bus is None else await _watch(launch, bus, view, stop)
     except (BusError, LaunchError) as error:
         reason = str(error)
@@ -123,6 +138,8 @@ def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)
+    loop = asyncio.get_running_loop()
+    on_hangup(lambda: loop.call_soon_threadsafe(stop.set))
     return stop
 
 

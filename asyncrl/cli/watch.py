@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
+from asyncrl.bus.errors import BusError, BusRefused
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.provision import queue_states, stream_states
+from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.cli.find import WARDEN
 from asyncrl.cli.view import HEARD, Filled, RunView
 from topics.actors import ACTOR_STOPPED
@@ -42,8 +42,14 @@ class Watch:
         Raises:
             BusError: the streams are not there, or may not be read.
         """
-        for listener in self._listeners.values():
-            await listener.start()
+        for stream, listener in list(self._listeners.items()):
+            try:
+                await listener.start()
+            except BusRefused as error:
+                if stream != VITALS.name or error.code != NO_STREAM:
+                    raise
+                del self._listeners[stream]  # in memory: gone with the server of a run that is over
+                continue
             await listener.caught_up()
         await self._count()
         self._asking = asyncio.create_task(self._ask())

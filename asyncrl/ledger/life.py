@@ -43,6 +43,7 @@ class Life:
         self.trajectory_id = trajectory_id
         self.began_ns = 0  # when the run was opened, or the first time anything was said
         self.logs: set[str] = set()  # progress logs with entries of it
+        self.result = 0  # sequence of its newest result
         self._moments: list[Moment] = []
         self._trained: list[tuple[int, Moment]] = []  # of every batch: which one is ours is known in the end
         self._steps: set[int] = set()  # batches that hold it
@@ -50,7 +51,7 @@ class Life:
             PROMPT_ISSUED.name: _issued,
             TRAJECTORY_PROGRESSED.name: self._progressed,
             PROGRESS_STORED.name: self._stored,
-            TRAJECTORY_GENERATED.name: _generated,
+            TRAJECTORY_GENERATED.name: self._generated,
             TRAJECTORY_GRADED.name: _graded,
             TRAJECTORY_FAILED.name: _failed,
             TRAJECTORY_DROPPED.name: _dropped,
@@ -94,6 +95,10 @@ class Life:
             f"attempt {entry.attempt}, delivery {entry.delivery}, {entry.offset:,} tokens so far" for entry in found
         )
 
+    def _generated(self, _: None, record: Record) -> str:
+        self.result = record.sequence
+        return _generated(record)
+
     def _packed(self, message: BatchPacked, _: Record) -> str:
         for group in message.groups:
             for member in group.members:
@@ -121,7 +126,7 @@ def _issued(_: None, record: Record) -> str:
     )
 
 
-def _generated(_: None, record: Record) -> str:
+def _generated(record: Record) -> str:
     headers = record.headers
     counts = [count.split(":") for count in headers["versions"].split(",") if count]
     tokens = ", ".join(

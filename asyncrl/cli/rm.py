@@ -1,0 +1,69 @@
+"""`asyncrl rm`: remove runs that are over: their directories here, their topics on a server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+from pathlib import Path
+
+from actors.actor import RunFiles
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.provision import remove_streams
+from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_run, is_locked, is_over, is_remote
+from asyncrl.cli.options import add_directory, add_server
+from asyncrl.errors import Fault
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run_ids", nargs="+", metavar="RUN", help="ids or directories of runs that are over")
+    add_directory(parser)
+    add_server(parser)
+    parser.add_argument("--force", action="store_true", help="also topics of a run whose supervisor died and left them")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Remove each, and print what was removed."""
+    for name in arguments.run_ids:
+        arguments.run_id = name
+        if is_remote(arguments):
+            found = find_run(arguments)
+            count = asyncio.run(_remove_topics(found, arguments.force))
+            print(f"run {found.run}: {count} streams removed from {found.address.url}")
+        else:
+            print(_remove_directory(Path(arguments.directory), name, arguments.force))
+    return 0
+
+
+def _remove_directory(folder: Path, name: str, force: bool) -> str:
+    root = next((root for root in (folder / name, Path(name)) if (root / "cast.json").exists()), None)
+    if root is None:
+        raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
+    if is_locked(root):
+        raise Fault(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
+    files = RunFiles(root)
+    url = files.read_cast().nats.url
+    about = ""
+    if url:  # its topics lie on somebody else's server
+        try:
+            found = FoundRun(files.read_cast().run, BusAddress.read(files.address), root)
+            about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
+        except (BusError, RunNotFound, OSError) as error:
+            raise Fault(
+                f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove the directory alone, "
+                f"delete {root}"
+            ) from error
+    shutil.rmtree(root)
+    return f"run {root.name}: removed {root}{about}"
+
+
+async def _remove_topics(found: FoundRun, force: bool) -> int:
+    async with connected(found, "rm", over_is_fine=True) as bus:
+        if not (force or await is_over(bus)):
+            raise Fault(
+                f"run {bus.run} has not ended: its supervisor has published no stop; stop it with `asyncrl down "
+                f"{bus.run}`, or remove it with --force if it died"
+            )
+        return await remove_streams(bus)

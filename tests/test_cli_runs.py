@@ -1,0 +1,114 @@
+"""Runs beside each other, runs that are over, and runs without a terminal: as a user meets them in one folder."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from conftest import until
+from runs import SHORT, command, up
+
+from asyncrl.cli.find import is_locked
+
+
+def make(folder: Path, name: str, **files: str) -> Path:
+    root = folder / "runs" / name
+    root.mkdir(parents=True)
+    for file, text in ({"cast": "{}"} | files).items():
+        (root / f"{file}.json").write_text(text)
+    return root
+
+
+async def test_runs_are_listed_with_what_became_of_them(tmp_path):
+    make(tmp_path, "done", summary='{"finished": true, "steps": 130, "sampled_reward_last_5_steps": 0.93}')
+    make(tmp_path, "broken")
+
+    code, said = await command(tmp_path, "runs", "--json")
+    rows = {row["run"]: row for row in json.loads(said)}
+
+    assert code == 0
+    assert (rows["done"]["state"], rows["done"]["step"], rows["done"]["reward"]) == ("finished", 130, 0.93)
+    assert (rows["broken"]["state"], rows["broken"]["step"]) == ("stopped", None)
+    _, table = await command(tmp_path, "runs")
+    assert "done" in table and "0.930" in table
+
+
+async def test_a_directory_that_was_moved_is_named_with_its_old_place(tmp_path):
+    root = make(tmp_path, "old")
+    (root / "location").write_text(str(root))
+    root.rename(tmp_path / "runs" / "new")
+
+    for words in (["audit", "new"], ["up", "--resume", "new"], ["replay", "new"]):
+        code, said = await command(tmp_path, *words)
+        assert code == 1
+        assert f"was made as {root}" in said and "move it back" in said
+
+
+async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
+    make(tmp_path, "one")
+    for words, expected in (
+        (["tap", "batch.trained", "--where", "stp=3"], "no message of batch.trained has a 'stp'; fields: "),
+        (["tap", "batch.trained", "--no-follow"], "--no-follow goes with --from-start"),
+        (["scale"], "asyncrl scale rollout=4"),
+        (["rm", "nothing"], "no run called nothing"),
+    ):
+        code, said = await command(tmp_path, *words)
+        assert code != 0
+        assert expected in said
+
+
+@pytest.mark.slow
+async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
+    """One in the background, one whose terminal goes away; afterwards both can be looked at, and removed."""
+    (tmp_path / "cast.toml").write_text(SHORT)
+    endless = ["--set", "learner.steps=100000", "--set", "nats.keep=run"]
+    code, said = await command(tmp_path, "up", "cast.toml", "--detach", "--run", "back", *endless)
+    assert code == 0, said
+    assert "asyncrl down back" in said
+    try:
+        async with up(tmp_path, "learner.steps=100000", "run=front") as front:
+            await front.reaches(front.steps, "the first step")
+            for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):
+                code, said = await command(tmp_path, *words)
+                assert (code, "2 runs are live" in said and "back, front" in said) == (1, True), said
+            front.process.send_signal(signal.SIGHUP)
+            assert await front.ended() == 0
+            summary = json.loads((front.root / "summary.json").read_text())
+            assert not summary["finished"]
+        code, said = await command(tmp_path, "down")  # the other one is meant now
+        assert (code, said.splitlines()[-1]) == (0, "run back has ended")
+    finally:
+        await ended(tmp_path / "runs" / "back")
+
+    code, said = await command(tmp_path, "status", "back", "--json")
+    assert (code, json.loads(said)["state"]) == (0, "stopped")
+    code, said = await command(tmp_path, "samples", "back", "--step", "1", "--count", "3", "--json")
+    samples = [json.loads(line) for line in said.splitlines()]
+    assert (code, len(samples)) == (0, 3)
+    assert all(set("abcd") >= set(sample["label"]) or sample["label"] for sample in samples)
+    assert {"prompt", "completion", "label", "reward"} <= samples[0].keys()
+    code, said = await command(tmp_path, "explain", "back", samples[0]["name"])
+    assert code == 0
+    assert samples[0]["completion"] in said
+    code, said = await command(tmp_path, "tap", "back", "batch.trained", "--from-start", "--json")
+    assert (code, said.count("batch.trained") > 2) == (0, True)
+    code, said = await command(tmp_path, "rm", "back", "front")
+    assert code == 0, said
+    assert not list((tmp_path / "runs").iterdir())
+
+
+async def ended(root: Path) -> None:
+    """Have a run in the background end, whatever failed before."""
+    if is_locked(root):
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdecimal() and str(root.name) in _line(folder) and "asyncrl.cli.main" in _line(folder):
+                os.kill(int(folder.name), signal.SIGKILL)
+    await until(lambda: not is_locked(root), "the run in the background has ended")
+
+
+def _line(folder: Path) -> str:
+    try:
+        return (folder / "cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
