@@ -129,7 +129,7 @@ def test_a_reader_that_leaves_early_is_no_error():
         (["roles", "My Run"], 2, "'My Run' is no id of a run"),
         (["roles", "--config", "/dev/null/users"], 1, "the users cannot be written"),
         (["bench"], 0, "measurements:"),
-        (["status"], 1, "no live run under"),
+        (["status"], 1, "no run under"),
         (["down", "nobody"], 1, "no run called nobody"),
         (["logs"], 1, "no run under"),
         (["status", "--url", "nats://127.0.0.1:1"], 1, "give the run's id"),
