@@ -365,7 +365,7 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
 
     _, everything, _ = await terminal.type("logs")
     _, loud, _ = await terminal.type("logs", "rollout", "--level", "warning", "--follow")
-    code, _, message = await terminal.type("logs", bus.run, "nobody")
+    code, _, message = await terminal.type("logs", terminal.logs.parent.name, "nobody")
 
     assert [line.split(maxsplit=2)[-1].split("  ")[0] for line in everything.splitlines()[1:]] == [
         "event 0",
