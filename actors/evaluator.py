@@ -32,7 +32,9 @@ async def main(context: Context) -> None:
     """Play an evaluator until asked to stop."""
     reward = context.cast.reward
     try:
-        grader = await open_grader(reward.function, base=context.files.base, time_limit_s=reward.time_limit_s)
+        grader = await open_grader(
+            reward.function, base=context.files.base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb
+        )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
     try:

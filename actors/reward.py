@@ -30,6 +30,7 @@ async def main(context: Context) -> None:
             base=context.files.base,
             workers=settings.children,
             time_limit_s=settings.time_limit_s,
+            memory_mb=settings.memory_mb,
         )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error

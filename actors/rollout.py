@@ -14,7 +14,7 @@ from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record
 from asyncrl.bus.provision import QUEUES
-from asyncrl.tasks.functions import FunctionError, load_function
+from asyncrl.tasks.functions import FunctionError, load_rollout
 from asyncrl.tasks.journal import branch_tasks
 from asyncrl.tasks.rollout import RolloutFunction, single_turn
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
@@ -44,7 +44,7 @@ class RolloutWorker:
             model_context = check_model_directory(context.files.model_path(cast)).context
             tokenizer = TaskTokenizer.load(context.files.model_path(cast))
             function: RolloutFunction = (
-                single_turn if name == "single_turn" else load_function(name, base=context.files.base)
+                single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
             )
         except (ModelError, TokenizerError, FunctionError) as error:
             raise ActorFault(str(error)) from error

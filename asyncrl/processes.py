@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
@@ -44,10 +45,10 @@ def exit_text(code: int, log: Path, since: int) -> str:
     return f"exit code {code}: {log_tail(log, since)}"
 
 
-def die_with(parent: int) -> None:
-    """Ask the kernel (Linux) to kill this process when `parent`, which started it, dies; end now if it has died."""
+def die_with(parent: int, number: int = signal.SIGKILL) -> None:
+    """Ask the kernel (Linux) to send this process a signal when `parent`, which started it, dies; end now if it has."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os._exit(1)
 
@@ -55,6 +56,33 @@ def die_with(parent: int) -> None:
 def with_parent() -> Callable[[], None]:
     """`preexec_fn` for a child that shall not outlive this process."""
     return partial(die_with, os.getpid())
+
+
+class LivingProcess(NamedTuple):
+    """A process of this machine that has not ended."""
+
+    parent: int
+    group: int
+
+
+def living_processes() -> dict[int, LivingProcess]:
+    """All of this machine by process id, where the kernel tells (Linux)."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended in this moment
+            state, parent, group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if state not in "ZX":
+                found[int(stat.parent.name)] = LivingProcess(int(parent), int(group))
+    return found
+
+
+def descendants(pid: int, living: dict[int, LivingProcess]) -> list[int]:
+    """Those of the living processes that came from one, and whose parents are known."""
+    found, parents = list[int](), {pid}
+    while parents:
+        parents = {one for one, process in living.items() if process.parent in parents}
+        found += parents
+    return found
 
 
 def state_of(pid: int) -> Literal["", "stopped", "gone"]:
@@ -73,10 +101,12 @@ async def end(process: asyncio.subprocess.Process, within_s: float = 5.0) -> Non
     """Ask a process to leave, and kill it if it does not."""
     if process.returncode is not None:
         return
-    process.terminate()
+    with contextlib.suppress(ProcessLookupError):  # it ends in this moment
+        process.terminate()
     try:
         async with asyncio.timeout(within_s):
             await process.wait()
     except TimeoutError:
-        process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
         await process.wait()

@@ -116,6 +116,9 @@ class RewardSettings(Settings):
     """Child processes a worker runs user functions in."""
     time_limit_s: Seconds = 30.0
     """Seconds one call may take before its child process is killed and the trajectory fails."""
+    memory_mb: Count = 4096
+    """MB that each process of a user function may write to (data, not files or libraries it maps); beyond them the
+    trajectory fails. 0 for no limit."""
     in_flight: Positive = 256
     """Trajectories a reward worker holds at once."""
 

@@ -109,7 +109,7 @@ class Run:
     def processes(self) -> dict[int, str]:
         """Command lines of the living processes that came from this run, by process id."""
         marked = f"{_MARK}={self._mark}".encode()
-        return {pid: line for pid, line, environment in _processes() if marked in environment}
+        return {pid: line for pid, line, environment in all_processes() if marked in environment}
 
     def server(self) -> int | None:
         """Process id of its NATS server, where it lives."""
@@ -239,7 +239,7 @@ def _kill(pid: int) -> None:
         pass  # it ended by itself in this moment
 
 
-def _processes() -> Iterator[tuple[int, str, bytes]]:
+def all_processes() -> Iterator[tuple[int, str, bytes]]:
     """Process id, command line and environment of every living process of this user."""
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():

@@ -174,6 +174,35 @@ async def test_a_refusal_is_not_tried_again(tmp_path):
     assert len(tries) == 1
 
 
+async def test_labels_do_not_follow_a_redirection(tmp_path):
+    asked_for = []
+
+    async def judge(request: web.Request) -> web.Response:
+        asked_for.append(request.query_string)
+        return web.Response(status=307, headers={"Location": "/judge?elsewhere"})
+
+    async with judged_by(tmp_path, judge) as grader:
+        failed = await failing(grader, asked())
+
+    assert failed.reason == "http"
+    assert "answered status 307 and names /judge?elsewhere" in failed.detail
+    assert asked_for == [""]
+
+
+async def test_an_answer_without_end_fails_the_call(tmp_path):
+    async def judge(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:  # until nobody reads it any more
+            await response.write(b"1" * 65536)
+
+    async with judged_by(tmp_path, judge) as grader:
+        failed = await failing(grader, asked())
+
+    assert failed.reason == "value"
+    assert "answered more than 1048576 bytes: 1111" in failed.detail
+
+
 @pytest.mark.parametrize("body", ["NaN", "oops", "null", '"1"', '{"score": 1}', '{"reward": 1, "note": "x"}'])
 async def test_an_answer_that_is_no_number_fails_the_call(tmp_path, body):
     async def judge(request: web.Request) -> web.Response:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 import os
+import resource
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -13,11 +15,24 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from asyncrl.processes import die_with
-from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack, read_score
-from asyncrl.tasks.functions import FunctionError, last_lines, load_function
+from asyncrl.processes import descendants, living_processes
+from asyncrl.tasks.frames import (
+    REPLY_BYTES,
+    Call,
+    Frames,
+    GradeRequest,
+    Ready,
+    Reply,
+    RewardFailed,
+    Setup,
+    memory_text,
+    pack,
+    read_score,
+)
+from asyncrl.tasks.functions import FunctionError, is_async, last_lines, load_function, load_rollout
 
 _READ_BYTES = 1 << 16
+_DETAIL_CHARS = 4000
 _calls = msgspec.msgpack.Decoder(Call)
 
 
@@ -51,9 +66,10 @@ def read_signature(function: Callable[..., Any]) -> Signature:
         elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
             signature.keywords.append(parameter.name)
         elif parameter.default is parameter.empty:
+            near = difflib.get_close_matches(parameter.name, known, n=1)
             raise FunctionError(
-                f"the reward function asks for {parameter.name!r}; it may name {', '.join(known)} "
-                "(or take the completion alone as its one positional-only argument)"
+                f"the reward function asks for {parameter.name!r}{f', did you mean {near[0]!r}' if near else ''}; "
+                f"it may name {', '.join(known)} (or take the completion alone as its one positional-only argument)"
             )
     if signature.positional and "completion" in signature.keywords:
         signature.keywords.remove("completion")
@@ -71,15 +87,35 @@ def _take_pipes() -> tuple[int, BinaryIO]:
     return inbox, os.fdopen(outbox, "wb")
 
 
-def _send(outbox: BinaryIO, message: msgspec.Struct) -> None:
-    outbox.write(pack(message))
+def _limit_memory(memory_mb: int) -> None:
+    """Bound what this process, and each that it starts, may take: the data that it may write, not what it maps."""
+    if memory_mb:
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]  # is -1 where there is no limit yet
+        limit = min(memory_mb * 1_000_000, most if most >= 0 else sys.maxsize)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _send(outbox: BinaryIO, message: Ready | Reply) -> None:
+    frame = pack(message)
+    if isinstance(message, Reply) and len(frame) > REPLY_BYTES:
+        detail = f"the function returned {len(message.metrics)} metrics in {len(frame)} bytes; {REPLY_BYTES} fit"
+        frame = pack(Reply(message.id, reason="value", detail=detail))
+    outbox.write(frame)
     outbox.flush()
 
 
-def _failure(call_id: int, error: BaseException, *, skip: int) -> Reply:
+def _failure(call_id: int, error: BaseException, *, memory_mb: int) -> Reply:
     if isinstance(error, RewardFailed):
-        return Reply(call_id, reason=error.reason, detail=error.detail)
-    return Reply(call_id, reason="raised", detail=last_lines(error, skip=skip))
+        return Reply(call_id, reason=error.reason, detail=error.detail[:_DETAIL_CHARS])
+    shown = last_lines(error, skip=2)
+    if isinstance(error, MemoryError) and memory_mb:
+        return Reply(call_id, reason="memory", detail=f"it needed more than {memory_text(memory_mb)}\n{shown}")
+    return Reply(call_id, reason="raised", detail=shown)
+
+
+def _has_descendants() -> bool:
+    """Whether there is any process that a call started: under this one, or without parents under the supervisor."""
+    return descendants(os.getppid(), living_processes()) != [os.getpid()]
 
 
 def _read_calls(inbox: int, frames: Frames) -> Iterator[Call]:
@@ -88,19 +124,20 @@ def _read_calls(inbox: int, frames: Frames) -> Iterator[Call]:
             yield _calls.decode(frame)
 
 
-def _serve(function: Callable[[GradeRequest], Any], calls: Iterator[Call], outbox: BinaryIO) -> None:
+def _serve(function: Callable[[GradeRequest], Any], calls: Iterator[Call], outbox: BinaryIO, *, memory_mb: int) -> None:
     for call in calls:
         try:
             reply = Reply(call.id, *read_score(function(call.request)))
         except Exception as error:  # whatever the user's function raises is an answer
-            reply = _failure(call.id, error, skip=2)
+            reply = _failure(call.id, error, memory_mb=memory_mb)
         _send(outbox, reply)
 
 
 async def _serve_async(
-    function: Callable[[GradeRequest], Awaitable[Any]], inbox: int, outbox: BinaryIO, time_limit_s: float
+    function: Callable[[GradeRequest], Awaitable[Any]], inbox: int, outbox: BinaryIO, setup: Setup
 ) -> None:
-    frames, closed, tasks = Frames(), asyncio.Event(), set[asyncio.Task[None]]()
+    time_limit_s, frames, closed = setup.time_limit_s, Frames(), asyncio.Event()
+    tasks = set[asyncio.Task[None]]()
 
     async def answer(call: Call) -> None:
         try:
@@ -108,9 +145,10 @@ async def _serve_async(
                 value = await function(call.request)
             reply = Reply(call.id, *read_score(value))
         except (Exception, asyncio.CancelledError) as error:  # whatever the user's function raises is an answer
-            reply = _failure(call.id, error, skip=2)
+            reply = _failure(call.id, error, memory_mb=setup.memory_mb)
             if isinstance(error, TimeoutError) and limit.expired():
-                reply = Reply(call.id, reason="time_limit", detail=f"no reward within {time_limit_s:g} s")
+                detail = f"no reward within {time_limit_s:g} s"
+                reply = Reply(call.id, reason="time_limit", detail=detail, leftover=_has_descendants())
         _send(outbox, reply)
 
     def on_readable() -> None:
@@ -126,28 +164,32 @@ async def _serve_async(
     await closed.wait()
 
 
-def main(parent: int) -> None:
-    """Serve until the parent closes the pipe or dies."""
-    die_with(parent)  # where there is no Linux the closing pipe ends a child, unless its function hangs
+def main() -> None:
+    """Serve until the pipe is closed."""
     inbox, outbox = _take_pipes()
     frames = Frames()
     setup = msgspec.msgpack.decode(_first_frame(inbox, frames), type=Setup)
+    _limit_memory(setup.memory_mb)
     try:
+        if setup.rollout:
+            load_rollout(setup.spec, base=Path(setup.base))
+            _send(outbox, Ready(pid=os.getpid()))
+            return
         function = load_function(setup.spec, base=Path(setup.base))
         if setup.arguments is not None:
             function = function(**setup.arguments)
         signature = read_signature(function)
     except ValueError as error:  # FunctionError, DataError, or a function without a readable signature
-        _send(outbox, Ready(error=str(error)))
+        memory = isinstance(error.__cause__, MemoryError) and setup.memory_mb
+        _send(outbox, Ready(f"{error}\nit may take {memory_text(setup.memory_mb)}" if memory else str(error)))
         return
-    # An object may have an async __call__.
-    concurrent = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
-    _send(outbox, Ready(concurrent=concurrent))
+    concurrent = is_async(function)
+    _send(outbox, Ready(concurrent=concurrent, pid=os.getpid()))
     call = functools.partial(signature.call, function)
     if concurrent:
-        asyncio.run(_serve_async(call, inbox, outbox, setup.time_limit_s))
+        asyncio.run(_serve_async(call, inbox, outbox, setup))
     else:
-        _serve(call, _read_calls(inbox, frames), outbox)
+        _serve(call, _read_calls(inbox, frames), outbox, memory_mb=setup.memory_mb)
 
 
 def _first_frame(inbox: int, frames: Frames) -> bytes:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import msgspec
 
 from topics.wire import GREATEST
 
-Reason: TypeAlias = Literal["raised", "value", "time_limit", "exited", "http", "closed"]
+Reason: TypeAlias = Literal["raised", "value", "time_limit", "memory", "exited", "http", "closed"]
+
+REPLY_BYTES = 1 << 20  # of what a child answers
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -28,8 +30,8 @@ class GradeRequest(msgspec.Struct):
 class RewardFailed(Exception):
     """A reward that could not be had for one trajectory.
 
-    `reason` is `raised`, `value` (no finite number came back), `time_limit`, `exited` (the function ended its
-    process), `http` (the address cannot be reached or refuses) or `closed` (the grader was closed meanwhile).
+    `reason` is `raised`, `value` (no finite number came back), `time_limit`, `memory`, `exited` (the function ended
+    its process), `http` (the address cannot be reached or refuses) or `closed` (the grader was closed meanwhile).
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -38,13 +40,20 @@ class RewardFailed(Exception):
         self.detail = detail
 
 
+def memory_text(memory_mb: int) -> str:
+    """The limit as its failures name it."""
+    return f"reward.memory_mb = {memory_mb:,} MB"
+
+
 class Setup(msgspec.Struct):
     """First frame to a child: the function it calls."""
 
     spec: str
     base: str
     time_limit_s: float
-    arguments: dict[str, Any] | None  # not None: `spec` makes the function when called with these
+    arguments: dict[str, Any] | None = None  # not None: `spec` makes the function when called with these
+    memory_mb: int = 0  # that each of its processes may take; 0 for no limit
+    rollout: bool = False  # not a reward: it is only loaded, and looked at
 
 
 class Ready(msgspec.Struct):
@@ -52,6 +61,7 @@ class Ready(msgspec.Struct):
 
     error: str = ""
     concurrent: bool = False  # an async function: many calls at once
+    pid: int = 0  # of the child, which leads its group; its supervisor has another
 
 
 class Call(msgspec.Struct, array_like=True):
@@ -69,6 +79,7 @@ class Reply(msgspec.Struct, array_like=True):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     reason: Reason | None = None  # None where there is a reward
     detail: str = ""
+    leftover: bool = False  # a call was ended at its limit, and processes that it may have started live
 
 
 def pack(message: msgspec.Struct) -> bytes:
@@ -79,24 +90,37 @@ def pack(message: msgspec.Struct) -> bytes:
     return bytes(frame)
 
 
+class FrameError(Exception):
+    """Bytes that cannot be frames."""
+
+
 class Frames:
     """Cuts a stream of bytes into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_bytes: int = (1 << 32) - 1) -> None:
+        """
+        Args:
+            most_bytes: of one frame.
+        """
         self._rest = bytearray()
+        self._most_bytes = most_bytes
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that `data` completes."""
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes.
+
+        Raises:
+            FrameError: a frame begins that would be too long.
+        """
         self._rest += data
-        frames, start = [], 0
-        while len(self._rest) >= start + 4:
-            end = start + 4 + int.from_bytes(self._rest[start : start + 4], "little")
-            if len(self._rest) < end:
-                break
-            frames.append(bytes(self._rest[start + 4 : end]))
-            start = end
-        del self._rest[:start]
-        return frames
+        while len(self._rest) >= 4:
+            size = int.from_bytes(self._rest[:4], "little")
+            if size > self._most_bytes:
+                raise FrameError(f"a frame of {size} bytes; at most {self._most_bytes} were expected")
+            if len(self._rest) < 4 + size:
+                return
+            frame = bytes(self._rest[4 : 4 + size])
+            del self._rest[: 4 + size]
+            yield frame
 
 
 def read_score(value: Any) -> tuple[float, dict[str, float]]:

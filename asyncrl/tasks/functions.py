@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
@@ -45,6 +46,27 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     if not callable(function):
         raise FunctionError(f"{spec}: {name!r} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call answers an awaitable; an object may have an async `__call__`."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+def load_rollout(spec: str, *, base: Path) -> Callable[..., Any]:
+    """Import the rollout function that `spec` names, as `load_function` does.
+
+    Raises:
+        FunctionError: also when it is no `async def rollout(row, context)`.
+    """
+    function = load_function(spec, base=base)
+    if not is_async(inspect.unwrap(function)):
+        raise FunctionError(f"{spec}: it is no async function; write async def {spec.rpartition(':')[2]}(row, context)")
+    try:
+        inspect.signature(function).bind("row", "context")
+    except (TypeError, ValueError) as error:
+        raise FunctionError(f"{spec}: it is called with a row and a context, and {error}") from error
+    return function
 
 
 def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:

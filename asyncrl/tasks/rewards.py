@@ -17,6 +17,7 @@ __all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
 _SHOWN_CHARS = 300
+_ANSWER_BYTES = 1 << 20
 
 
 class GraderError(ValueError):
@@ -46,7 +47,9 @@ class Grader(Protocol):
         ...
 
 
-async def open_grader(spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0) -> Grader:
+async def open_grader(
+    spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0, memory_mb: int = 0
+) -> Grader:
     """Open the reward that `spec` names.
 
     Args:
@@ -56,6 +59,7 @@ async def open_grader(spec: str, *, base: Path, workers: int = 1, time_limit_s: 
         base: folder that a relative path is looked for in.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.
+        memory_mb: MB that each process of a function may take; 0 for no limit.
 
     Raises:
         GraderError: unknown reward.
@@ -67,11 +71,12 @@ async def open_grader(spec: str, *, base: Path, workers: int = 1, time_limit_s: 
     if kind in ("http", "https"):
         return HttpGrader(spec, time_limit_s)
     if spec == "math":
-        setup = Setup("asyncrl.tasks.scorers:make_math", "", time_limit_s, {})
+        setup = Setup("asyncrl.tasks.scorers:make_math", "", time_limit_s, {}, memory_mb)
     elif kind == "reasoning-gym":
-        setup = Setup("asyncrl.tasks.scorers:make_reasoning_gym", "", time_limit_s, {"dataset": name or None})
+        dataset = {"dataset": name or None}
+        setup = Setup("asyncrl.tasks.scorers:make_reasoning_gym", "", time_limit_s, dataset, memory_mb)
     elif colon:
-        setup = Setup(spec, str(base), time_limit_s, None)
+        setup = Setup(spec, str(base), time_limit_s, None, memory_mb)
     else:
         known = "exact, math, reasoning-gym, reasoning-gym:NAME, http://ADDRESS, FILE.py:FUNCTION, MODULE:FUNCTION"
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
@@ -142,13 +147,17 @@ class HttpGrader:
             raise RewardFailed("time_limit", detail) from None
 
     async def _ask(self, body: bytes) -> GradeResult:
-        async with self._session.post(self._url, data=body) as response:
-            text = await response.read()
+        # A redirection is not followed: the labels go to the address that the settings name, and to no other.
+        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
+            text = await _read_answer(response)
             shown = text[:_SHOWN_CHARS].decode(errors="replace")
             if response.status == 429 or response.status >= 500:
                 raise aiohttp.ClientError(f"status {response.status}: {shown}")
             if response.status >= 300:
-                raise RewardFailed("http", f"{self._url} answered status {response.status}: {shown}")
+                to = f" and names {response.headers['Location']}" if "Location" in response.headers else ""
+                raise RewardFailed("http", f"{self._url} answered status {response.status}{to}: {shown}")
+        if len(text) > _ANSWER_BYTES:
+            raise RewardFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {shown}")
         try:
             return GradeResult(*read_score(msgspec.json.decode(text)))
         except ValueError as error:
@@ -157,3 +166,11 @@ class HttpGrader:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
+
+
+async def _read_answer(response: aiohttp.ClientResponse) -> bytes:
+    """The body, or its beginning where it is longer than an answer may be."""
+    text = b""
+    while len(text) <= _ANSWER_BYTES and (part := await response.content.readany()):
+        text += part
+    return text

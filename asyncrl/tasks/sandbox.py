@@ -3,34 +3,83 @@
 A child takes one call at a time (a function) or many (an async function); further calls wait in its pipe so that it
 never idles. A call that hangs, or ends its process, fails alone: calls behind it go to another child. Where an async
 function ran many calls when its process ended, nothing tells which one it was, so they run again one at a time.
+
+Each child has a supervisor, the process that is started here. It ends with the child, and after whatever the child
+started: where it has ended, nothing of the function runs any more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 import structlog
 
-from asyncrl.processes import python
-from asyncrl.tasks.frames import Call, Frames, GradeRequest, Ready, Reply, RewardFailed, Setup, pack
+from asyncrl.processes import end, python
+from asyncrl.tasks.frames import (
+    REPLY_BYTES,
+    Call,
+    FrameError,
+    Frames,
+    GradeRequest,
+    Ready,
+    Reply,
+    RewardFailed,
+    Setup,
+    memory_text,
+    pack,
+)
 from asyncrl.tasks.functions import FunctionError
 
-_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from asyncrl.tasks.child import main; main(int(sys.argv[1]))"
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.tasks.supervisor import main; "
+    "main(int(sys.argv[1]), float(sys.argv[2]))"
+)
 _LOAD_LIMIT_S = 300.0
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
 _CANCEL_S = 0.5  # that an async function has to end after its child cancelled it
+_DRAIN_S = 1.0  # from the end of a child to that of its pipe, or the other way round
 _READ_BYTES = 1 << 18
 
 _replies = msgspec.msgpack.Decoder(Reply)
 log = structlog.get_logger()
+
+
+class _Link(NamedTuple):
+    """A supervisor, and a pipe to its child and back: not the process object's, whose `wait` would wait for it too."""
+
+    process: Process
+    replies: asyncio.StreamReader
+    calls: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, time_limit_s: float) -> _Link:
+        """Start a supervisor."""
+        ours, theirs = socket.socketpair()
+        try:
+            # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
+            process = await asyncio.create_subprocess_exec(
+                *python("-c", _BOOT, str(os.getpid()), str(time_limit_s), *sys.path),
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                start_new_session=True,
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        return cls(process, *await asyncio.open_unix_connection(sock=ours))
 
 
 class _Job:
@@ -46,16 +95,19 @@ class _Job:
 class _Child:
     """One child process and the jobs given to it, in order."""
 
-    def __init__(self, process: Process, ready: Ready, frames: Frames, setup: Setup) -> None:
-        self.process = process
+    def __init__(self, link: _Link, ready: Ready, frames: Frames, setup: Setup) -> None:
+        self.link = link
         self.ready = ready
         self.jobs: dict[int, _Job] = {}
-        self.overdue = False
+        self.fault: Reply | None = None  # why it is ended; the call that runs fails with it
+        self.retiring = False  # takes no further call, and ends behind those it has
         self._frames = frames
+        self._setup = setup
         self._limit_s = setup.time_limit_s + (_CANCEL_S if ready.concurrent else 0.0)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._given = 0
+        self._ending: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> list[_Job]:
@@ -64,41 +116,66 @@ class _Child:
         return jobs if self.ready.concurrent else jobs[:1]
 
     def has_room(self, job: _Job) -> bool:
-        assert self.process.stdin
-        if self.process.stdin.is_closing():
-            return False  # it has ended, and only its last words are still to be read; uvloop refuses to write to it
+        if self.retiring or self.link.calls.is_closing():  # the latter: it has ended; uvloop refuses to write to it
+            return False
         if job.alone or any(other.alone for other in self.jobs.values()):
             return not self.jobs
         return len(self.jobs) < (_CONCURRENT_CALLS if self.ready.concurrent else _PIPELINED_CALLS)
 
     def give(self, job: _Job) -> None:
-        assert self.process.stdin
         if self.ready.concurrent or not self.jobs:
             job.began_s = self._loop.time()
         self._given += 1
         self.jobs[self._given] = job
-        self.process.stdin.write(pack(Call(self._given, job.request)))
+        self.link.calls.write(pack(Call(self._given, job.request)))
         if self._timer is None:
             self._watch()
 
-    async def replies(self) -> AsyncIterator[Reply]:
-        """Replies as they come, until the process has ended."""
-        assert self.process.stdout
-        while data := await self.process.stdout.read(_READ_BYTES):
-            for frame in self._frames.feed(data):
-                yield _replies.decode(frame)
-        await self.process.wait()
+    async def serve(self, settled: Callable[[], None]) -> None:
+        """Settle calls by the replies that come, until the child and all it started have ended.
 
-    def settle(self, reply: Reply) -> None:
+        A child may close its pipe and go on; and the pipe may stay open behind its end, if its supervisor was killed.
+
+        Args:
+            settled: called after each.
+        """
+        reading, exit_ = asyncio.create_task(self._read(settled)), asyncio.create_task(self.link.process.wait())
+        try:
+            await asyncio.wait({reading, exit_}, return_when=asyncio.FIRST_COMPLETED)
+            if exit_.done() and self._timer:
+                self._timer.cancel()
+            if not self.retiring:
+                await asyncio.wait({reading, exit_}, timeout=_DRAIN_S)
+        finally:
+            reading.cancel()
+            exit_.cancel()
+        await self.end()
+
+    async def _read(self, settled: Callable[[], None]) -> None:
+        try:
+            while not (self.retiring and not self.jobs) and (data := await self.link.replies.read(_READ_BYTES)):
+                for frame in self._frames.feed(data):
+                    self._settle(_replies.decode(frame))
+                    settled()
+        except (FrameError, msgspec.MsgspecError, LookupError) as error:
+            detail = f"the function's process wrote into the pipe of its answers, and was killed: {error}"
+            self.fault, self.retiring = Reply(0, reason="exited", detail=detail), True
+
+    def _settle(self, reply: Reply) -> None:
         job = self.jobs.pop(reply.id)
         if not self.ready.concurrent and self.jobs:
             next(iter(self.jobs.values())).began_s = self._loop.time()
+        self.retiring |= reply.leftover
         _settle(job, reply)
 
-    def kill(self) -> None:
+    async def end(self) -> None:
+        """Kill it, again and again until it has gone."""
+        self.retiring = True
         if self._timer:
             self._timer.cancel()
-        _kill(self.process)
+        if self._ending is None:
+            self._ending = asyncio.create_task(_end(self.link, self.ready.pid))
+        await asyncio.shield(self._ending)
 
     def _watch(self) -> None:
         """Kill the process when the first job runs past its limit; set again only when it fires, not at every job."""
@@ -109,8 +186,10 @@ class _Child:
         if left_s > 0:
             self._timer = self._loop.call_later(left_s, self._watch)
         else:
-            self.overdue = True
-            self.kill()
+            self.retiring = True
+            detail = f"no reward within {self._setup.time_limit_s:g} s; the function's process was killed"
+            self.fault = Reply(0, reason="time_limit", detail=detail)
+            self._ending = asyncio.create_task(_end(self.link, self.ready.pid))
 
 
 class Sandbox:
@@ -135,8 +214,7 @@ class Sandbox:
         children = [child for child in done if isinstance(child, _Child)]
         for error in done:
             if isinstance(error, BaseException):
-                for child in children:
-                    await _end(child)
+                await asyncio.gather(*(child.end() for child in children))
                 raise error
         return cls(setup, children)
 
@@ -164,8 +242,7 @@ class Sandbox:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         jobs = [*self._queue, *(job for child in self._children for job in child.jobs.values())]
-        for child in self._children:
-            await _end(child)
+        await asyncio.gather(*(child.end() for child in self._children))
         for job in jobs:
             _settle(job, Reply(0, reason="closed", detail="the grader was closed"))
 
@@ -185,9 +262,7 @@ class Sandbox:
             if child is not None:
                 self._children.append(child)
                 self._dispatch()
-                async for reply in child.replies():
-                    child.settle(reply)
-                    self._dispatch()
+                await child.serve(self._dispatch)
                 self._children.remove(child)
                 self._bury(child)
             if child is None or not (child.jobs or self._queue):
@@ -203,14 +278,10 @@ class Sandbox:
 
     def _bury(self, child: _Child) -> None:
         """Fail the call that ended its process, and give back those that did not."""
-        child.kill()
-        how = _describe_exit(child.process.returncode)
+        how = _describe_exit(child.link.process.returncode, self._setup.memory_mb)
         running = child.running
-        reply = Reply(0, reason="exited", detail=f"the function's process ended: {how}")
-        if child.overdue:
-            detail = f"no reward within {self._setup.time_limit_s:g} s; the function's process was killed"
-            reply = Reply(0, reason="time_limit", detail=detail)
-        log.warning("sandbox child ended", function=self._setup.spec, exit=how, overdue=child.overdue)
+        reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
+        log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)
         if len(running) == 1:
             _settle(running[0], reply)
         else:
@@ -233,46 +304,58 @@ def _settle(job: _Job, reply: Reply) -> None:
 
 async def _start(setup: Setup) -> _Child:
     """Start a child and wait until it has loaded the function."""
-    # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
-    process = await asyncio.create_subprocess_exec(
-        *python("-c", _BOOT, str(os.getpid()), *sys.path), stdin=PIPE, stdout=PIPE, start_new_session=True
-    )
-    assert process.stdin and process.stdout
+    opening = asyncio.create_task(_Link.open(setup.time_limit_s))
+    try:
+        link = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await _end(await opening)
+        raise
     child: _Child | None = None
     try:
-        process.stdin.write(pack(setup))
-        frames = Frames()
+        link.calls.write(pack(setup))
+        frames = Frames(REPLY_BYTES)
         async with asyncio.timeout(_LOAD_LIMIT_S):
-            while data := await process.stdout.read(_READ_BYTES):
-                if found := frames.feed(data):
-                    ready = msgspec.msgpack.decode(found[0], type=Ready)
+            while data := await link.replies.read(_READ_BYTES):
+                for frame in frames.feed(data):
+                    ready = msgspec.msgpack.decode(frame, type=Ready)
                     if ready.error:
                         raise FunctionError(ready.error)
-                    child = _Child(process, ready, frames, setup)
+                    child = _Child(link, ready, frames, setup)
                     return child
-            raise FunctionError(f"{setup.spec}: its process ended at loading: {_describe_exit(await process.wait())}")
+            how = _describe_exit(await link.process.wait(), setup.memory_mb)
+            raise FunctionError(f"{setup.spec}: its process ended at loading: {how}")
+    except (FrameError, msgspec.MsgspecError) as error:
+        raise FunctionError(
+            f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
+        ) from error
     except TimeoutError as error:
         raise FunctionError(f"{setup.spec}: not loaded within {_LOAD_LIMIT_S:g} s") from error
     finally:
         if child is None:
-            _kill(process)
-            await process.wait()
+            await _end(link)
 
 
-async def _end(child: _Child) -> None:
-    child.kill()
-    await child.process.wait()
+async def _end(link: _Link, group: int = 0) -> None:
+    """End a child by its supervisor, which kills until nothing is left; a supervisor that does not is killed.
+
+    Args:
+        group: of the child, to be killed where its supervisor was; the child itself dies with the supervisor.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        link.process.send_signal(signal.SIGCONT)  # a function may have stopped it
+    await end(link.process)
+    if group and link.process.returncode == -signal.SIGKILL:
+        with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
+            os.killpg(group, signal.SIGKILL)
+    link.calls.transport.abort()
 
 
-def _kill(process: Process) -> None:
-    if process.returncode is None:
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it ended between the two lines
-
-
-def _describe_exit(code: int | None) -> str:
+def _describe_exit(code: int | None, memory_mb: int) -> str:
     if code is None or code >= 0:
         return f"exit code {code}"
-    return f"killed by {signal.Signals(-code).name}"
+    text = f"killed by {signal.Signals(-code).name}"
+    if -code == signal.SIGKILL:
+        return f"{text}, as the kernel does where the machine has no memory left"
+    if -code == signal.SIGABRT and memory_mb:
+        return f"{text}, as native code ends that needs more than {memory_text(memory_mb)}"
+    return text
