@@ -23,7 +23,7 @@ from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
 from asyncrl.errors import Fault
-from asyncrl.processes import python, with_parent
+from asyncrl.processes import descendants, living_processes, name_of, process_cpu_s, python, with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -296,14 +296,37 @@ def _life_id(actor_id: str) -> str:
     return f"{actor_id}:{time.time_ns()}"
 
 
+_WITH_CHILDREN = ("engine", "reward")  # whose work is done by processes that are no actors
+
+
+def _cpu_s(role: str) -> float:
+    """CPU seconds of this process, and of an inference server or reward children that it started."""
+    children = descendants(os.getpid(), living_processes()) if role in _WITH_CHILDREN else []
+    return time.process_time() + sum(process_cpu_s(pid) for pid in children)
+
+
+def _server_cpu_s() -> float:
+    """CPU seconds of the NATS servers that the run's owner, who started the supervisor, has started too."""
+    siblings = descendants(os.getppid(), living_processes())
+    return sum(process_cpu_s(pid) for pid in siblings if name_of(pid) == "nats-server")
+
+
 async def _tell_vitals(context: Context) -> None:
-    started, cpu = time.monotonic(), time.process_time()
+    started, cpu = time.monotonic(), _cpu_s(context.role)
+    server = _server_cpu_s() if context.role == "warden" else 0.0
     subject = VITALS_TAKEN.subject(context.bus.run, context.actor_id)
     while True:
         message = context.take_vitals()
-        message.values["cpu_s"] = round(time.process_time(), 3)
-        message.values["cpu_share"] = round((time.process_time() - cpu) / max(1e-9, time.monotonic() - started), 4)
-        started, cpu = time.monotonic(), time.process_time()
+        now_cpu = _cpu_s(context.role)
+        message.values["cpu_s"] = round(now_cpu, 3)
+        message.values["cpu_share"] = round(max(0.0, now_cpu - cpu) / max(1e-9, time.monotonic() - started), 4)
+        if context.role == "warden":
+            now_server = _server_cpu_s()
+            message.values["nats_cpu_share"] = round(
+                max(0.0, now_server - server) / max(1e-9, time.monotonic() - started), 4
+            )
+            server = now_server
+        started, cpu = time.monotonic(), now_cpu
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))

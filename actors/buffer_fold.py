@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
+from actors.batch_record import batch_figures, batch_group, tokens_of
 from actors.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
 from asyncrl.ledger.names import Names
 from asyncrl.settings import Cast
 from topics.actors import RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
 from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
 from topics.topic import Topic
@@ -310,20 +310,24 @@ class BufferFold:
             return []
         min_version = step - 1 - plan.max_lag
         drops: list[Decision] = []
-        groups: list[BatchGroup] = []
+        chosen: list[Group] = []
         for group in ready:
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
                 drops += _drop_old(group, old, step, again=plan.reissue and not group.expired)
                 continue
-            groups.append(_batch_group(group))
-            if len(groups) == count:
+            chosen.append(group)
+            if len(chosen) == count:
                 break
         if drops:
             return drops
-        if len(groups) < count:
+        if len(chosen) < count:
             return []
-        message = BatchPacked(step, stage, groups, min_version, plan.objective if stage == "rl" else {"loss": "sft"})
+        objective, figures = {"loss": "sft"}, {}
+        if stage == "rl":
+            objective, figures = plan.objective, batch_figures([group.live() for group in chosen])
+        groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
+        message = BatchPacked(step, stage, groups, min_version, objective, figures)
         return [Decision(BATCH_PACKED, message, id=f"{step}")]
 
     def _in_data_order(self, count: int) -> list[str]:
@@ -349,20 +353,6 @@ def _stage_of(prompt_id: str) -> Stage:
     return "warmup" if prompt_id.startswith("w") else "rl"
 
 
-def _tokens(members: Sequence[TrajectoryGraded]) -> int:
-    return sum(count.tokens for member in members for count in member.versions)
-
-
-def _batch_group(group: Group) -> BatchGroup:
-    return BatchGroup(
-        group.prompt_id,
-        [
-            BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, _tokens([member]))
-            for member in group.live()
-        ],
-    )
-
-
 def _drop(
     group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
 ) -> Decision:
@@ -373,7 +363,7 @@ def _drop(
         trajectory_id=name,
         attempt=claim.attempt if claim else group.attempts.get(member, 0),
         reason=reason,
-        tokens=_tokens([graded]) if graded else 0,
+        tokens=tokens_of(graded) if graded else 0,
         lag=lag,
         again=again,
         detail=detail,
@@ -383,7 +373,7 @@ def _drop(
 
 def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
     live = group.live()
-    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), _tokens(live))
+    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens_of(*live))
     return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
 
 

@@ -15,7 +15,15 @@ from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
 from asyncrl.engine.launch import EngineFailed, EngineProcess
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.engines import (
+    ENGINE_GONE,
+    ENGINE_READY,
+    ENGINE_STOPPED,
+    ENGINE_UPDATING,
+    EngineGone,
+    EngineReady,
+    EngineUpdating,
+)
 from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import Message, WireError
@@ -180,7 +188,7 @@ class EngineActor:
         )
 
     async def _leave(self) -> None:
-        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, "stopped"))
+        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, ENGINE_STOPPED))
         await self._listener.close()
         if self._client is not None:
             await self._client.close()

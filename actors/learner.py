@@ -63,6 +63,7 @@ class Learner:
         self.batch_sequence = 0
         self._differed = False  # the weights have other bits than those published
         self._saying: asyncio.Task[None] | None = None
+        self._waited_s = 0.0  # for the newest batch
         self._resumed = False  # all that was said to be trained is in the weights
 
     async def run(self) -> None:
@@ -144,7 +145,7 @@ class Learner:
         self.context.doing(f"trains batch {packed.step}")
         updating = asyncio.to_thread(self._update, packed, groups)
         stats, metrics = await self._while_fetching(packed.step + 1, updating)
-        metrics["train_s"] = round(time.monotonic() - began, 4)
+        metrics |= {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
         self.step, self.batch_sequence = packed.step, sequence
         if not publish:
             return
@@ -254,7 +255,8 @@ class Learner:
             if self._resumed and self.fold.wants_checkpoint(self.step):
                 await self._save()
             await self.keeper.changes()
-        self.context.count("waited_s", time.monotonic() - began)
+        self._waited_s = time.monotonic() - began
+        self.context.count("waited_s", self._waited_s)
         return found
 
     async def _while_fetching(self, step: int, work: Coroutine[None, None, T]) -> T:

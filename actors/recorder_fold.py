@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncrl.bus.log import Record
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -16,6 +16,14 @@ from topics.weights import TRAINING_FINISHED
 _WINDOW = 5  # steps a reward is averaged over
 
 
+class _Packed(NamedTuple):
+    """What a batch row takes from its packing."""
+
+    time_ns: int
+    tokens: int  # trainable, before stale ones are masked
+    figures: dict[str, float]
+
+
 class RecorderFold:
     """Rows for the metrics file and the figures of the summary."""
 
@@ -26,6 +34,7 @@ class RecorderFold:
         self.lags: dict[int, int] = {}  # trained tokens per lag
         self.dropped: dict[str, int] = {}  # ends without training, by reason
         self.failed: dict[str, int] = {}  # what workers claimed, by reason
+        self.figures: dict[str, float] = {}  # of the newest batch of RL
         self.exported = ""
         self.finished = False
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
@@ -39,7 +48,8 @@ class RecorderFold:
         self._warmup_tokens = 0
         self._update_s: list[float] = []
         self._newest: dict[str, int] = {}  # trained step -> line, so that a repeated line counts once
-        self._packed: dict[int, int] = {}
+        self._packed: dict[int, _Packed] = {}  # not trained yet
+        self._trained_ns = 0
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in."""
@@ -54,9 +64,10 @@ class RecorderFold:
             self.dropped[message.reason] = self.dropped.get(message.reason, 0) + members
             self._sampled_tokens += message.tokens
         elif topic is BATCH_PACKED:
-            self._packed[message.step] = record.time_ns
+            tokens = sum(member.tokens for group in message.groups for member in group.members)
+            self._packed[message.step] = _Packed(record.time_ns, tokens, message.figures)
             if message.stage == "rl":
-                self._sampled_tokens += sum(member.tokens for group in message.groups for member in group.members)
+                self._sampled_tokens += tokens
         elif topic is BATCH_TRAINED:
             self._on_trained(message, record)
         elif topic is ENGINE_READY:
@@ -100,6 +111,7 @@ class RecorderFold:
             "rl_s_to_reward_0.9": self._seconds_to(0.9),
             "first_rl_step_s": round((self.steps[0]["time_ns"] - self._first_ns) / 1e9, 2) if self.steps else None,
             "exported_model": self.exported,
+            "last_batch": self.figures,
         }
 
     def _on_trained(self, message: Any, record: Record) -> None:
@@ -118,6 +130,11 @@ class RecorderFold:
             "masked_tokens": message.masked,
             **message.metrics,
         }
+        packed = self._packed.pop(message.step, _Packed(record.time_ns, 0, {}))
+        if self._trained_ns:
+            row["tokens_per_s"] = round(packed.tokens * 1e9 / max(1, record.time_ns - self._trained_ns), 1)
+        self._trained_ns = record.time_ns
+        row |= packed.figures
         if message.stage == "warmup":
             self._warmup_steps += 1
             self._warmup_tokens += sum(message.lags.values())
@@ -126,11 +143,12 @@ class RecorderFold:
             total = sum(message.lags.values())
             lag = sum(lag * count for lag, count in message.lags.items()) / total if total else 0.0
             row["lag_mean_versions"] = round(lag, 4)
-            self._rl_first_ns = self._rl_first_ns or self._packed.get(message.step, record.time_ns)
+            self._rl_first_ns = self._rl_first_ns or packed.time_ns
             self._masked_tokens += message.masked
             self._counts["trajectories_trained"] += message.trajectories
             for lag_of, count in message.lags.items():
                 self.lags[lag_of] = self.lags.get(lag_of, 0) + count
+            self.figures = packed.figures
             self.steps.append(
                 {"step": message.step, "time_ns": record.time_ns, "reward": message.rewards[0], "lag": lag}
             )

@@ -85,6 +85,23 @@ def descendants(pid: int, living: dict[int, LivingProcess]) -> list[int]:
     return found
 
 
+def name_of(pid: int) -> str:
+    """Name of a process as the kernel has it; empty for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_cpu_s(pid: int) -> float:
+    """CPU seconds of a process since it began; 0 for one that ended, and where the kernel does not tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+
+
 def state_of(pid: int) -> Literal["", "stopped", "gone"]:
     """How a process of this machine is, where the kernel tells (Linux)."""
     try:

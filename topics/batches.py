@@ -40,6 +40,7 @@ class BatchPacked(Message):
     groups: list[BatchGroup]
     min_version: Step  # step - 1 - max_lag: older tokens are masked by the learner
     objective: dict[str, Any] = msgspec.field(default_factory=dict)  # settings that change this step's mathematics
+    figures: dict[str, float] = msgspec.field(default_factory=dict)  # lengths, truncation, the reward's own metrics
 
     def headers(self) -> dict[str, str]:
         """What routing needs."""

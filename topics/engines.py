@@ -35,6 +35,9 @@ class EngineReady(Message):
         return f"{self.line}:{self.version}:{self.digest}"
 
 
+ENGINE_STOPPED = "stopped"  # reason of an engine that was asked to leave
+
+
 class EngineGone(Message):
     """The server takes no more requests."""
 

@@ -247,6 +247,10 @@ def _fleet(view: RunView, now_ns: int) -> Table:
             f"{cores:.2f}",
             Text.assemble((bar(cores / max(1, len(live)), _BAR).ljust(_BAR), "cyan"), " ", note),
         )
+    server = [actor.vitals["nats_cpu_share"] for actor in view.actors.values() if "nats_cpu_share" in actor.vitals]
+    if server:
+        share = Text(bar(server[-1], _BAR), style="cyan")
+        table.add_row("nats", "", f"{server[-1]:.2f}", share)
     return table
 
 

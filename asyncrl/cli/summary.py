@@ -44,6 +44,8 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("tokens", f"{summary['trained_tokens']:,} trained of {summary['sampled_tokens']:,} sampled"),
         ("tokens by lag", histogram or "no trained token"),
         ("wasted tokens", _percent(summary["wasted_token_share"])),
+        ("responses", _responses(summary.get("last_batch", {}))),
+        *((name, f"{value:.3f} in the last batch") for name, value in _own(summary.get("last_batch", {}))),
         ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s'] or 0} s"),
         ("metrics", summary["metrics"]),
         ("plot", summary.get("plot", "none")),
@@ -53,6 +55,21 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _change(before: float | None, after: float | None) -> str:
     return f"{_number(before)} before → {_number(after)} after"
+
+
+def _responses(figures: dict[str, float]) -> str:
+    """Lengths and truncation of the last batch."""
+    if not figures:
+        return "none"
+    mean, longest = figures["response_tokens_mean"], figures["response_tokens_max"]
+    flat = figures.get("flat_groups_share")
+    groups = "" if flat is None else f", {100 * flat:.0f} % of groups without spread"
+    return f"{mean:,.1f} tokens, {longest:,.0f} at most, {_percent(figures['truncated_share'])} truncated{groups}"
+
+
+def _own(figures: dict[str, float]) -> list[tuple[str, float]]:
+    """The metrics that the reward itself gave."""
+    return [(name, value) for name, value in figures.items() if name.startswith("reward/")]
 
 
 def _number(value: float | None) -> str:

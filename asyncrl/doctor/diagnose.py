@@ -19,6 +19,7 @@ from topics.actors import HeldWork
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than so many steps
 _FIRST_S = 10.0  # before there is a pace to compare with
+_COMPILING_S = 120.0  # after a server on a GPU is ready for the first time
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
@@ -38,9 +39,11 @@ def diagnose(picture: Picture) -> list[Finding]:
         Findings, in the order in which to look at them; none for a run that is well, or over.
     """
     found = list(faults(picture))
-    if picture.finished or picture.stopping or not picture.opened_ns or any(finding.blocks for finding in found):
+    if picture.finished or picture.stopping:
+        return [finding for finding in found if finding.blocks]  # processes and servers leave one after the other
+    if not picture.opened_ns or any(finding.blocks for finding in found):
         return found
-    if stalled_s(picture) > patience_s(picture):
+    if stalled_s(picture) > patience_s(picture) and not _compiles(picture):
         found += _stall(picture, found)
     return found
 
@@ -101,6 +104,15 @@ def _starts(picture: Picture) -> bool:
     begun = any(step.time_ns > picture.opened_ns for step in picture.steps)
     ready = any(engine.ready_ns > picture.opened_ns for engine in picture.engines.values())
     return not (begun or ready) and picture.since_s(picture.opened_ns) < picture.cast.engine.start_deadline_s
+
+
+def _compiles(picture: Picture) -> bool:
+    """Whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
+    if picture.cast.engine.kind in ("embedded", "scripted"):
+        return False
+    begun = any(step.stage == "rl" and step.time_ns > picture.opened_ns for step in picture.steps)
+    ready = min((engine.ready_ns for engine in picture.engines.values() if engine.ready_ns), default=0)
+    return not begun and bool(ready) and picture.since_s(max(ready, picture.opened_ns)) < _COMPILING_S
 
 
 def _explains(known: list[Finding], *roles: str) -> bool:
@@ -197,7 +209,7 @@ def _rollout(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     hanging: dict[str, list[HeldWork]] = {}
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
-        if _mates(picture, work.id):
+        if 0 < _mates(picture, work.id) < picture.cast.rollout.group_size:
             late.setdefault(work.id.rsplit("-", 1)[0], (actor, work))
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)

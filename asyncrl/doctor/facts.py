@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from asyncrl.doctor.findings import Finding
 from asyncrl.doctor.picture import Actor, Engine, Picture
+from topics.engines import ENGINE_STOPPED
 
 _SILENT_S = 6.0  # three vital signs
 _START_S = 90.0  # for a process to come to its first word
@@ -75,8 +76,9 @@ def _actors(picture: Picture) -> Iterator[Finding]:
         for actor in picture.playing(role):
             yield from _actor(picture, actor)
         missing = picture.wanted.get(role, 0) - len(picture.playing(role))
-        if missing > 0 and picture.since_s(picture.opened_ns) > _START_S:
-            evidence = f"{missing} of {picture.wanted[role]} never started, {_START_S:.0f} s after the run was opened"
+        waited_s = picture.since_s(max(picture.opened_ns, picture.scaled_ns))
+        if missing > 0 and waited_s > _START_S:
+            evidence = f"{missing} of {picture.wanted[role]} never started, {waited_s:.0f} s after they were asked for"
             yield Finding("actor silent", role, evidence)
     warden = picture.actors.get("warden-1")
     if warden is not None:
@@ -90,7 +92,7 @@ def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
     if denied or any(sign in words.lower() for sign in _DENIED):
         yield Finding("permission missing", actor.actor_id, denied or words)
         return
-    quick, silent_s = actor.quick_starts(picture.now_ns), picture.since_s(actor.since_ns)
+    quick, silent_s = actor.quick_starts(picture.now_ns, picture.opened_ns), picture.since_s(actor.since_ns)
     ended_s = picture.since_s(actor.stopped_ns)
     if quick >= _OFTEN or (words and (not actor.live or (quick > 1 and ended_s < _LATELY_S))):
         said = f"last words: {words}" if words else "it left no last words: something killed it"
@@ -140,7 +142,10 @@ def _engine(picture: Picture, engine_id: str) -> Iterator[Finding]:
     updating = engine.state == "updating" and engine.updating_ns > actor.starts[-1]
     bound_s = max(_ANSWER_S, _UPDATES * engine.update_s) if updating else _ANSWER_S
     silent_s = actor.ago_s("answered_at_s")
-    if silent_s > bound_s or (engine.state == "gone" and engine.gone_ns > actor.starts[-1]):
+    left = engine.state == "gone" and engine.gone_ns > actor.starts[-1]
+    if left and engine.reason == ENGINE_STOPPED:
+        return  # it was asked to leave; who is started again comes back, and who is not wanted is not looked at
+    if silent_s > bound_s or left:
         said = f"the server at {engine.address or 'its address'} has not answered for {silent_s:.0f} s"
         yield Finding("engine dead", engine_id, said if silent_s > bound_s else f"it is gone: {engine.reason}")
         return

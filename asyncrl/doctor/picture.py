@@ -67,9 +67,9 @@ class Actor:
         at_s = self.gauge(name)
         return self.vitals.at_s - at_s if self.vitals is not None and at_s is not None else 0.0
 
-    def quick_starts(self, now_ns: int) -> int:
-        """How often it was started lately."""
-        return sum(now_ns - start < _SOON_S * 1e9 for start in self.starts)
+    def quick_starts(self, now_ns: int, opened_ns: int) -> int:
+        """How often it was started lately, since the run was opened: a stop and a start by its owner count nothing."""
+        return sum(now_ns - start < _SOON_S * 1e9 and start >= opened_ns for start in self.starts)
 
 
 @dataclass
@@ -128,6 +128,7 @@ class Picture:
     opened_ns: int = 0
     actors: dict[str, Actor] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)
+    scaled_ns: int = 0  # when that was asked for
     engines: dict[str, Engine] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)  # the newest few, each once
     packed: int | None = None  # newest batch
@@ -218,6 +219,7 @@ class Picture:
             self.stopping = True
         elif topic is FLEET_SCALED:
             self.wanted.update(message.wanted)
+            self.scaled_ns = time_ns
         elif topic is ACTOR_STARTED:
             actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
             actor.host, actor.pid = message.host, message.pid

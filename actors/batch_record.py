@@ -1,0 +1,51 @@
+"""What `batch.packed` says of its trajectories: references, and figures that people watch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from topics.batches import BatchGroup, BatchMember
+from topics.trajectories import TrajectoryGraded
+
+
+def tokens_of(*members: TrajectoryGraded) -> int:
+    """Trainable tokens of all of them."""
+    return sum(count.tokens for member in members for count in member.versions)
+
+
+def batch_group(prompt_id: str, members: Sequence[TrajectoryGraded]) -> BatchGroup:
+    """The graded members of a prompt by reference."""
+    return BatchGroup(
+        prompt_id,
+        [
+            BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, tokens_of(member))
+            for member in members
+        ],
+    )
+
+
+def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]]) -> dict[str, float]:
+    """Summarise the graded members of a batch.
+
+    Args:
+        groups: of each prompt, at least one member.
+
+    Returns:
+        `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `truncated_share` of the
+        trajectories, `flat_groups_share` of the groups of several whose rewards are all equal, and `reward/NAME`: the
+        mean of each metric that the reward gave, over the trajectories for which it did.
+    """
+    members = [member for group in groups for member in group]
+    lengths = [tokens_of(member) for member in members]
+    several = [group for group in groups if len(group) > 1]
+    figures = {
+        "response_tokens_mean": fmean(lengths),
+        "response_tokens_max": float(max(lengths)),
+        "truncated_share": fmean(member.truncated for member in members),
+    }
+    if several:
+        figures["flat_groups_share"] = fmean(len({member.reward for member in group}) == 1 for group in several)
+    for name in sorted({name for member in members for name in member.metrics}):
+        figures[f"reward/{name}"] = fmean(member.metrics[name] for member in members if name in member.metrics)
+    return {name: round(value, 6) for name, value in figures.items()}

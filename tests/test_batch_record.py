@@ -1,0 +1,59 @@
+"""What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
+
+from folds import Feed
+
+from actors.batch_record import batch_figures, batch_group
+from actors.recorder_fold import RecorderFold
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.trajectories import Reference, TrajectoryGraded, VersionCount
+
+
+def graded(name, reward, tokens, **fields):
+    prompt_id, member = name.rsplit("-", 1)
+    return TrajectoryGraded(
+        trajectory_id=name,
+        prompt_id=prompt_id,
+        member=int(member),
+        group_size=2,
+        stage="rl",
+        payload=Reference(1, "00", 1),
+        versions=[VersionCount(0, count) for count in tokens],
+        reward=reward,
+        **fields,
+    )
+
+
+def test_figures_of_two_groups():
+    groups = [
+        [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2])],
+        [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4])],
+    ]
+
+    assert batch_figures(groups) == {
+        "response_tokens_mean": 5.0,
+        "response_tokens_max": 10.0,
+        "truncated_share": 0.25,
+        "flat_groups_share": 0.5,
+        "reward/depth": 3.0,
+        "reward/format": 0.5,
+    }
+
+
+def test_a_group_of_one_has_no_spread_to_speak_of():
+    assert "flat_groups_share" not in batch_figures([[graded("p0-0", 1.0, [4])]])
+
+
+def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
+    feed = Feed(RecorderFold())
+    for step, at_s in ((1, 10.0), (2, 14.0)):
+        group = batch_group("p0", [graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])])
+        packed = BatchPacked(step, "rl", [group], 0, {}, {"response_tokens_mean": 5.0 + step})
+        feed.say(BATCH_PACKED, packed, at_s=at_s - 1)
+        trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5}, {0: 100}, 0, [0.5, 0.1], 8, step)
+        feed.say(BATCH_TRAINED, trained, at_s=at_s)
+
+    first, second = feed.fold.rows
+
+    assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
+    assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
+    assert feed.fold.summary("run")["last_batch"] == {"response_tokens_mean": 7.0}
