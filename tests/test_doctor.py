@@ -140,7 +140,7 @@ def test_a_full_disk_explains_whatever_waits():
     told.picture.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
 
     assert told.found() == [("disk full", "/runs/demo")]
-    assert told.evidence() == "40 MB of 100 GB are free"
+    assert told.evidence() == "40 of 100,000 MB are free"
 
 
 def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():

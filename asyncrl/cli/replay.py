@@ -71,6 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
 def replay_text(replay: Replay) -> str:
     """What a replay came to, for people."""
     steps, different = replay.steps, first_difference(replay.steps)
+    if not steps:
+        return "no step to train again: the checkpoint is that of the last step"
     versions = sum(bool(step.published) for step in steps)
     said = f"{len(steps):,} steps"
     if replay.changed:
@@ -151,7 +153,8 @@ async def _trained(
         last = _last_step(arguments, log, cast)
         retraining = Retraining(bus, log, trainer, cast, files)
         began = await retraining.begin(arguments.at, last)
-        print(f"run {bus.run}: from {began}, steps {retraining.step + 1} to {last}", file=tell, flush=True)
+        again = f"steps {retraining.step + 1} to {last}" if retraining.step < last else "no step to train again"
+        print(f"run {bus.run}: from {began}, {again}", file=tell, flush=True)
         replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
         told = 0.0
         async for step in retraining.steps(last):

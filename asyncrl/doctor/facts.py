@@ -43,7 +43,7 @@ def faults(picture: Picture) -> Iterator[Finding]:
 def _machine(picture: Picture) -> Iterator[Finding]:
     for disk in picture.disks:
         if disk.free < _DISK_MB * 1e6:
-            evidence = f"{disk.free / 1e6:,.0f} MB of {disk.total / 1e9:,.0f} GB are free"
+            evidence = f"{disk.free / 1e6:,.0f} of {disk.total / 1e6:,.0f} MB are free"
             yield Finding("disk full", disk.path, evidence, blocks=True)
     if picture.denied:
         yield Finding("permission missing", "doctor", picture.denied, blocks=True)
