@@ -20,6 +20,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cli.audit import audit_run
+from asyncrl.cli.chaos.memory import MemoryMeter
 from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_sense
 from asyncrl.cli.chaos.stage import ChaosError, Stage
 from asyncrl.cli.chaos.strikes import Strike, Striker
@@ -76,6 +77,8 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
         stage = Stage(Path(folder))
         running = await stage.start(words)
         print(f"run {stage.root.name} in {stage.root}", flush=True)
+        meter = MemoryMeter(stage.crash_folder)
+        metering = asyncio.create_task(meter.run())
         try:
             async with _watched(stage, running) as witness:
                 striker = _striker(arguments, targets, stage, witness)
@@ -83,8 +86,11 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
                 code = await _end(witness, running)
                 await striker.close()
         finally:
+            metering.cancel()
             await stage.stop()
-    return await _judge(arguments.seed, stage, code, witness, striker, undisturbed), stage.root
+    report = await _judge(arguments.seed, stage, code, witness, striker, undisturbed)
+    report.memory = meter.growth()
+    return report, stage.root
 
 
 async def _calm_run(words: list[str]) -> Path:

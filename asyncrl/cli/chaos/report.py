@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.cli.chaos.memory import Growth
 from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.ledger.audit import Findings
 
@@ -40,6 +41,7 @@ class Report(msgspec.Struct, kw_only=True):
     steps: int
     rewards: dict[int, float]  # by RL step
     undisturbed: dict[int, float] | None = None  # of the run compared with
+    memory: dict[str, Growth] = {}  # by role
 
     @property
     def clean(self) -> bool:
@@ -120,6 +122,11 @@ def _figures(report: Report) -> list[tuple[str, str]]:
         ("violations", f"{len(report.violations):,} more"),
         ("tokens again", f"at most {report.tokens_again:,} of {report.tokens:,}{share} were sampled twice"),
         ("reward", _curve(report)),
+        ("memory", "resident MB of each role, in the second quarter of the time, in the last, and at most:"),
+        *(
+            (role, f"{grown.first_mb:,.0f}, {grown.last_mb:,.0f}, {grown.most_mb:,.0f}")
+            for role, grown in report.memory.items()
+        ),
     ]
 
 
