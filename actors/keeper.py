@@ -212,7 +212,7 @@ class Keeper:
 
     def _passed(self, record: Record) -> None:
         """A record is behind us, folded or buried."""
-        self._snapshots.since = 0 if record.subject == self._snapshots.subject else self._snapshots.since + 1
+        self._snapshots.count(record)
         if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
             self._foreign = record.sequence
             writer = record.headers.get(BY, "")

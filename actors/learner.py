@@ -14,6 +14,8 @@ from actors.learner_fold import LearnerFold
 from actors.objective import batch_rules, open_trainer, step_spec
 from actors.payloads import Payloads
 from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
+from asyncrl.bus.log import read_message
+from asyncrl.bus.talk import read
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import (
     Checkpoint,
@@ -31,9 +33,11 @@ from topics.evals import EVAL_REQUESTED, EvalRequested
 from topics.streams import CHECKPOINT_REQUESTED
 from topics.topic import BATCHES, FLEET, TRAINING
 from topics.weights import (
+    CHECKPOINT_LOST,
     CHECKPOINT_SAVED,
     TRAINING_FINISHED,
     WEIGHTS_PUBLISHED,
+    CheckpointLost,
     CheckpointSaved,
     TrainingFinished,
 )
@@ -53,7 +57,7 @@ class Learner:
         cast = context.cast
         self.context = context
         self.cast = cast
-        self.fold = LearnerFold(cast.origin + 1)
+        self.fold = LearnerFold(cast)
         inputs = [Input(BATCHES, [BATCH_PACKED]), Input(FLEET, [CHECKPOINT_REQUESTED])]
         self.keeper = Keeper(context, TRAINING, inputs, self.fold)
         self.store = FileStore(context.files.weights)
@@ -64,6 +68,7 @@ class Learner:
         self._differed = False  # the weights have other bits than those published
         self._saying: asyncio.Task[None] | None = None
         self._waited_s = 0.0  # for the newest batch
+        self._lost: list[CheckpointLost] = []  # that could not be read
         self._resumed = False  # all that was said to be trained is in the weights
 
     async def run(self) -> None:
@@ -75,10 +80,11 @@ class Learner:
             await self._resume()
             while self.step < self.cast.learner.steps and not self.context.stop.is_set():
                 await self._train_next(publish=True)
-            if self.step >= self.cast.learner.steps and not self.fold.finished:
+            if self.step >= self.cast.learner.steps and self.fold.state.finished is None:
                 await self._finish()
         except (NonFiniteLoss, RowError, CheckpointError) as error:
-            last = self.fold.checkpoints[-1].path if self.fold.checkpoints else "none yet"
+            saved = self.fold.state.checkpoints
+            last = saved[-1].path if saved else "none yet"
             raise ActorFault(f"batch {self.step + 1}: {error}; the last checkpoint is intact: {last}") from error
         finally:
             await self._said()
@@ -92,16 +98,18 @@ class Learner:
         self.context.doing("loads the model")
         model = self.context.files.model_path(self.cast)
         self.trainer = await asyncio.to_thread(open_trainer, self.cast, model)
-        for saved in reversed(self.fold.checkpoints):
+        for saved in reversed(self.fold.state.checkpoints):
             try:
                 found = await asyncio.to_thread(load_checkpoint, Path(saved.path), self.trainer)
             except CheckpointError as error:
                 self.context.log.warning("checkpoint unusable", path=saved.path, reason=str(error))
+                self._lost.append(CheckpointLost(saved.line, saved.step, saved.path, str(error)))
                 continue
             self.step, self.batch_sequence = found.step, found.batch_sequence
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
         else:
+            await self.context.listen(BATCHES, self.fold.recall, [BATCH_PACKED]).read()
             if self.cast.start.checkpoint:
                 path = self.context.files.base / self.cast.start.checkpoint
                 await asyncio.to_thread(load_checkpoint, path, self.trainer)
@@ -109,18 +117,20 @@ class Learner:
         await self._train_again()
 
     async def _train_again(self) -> None:
-        while self.step < self.fold.trained and not self.context.stop.is_set():
+        while self.step < self.fold.state.trained and not self.context.stop.is_set():
             await self._train_next(publish=False)
             self._differed |= await self._differs()
 
     async def _resume(self) -> None:
         """Go on from where the log ends, and publish only what differs."""
         await self._train_again()
-        self.line = self.fold.line
+        await self._say([Decision(CHECKPOINT_LOST, lost, id=Path(lost.path).name) for lost in self._lost])
+        await self._said()
+        self.line = self.fold.state.line
         if self._differed:
             self.line += 1
             self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
-        if self._publishes(self.step) and (self._differed or self.step not in self.fold.published):
+        if self._publishes(self.step) and (self._differed or self.step not in self.fold.state.published):
             await self._say([await self._publish()])
         await self._ask_for_evaluation()
         await self._save_if_due()  # it may have died between a step and its checkpoint
@@ -131,8 +141,8 @@ class Learner:
 
     async def _differs(self) -> bool:
         """Whether these weights were published with other bits."""
-        said = self.fold.published.get(self.step)
-        return said is not None and said.digest != await self._digest()
+        said = self.fold.state.published.get(self.step)
+        return said is not None and said != await self._digest()
 
     async def _train_next(self, *, publish: bool) -> None:
         """One step: fetch, train, say. What it says reaches the log while the next step is under way."""
@@ -194,8 +204,8 @@ class Learner:
         settings = self.cast.eval
         ends = (self.cast.start.step, self.cast.learner.steps)
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
-        name = f"v{self.step:06d}"
-        if settings.prompts and due and self.step >= 0 and name not in self.fold.evals:
+        name, asked = f"v{self.step:06d}", self.fold.state.evaluated
+        if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
             await self._say([Decision(EVAL_REQUESTED, message, id=name)])
 
@@ -208,7 +218,7 @@ class Learner:
         self.context.doing(f"saves checkpoint {self.step}")
         await self._said()
         crash_point("learner.saving")
-        if any(saved.step == self.step and saved.line == self.line for saved in self.fold.checkpoints):
+        if any(saved.step == self.step and saved.line == self.line for saved in self.fold.state.checkpoints):
             return
         digest = await self._digest()
         checkpoint = Checkpoint(self.line, self.step, digest, self.batch_sequence)
@@ -219,7 +229,6 @@ class Learner:
         await self._say([Decision(CHECKPOINT_SAVED, message, id=path.name)])
         await self._said()
         crash_point("checkpoint.said")
-        self.fold.forget(self.fold.checkpoints[max(0, len(self.fold.checkpoints) - 2)].step)
 
     async def _finish(self) -> None:
         """The last checkpoint, the model for everybody, and the word that training is over."""
@@ -251,22 +260,32 @@ class Learner:
         """A batch and its sequence, once it is packed; None when the actor shall stop first."""
         began = time.monotonic()
         self.context.doing(f"waits for batch {step}")
-        while (found := self.fold.batch(step)) is None and not self.context.stop.is_set():
+        while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
             if self._resumed and self.fold.wants_checkpoint(self.step):
                 await self._save()
             await self.keeper.changes()
         self._waited_s = time.monotonic() - began
         self.context.count("waited_s", self._waited_s)
-        return found
+        return None if sequence is None else (await self._packed(step, sequence), sequence)
+
+    async def _packed(self, step: int, sequence: int) -> BatchPacked:
+        """A batch, by its sequence in the batch log."""
+        packed = self.fold.at_hand(step)
+        if packed is not None:
+            return packed
+        record = await read_message(self.context.bus, BATCHES, sequence)
+        if record is None:
+            raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name} is gone")
+        return await read(self.context.bus, BatchPacked, record)
 
     async def _while_fetching(self, step: int, work: Coroutine[None, None, T]) -> T:
         """The result of some work; should the batch of `step` be packed meanwhile, its tokens are fetched."""
         working = asyncio.create_task(work)
-        while self.fold.batch(step) is None and not (working.done() or self.context.stop.is_set()):
+        while self.fold.sequence(step) is None and not (working.done() or self.context.stop.is_set()):
             news = asyncio.create_task(self.keeper.changes())
             await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-        found = self.fold.batch(step)
-        if found is not None:
-            self.payloads.begin(found[0])
+        sequence = self.fold.sequence(step)
+        if sequence is not None:
+            self.payloads.begin(await self._packed(step, sequence))
         return await working

@@ -1,53 +1,74 @@
-"""What the learner knows: a pure function of the batch log and of its own."""
+"""What the learner knows: a pure function of the batch log and of its own, which stays small however long a run is."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from asyncrl.bus.log import Record
+from asyncrl.settings import Cast
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.evals import EVAL_REQUESTED
 from topics.streams import CHECKPOINT_REQUESTED
 from topics.topic import Topic
-from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+_AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
+
+
+class LearnerState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    trained: int  # newest step said to be trained
+    asked_after: int  # a checkpoint is asked for of a later step than this
+    line: int = 0
+    published: dict[int, str] = {}  # newest line's digests, by version: of what may be trained again
+    checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
+    batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
+    evaluated: int | None = None  # newest version an evaluation was asked for
+    finished: int | None = None  # step at which training was said to be finished
 
 
 class LearnerFold:
     """Batches to come, and how far training was said to be."""
 
-    def __init__(self, first_step: int) -> None:
-        self.trained = first_step - 1  # newest step said to be trained
-        self.line = 0
-        self.published: dict[int, WeightsPublished] = {}  # newest line's, by version
-        self.checkpoints: list[CheckpointSaved] = []
-        self.evals: set[str] = set()
-        self.finished = False
-        self._first = first_step
-        self._asked_after = first_step - 2  # a checkpoint is asked for of a later step than this
-        self._batches: dict[int, tuple[BatchPacked, int]] = {}
+    def __init__(self, cast: Cast) -> None:
+        self._origin = cast.origin
+        self._keep = cast.learner.keep_checkpoints
+        self._at_hand: dict[int, BatchPacked] = {}
+        self.state = LearnerState(cast.origin, cast.origin - 1)
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in."""
+        state = self.state
         if topic is BATCH_PACKED:
-            self._batches[message.step] = (message, record.sequence)
+            self._on_packed(message, record)
         elif topic is BATCH_TRAINED:
-            self.trained = message.step
-            self.line = message.line
+            state.trained = message.step
+            state.line = message.line
         elif topic is WEIGHTS_PUBLISHED:
-            self.line = message.line
-            self.published[message.version] = message
+            state.line = message.line
+            state.published[message.version] = message.digest
         elif topic is CHECKPOINT_SAVED:
-            self.checkpoints.append(message)
+            state.checkpoints = [*state.checkpoints, message][-self._keep :]
+            self._forget()
+        elif topic is CHECKPOINT_LOST:
+            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
         elif topic is EVAL_REQUESTED:
-            self.evals.add(message.eval_id)
+            state.evaluated = message.version
         elif topic is TRAINING_FINISHED:
-            self.finished = True
+            state.finished = message.step
         elif topic is CHECKPOINT_REQUESTED:
-            self._asked_after = max(self._asked_after, message.after)
+            state.asked_after = max(state.asked_after, message.after)
 
-    def batch(self, step: int) -> tuple[BatchPacked, int] | None:
-        """A batch and its sequence in the batch log, once packed."""
-        return self._batches.get(step)
+    def sequence(self, step: int) -> int | None:
+        """Where the batch log has a batch, once packed."""
+        return self.state.batches.get(step)
+
+    def at_hand(self, step: int) -> BatchPacked | None:
+        """A batch as it was read, if it is one of the newest."""
+        return self._at_hand.get(step)
 
     def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
         """Whether a checkpoint of this step is wanted.
@@ -56,11 +77,29 @@ class LearnerFold:
             every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
                 stands until a later checkpoint is saved.
         """
-        newest = self.checkpoints[-1].step if self.checkpoints else self._first - 1
+        newest = self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
         passed = every > 0 and step // every > newest // every
-        return step > newest and (passed or self._asked_after >= newest)
+        return step > newest and (passed or self.state.asked_after >= newest)
 
-    def forget(self, step: int) -> None:
-        """Batches up to this step are in a checkpoint."""
-        for old in [number for number in self._batches if number <= step]:
-            del self._batches[old]
+    @property
+    def _contained(self) -> int:
+        """Step of the oldest kept checkpoint: what came up to it is trained no more. One alone may prove unreadable."""
+        steps = [saved.step for saved in self.state.checkpoints]
+        return min(steps) if len(steps) > 1 else self._origin
+
+    def recall(self, topic: Topic[Any], packed: BatchPacked, record: Record) -> None:
+        """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
+        self.state.batches[packed.step] = record.sequence
+
+    def _on_packed(self, packed: BatchPacked, record: Record) -> None:
+        if packed.step <= self._contained:
+            return
+        self.state.batches[packed.step] = record.sequence
+        self._at_hand[packed.step] = packed
+        for step in sorted(self._at_hand)[:-_AT_HAND]:
+            del self._at_hand[step]
+
+    def _forget(self) -> None:
+        contained, state = self._contained, self.state
+        state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
+        state.published = {version: digest for version, digest in state.published.items() if version >= contained}

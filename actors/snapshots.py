@@ -9,12 +9,14 @@ import msgspec
 import xxhash
 
 from actors.actor import Context
-from asyncrl.bus.log import patiently, read_last
+from asyncrl.bus.log import Record, patiently, read_last
 from asyncrl.bus.talk import BlobMissing, read
 from topics.actors import KeeperFolded
 from topics.table import BY_NAME
 from topics.topic import Stream
 from topics.wire import WireError, decode, encode
+
+_COUNTED_BYTES = 512
 
 
 @runtime_checkable
@@ -30,10 +32,14 @@ class Snapshots:
     def __init__(self, context: Context, own: Stream, fold: object) -> None:
         self.topic = BY_NAME.get(f"{context.role}.folded")
         self.subject = self.topic.subject(context.bus.run) if self.topic is not None else ""
-        self.since = 0  # records folded since the newest snapshot
+        self.since = 0  # records folded since the newest snapshot, large ones more than once
         self._context = context
         self._own = own
         self._fold = fold
+
+    def count(self, record: Record) -> None:
+        """A record was folded. What a start costs grows with records and bytes."""
+        self.since = 0 if record.subject == self.subject else self.since + 1 + len(record.data) // _COUNTED_BYTES
 
     @property
     def due(self) -> bool:

@@ -22,6 +22,7 @@ from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import Blob
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
+from asyncrl.settings import Cast
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
 from topics.actors import BLOB_STORED
@@ -40,9 +41,9 @@ from topics.streams import (
     StreamTrimmed,
 )
 from topics.table import topic_of
-from topics.topic import BATCHES, BLOBS, ENGINES, FLEET, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
+from topics.topic import BATCHES, BLOBS, ENGINES, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
@@ -51,14 +52,20 @@ _HEAR_S = 30.0  # for a log to arrive here up to where it ends
 _AT_ONCE = 32  # purges under way
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
-_HEARD: dict[Stream, tuple[Topic[Any], ...]] = {
-    TRAJECTORIES: (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
-    BATCHES: (BATCH_PACKED, GROUP_DROPPED),
-    TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED),
-    ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
-    FLEET: (CHECKPOINT_REQUESTED, ADMISSION_PAUSED, ADMISSION_RESUMED),
-}
-_FOR_TRIMS = (TRAJECTORIES, BATCHES)
+_STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
+
+
+def trimmer_inputs(cast: Cast) -> dict[Stream, tuple[Topic[Any], ...]]:
+    """The logs that a supervisor folds for its trimmer, besides its own."""
+    inputs: dict[Stream, tuple[Topic[Any], ...]] = {
+        TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
+        ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
+    }
+    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if _trims(cast) else {})
+
+
+def _trims(cast: Cast) -> bool:
+    return cast.nats.keep == "checkpoint"
 
 
 class _Fill(NamedTuple):
@@ -81,63 +88,46 @@ class _Fill(NamedTuple):
 class Trimmer:
     """Looks at the streams once a second, and acts on what the logs say is needless."""
 
-    def __init__(self, context: Context, keeper: Keeper) -> None:
+    def __init__(self, context: Context, keeper: Keeper, fold: TrimmerFold) -> None:
         """
         Args:
-            keeper: of the warden's own log.
+            keeper: of the warden's own log, with the trimmer's inputs among its own.
+            fold: that this keeper folds them into.
         """
-        self.fold = TrimmerFold(context.cast)
+        self.fold = fold
         self._context = context
         self._bus = context.bus
         self._keeper = keeper
-        self._trims = context.cast.nats.keep == "checkpoint"
+        self._trims = _trims(context.cast)
         self._store = FileStore(context.files.weights)
         self._heard = asyncio.Event()
-        self._saved = asyncio.Event()
         self._trimmed_at = 0.0
         self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
         self._pruned: tuple[Kept | None, Kept | None] = (None, None)
-        self._listeners = {
-            stream.name: Listener(
-                self._bus,
-                stream,
-                self._take,
-                self._refuse,
-                subjects=[topic.pattern(self._bus.run) for topic in topics],
-                headers_only=stream is TRAJECTORIES,
-            )
-            for stream, topics in _HEARD.items()
-            if self._trims or stream not in _FOR_TRIMS
-        }
+        subjects = [topic.pattern(self._bus.run) for topic in _STORED]
+        self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
 
     async def run(self) -> None:
-        """Fold the logs, then look again and again until cancelled."""
+        """Read what the payload stream holds, then look again and again until cancelled."""
         try:
-            for listener in self._listeners.values():
-                await listener.start()
-            for listener in self._listeners.values():
-                await listener.caught_up()
+            if self._trims:
+                await self._stored.start()
+                await self._stored.caught_up()
             while True:
-                self._saved.clear()
                 await self._look()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK_S):
-                        await self._saved.wait()
+                await asyncio.sleep(_LOOK_S)
         finally:
-            for listener in self._listeners.values():
-                await listener.close()
+            await self._stored.close()
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._heard.set()
         self.fold.apply(topic, message, record)
-        if topic is CHECKPOINT_SAVED:
-            self._saved.set()
 
     def _refuse(self, record: Record, _error: Exception) -> None:
         """Who acts on it buries it; what is stored takes room, whatever it is."""
         self._heard.set()
         topic = topic_of(record.subject)
-        if record.stream is TRAJECTORIES and topic is not None:
+        if topic is not None:
             with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
                 self.fold.apply(topic, None, record)
 
@@ -182,7 +172,7 @@ class Trimmer:
         fill = await self._fill(TRAJECTORIES)
         try:
             async with asyncio.timeout(_HEAR_S):
-                while fill.first <= fill.last > self._listeners[TRAJECTORIES.name].last:
+                while fill.first <= fill.last > self._stored.last:
                     self._heard.clear()
                     await self._heard.wait()
         except TimeoutError:
@@ -253,11 +243,11 @@ class Trimmer:
     async def _press(self, fullest: _Fill) -> None:
         """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""
         saved = self.fold.saved_step
-        if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.asked_after < saved:
+        if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.state.asked_after < saved:
             await self._say(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
-        if fullest.share > PAUSE_SHARE and not self.fold.paused:
+        if fullest.share > PAUSE_SHARE and not self.fold.state.paused:
             await self._say(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
-        elif fullest.share <= PAUSE_SHARE and self.fold.paused:
+        elif fullest.share <= PAUSE_SHARE and self.fold.state.paused:
             await self._say(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
 
     async def _prune(self) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB, Blob, blob_named
 from asyncrl.ledger.names import Names
@@ -19,7 +21,7 @@ from topics.groups import GROUP_DROPPED
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
 from topics.topic import Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
 
 class Version(NamedTuple):
@@ -62,33 +64,49 @@ class _Stretch(NamedTuple):
     last: int
 
 
-class _Batch(NamedTuple):
-    lowest: int  # least sequence that it names
-    members: frozenset[str]  # its trajectories
+class Batch(msgspec.Struct):
+    """What a batch names."""
+
+    lowest: int  # least sequence
+    members: dict[str, list[int]]  # by prompt
+
+    def names(self) -> Iterator[str]:
+        """Its trajectories."""
+        return (f"{prompt_id}-{member}" for prompt_id, members in self.members.items() for member in members)
+
+
+class RoomState(msgspec.Struct):
+    """All that was folded of ledger logs, as plain data: a snapshot holds it."""
+
+    asked_after: int  # step that a checkpoint was asked for after
+    closed: Names = msgspec.field(default_factory=Names)  # prompts whose group has ended
+    batches: dict[int, Batch] = {}  # after the oldest kept checkpoint, by step
+    checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
+    published: list[Version] = []  # in the order of the log, without those that need not stay
+    engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
+    paused: bool = False
 
 
 class TrimmerFold:
-    """Open groups, batches after the oldest kept checkpoint, what the stream holds, and who has which weights."""
+    """Open groups, batches after the oldest kept checkpoint, what the stream holds, and who has which weights.
+
+    What is known of the payload stream is not in the state: it is read from there, and is as large as the stream.
+    """
 
     def __init__(self, cast: Cast) -> None:
         self._keep_checkpoints = cast.learner.keep_checkpoints
         self._keep_versions = cast.learner.keep_versions
         self._origin = cast.origin
+        self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
-        self._closed = Names()
-        self._batches: dict[int, _Batch] = {}  # after the oldest kept checkpoint, by step
-        self._checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
         self._since: dict[str, dict[str, int]] = {}  # by trajectory and progress log: no entry that it needs lies below
         self._logs: dict[str, _Stretch] = {}
         self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
-        self._published: list[Version] = []  # in the order of the log
-        self._engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
-        self.asked_after = self._origin - 1  # step that a checkpoint was asked for after
-        self.paused = False
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Progress and results are read by their headers alone."""
+        state = self.state
         if topic is PROGRESS_STORED:
             self._on_progress(record)
         elif topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
@@ -98,30 +116,33 @@ class TrimmerFold:
         elif topic is GROUP_DROPPED:
             self._close(message.prompt_id)
         elif topic is CHECKPOINT_SAVED:
-            self._checkpoints = [*self._checkpoints, message][-self._keep_checkpoints :]
-            self._batches = {step: batch for step, batch in self._batches.items() if step > self.kept_step}
+            state.checkpoints = [*state.checkpoints, message][-self._keep_checkpoints :]
+            state.batches = {step: batch for step, batch in state.batches.items() if step > self.kept_step}
+        elif topic is CHECKPOINT_LOST:
+            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
         elif topic is WEIGHTS_PUBLISHED:
-            self._published.append(Version(message.line, message.version, Path(message.location).name))
+            state.published.append(Version(message.line, message.version, Path(message.location).name))
         elif topic is ENGINE_UPDATING:
-            self._engines.setdefault(message.engine_id, set()).add((message.line, message.version))
+            state.engines.setdefault(message.engine_id, set()).add((message.line, message.version))
         elif topic is ENGINE_READY:
-            self._engines[message.engine_id] = {(message.line, message.version)}
+            state.engines[message.engine_id] = {(message.line, message.version)}
         elif topic is ENGINE_GONE:
-            self._engines.pop(message.engine_id, None)
+            state.engines.pop(message.engine_id, None)
         elif topic is CHECKPOINT_REQUESTED:
-            self.asked_after = max(self.asked_after, message.after)
+            state.asked_after = max(state.asked_after, message.after)
         elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
-            self.paused = topic is ADMISSION_PAUSED
+            state.paused = topic is ADMISSION_PAUSED
 
     @property
     def kept_step(self) -> int:
         """Step of the oldest kept checkpoint; with fewer than two a learner may have to begin at the start."""
-        return min(saved.step for saved in self._checkpoints) if len(self._checkpoints) > 1 else self._origin
+        kept = self.state.checkpoints
+        return min(saved.step for saved in kept) if len(kept) > 1 else self._origin
 
     @property
     def saved_step(self) -> int:
         """Step of the newest checkpoint, or where training began."""
-        return self._checkpoints[-1].step if self._checkpoints else self._origin
+        return self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
 
     def floor(self, end: int, contained: int | None = None) -> int:
         """The least sequence of TRAJECTORIES that is still needed.
@@ -146,7 +167,7 @@ class TrimmerFold:
         """
         gone = Needless(self.floor(end, contained), {}, {}, [])
         if pressed:
-            needed = set().union(*self._open.values(), *(batch.members for batch in self._needed(contained)))
+            needed = set().union(*self._open.values(), *(batch.names() for batch in self._needed(contained)))
             above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
             gone.logs.update(self._needless_logs(end))
             gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
@@ -164,10 +185,10 @@ class TrimmerFold:
             if stretch.first < below <= end:
                 yield log, below
 
-    def _needed(self, contained: int | None) -> list[_Batch]:
+    def _needed(self, contained: int | None) -> list[Batch]:
         """Batches that a learner may have to train again, or for the first time."""
         done = self.kept_step if contained is None else contained
-        return [batch for step, batch in self._batches.items() if step > done]
+        return [batch for step, batch in self.state.batches.items() if step > done]
 
     @property
     def open(self) -> list[str]:
@@ -193,22 +214,23 @@ class TrimmerFold:
     def versions(self) -> Kept | None:
         """Weights that stay: the newest, and those that an engine has or is taking.
 
-        Open work asks for its `min_version` or a newer one: the newest is one of these.
+        Open work asks for its `min_version` or a newer one: the newest is one of these. The others are forgotten.
         """
-        if not self._published:
+        published = self.state.published
+        if not published:
             return None
-        newest = self._published[-1]
-        used = {version for versions in self._engines.values() for version in versions}
-        names = {version.name for version in self._published[-self._keep_versions :]}
-        names |= {version.name for version in self._published if version[:2] in used}
-        return Kept(frozenset(names), newest[:2])
+        used = {version for versions in self.state.engines.values() for version in versions}
+        old, new = published[: -self._keep_versions], published[-self._keep_versions :]
+        self.state.published = [version for version in old if version[:2] in used] + new
+        return Kept(frozenset(version.name for version in self.state.published), new[-1][:2])
 
     def checkpoints(self) -> Kept | None:
         """Checkpoints that stay."""
-        if not self._checkpoints:
+        kept = self.state.checkpoints
+        if not kept:
             return None
-        newest = self._checkpoints[-1]
-        return Kept(frozenset(Path(saved.path).name for saved in self._checkpoints), (newest.line, newest.step))
+        newest = kept[-1]
+        return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.line, newest.step))
 
     def _on_progress(self, record: Record) -> None:
         log = record.subject.rsplit(".", 1)[1]
@@ -221,7 +243,7 @@ class TrimmerFold:
         self._since[name] = dict(_continued_by(record))
         self._note_blob(record, name)
         prompt_id = name.rsplit("-", 1)[0]
-        if prompt_id not in self._closed:
+        if prompt_id not in self.state.closed:
             self._open.setdefault(prompt_id, set()).add(name)
 
     def _note_blob(self, record: Record, owner: str) -> None:
@@ -229,14 +251,18 @@ class TrimmerFold:
             self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), owner)
 
     def _on_packed(self, packed: BatchPacked) -> None:
-        named = {member.trajectory_id: member.payload.sequence for group in packed.groups for member in group.members}
-        if packed.step > self.kept_step and named:
-            self._batches[packed.step] = _Batch(min(named.values()), frozenset(named))
+        if packed.step > self.kept_step and any(group.members for group in packed.groups):
+            lowest = min(member.payload.sequence for group in packed.groups for member in group.members)
+            members = {
+                group.prompt_id: [int(member.trajectory_id.rsplit("-", 1)[1]) for member in group.members]
+                for group in packed.groups
+            }
+            self.state.batches[packed.step] = Batch(lowest, members)
         for group in packed.groups:
             self._close(group.prompt_id)
 
     def _close(self, prompt_id: str) -> None:
-        self._closed.add(prompt_id)
+        self.state.closed.add(prompt_id)
         self._open.pop(prompt_id, None)
 
 

@@ -9,9 +9,9 @@ from typing import Any
 from actors.actor import FATAL, ActorFault, Context, start_actor
 from actors.keeper import Decision, Input, Keeper
 from actors.pulse import Pulses
-from actors.trimmer import Trimmer
+from actors.trimmer import Trimmer, trimmer_inputs
+from actors.warden_fold import WardenFold, WardenState
 from actors.watchman import watch_for_stalls
-from asyncrl.bus.log import Record
 from asyncrl.crash import crash_point
 from asyncrl.processes import exit_text, log_size
 from asyncrl.settings import Cast
@@ -26,10 +26,9 @@ from topics.actors import (
 )
 from topics.batches import BATCH_TRAINED
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
-from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Topic
+from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Stream, Topic
 from topics.weights import TRAINING_FINISHED
 
-SCALABLE = ("rollout", "reward", "engine", "evaluator")
 _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
@@ -55,47 +54,16 @@ def first_fleet(cast: Cast) -> dict[str, int]:
     }
 
 
-class WardenFold:
-    """What people asked for, and whether the run has ended."""
-
-    def __init__(self) -> None:
-        self.wanted: dict[str, int] = {}
-        self.asked: dict[str, int] = {}
-        self.stopping = ""
-        self.finished = False
-        self.trained = 0  # batches said to be trained
-        self.reasons: dict[str, str] = {}  # last words of each actor
-        self.pids: dict[str, int] = {}  # process that played each actor last
-        self.left: set[str] = set()  # actors that have said their last word
-        self.evals_open: set[str] = set()
-        self._scored: set[str] = set()
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in."""
-        if topic is FLEET_SCALED:
-            self.wanted.update(message.wanted)
-        elif topic is SCALE_REQUESTED:
-            self.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
-        elif topic is RUN_OPENED:
-            self.stopping = ""  # what was asked before the run was opened again has been done
-        elif topic is STOP_REQUESTED:
-            self.stopping = message.reason or "asked to stop"
-        elif topic is BATCH_TRAINED:
-            self.trained += 1
-        elif topic is TRAINING_FINISHED:
-            self.finished = True
-        elif topic is ACTOR_STARTED:
-            self.pids[message.actor_id] = message.pid
-            self.left.discard(message.actor_id)
-        elif topic is ACTOR_STOPPED:
-            self.left.add(message.actor_id)
-            if message.reason:
-                self.reasons[message.actor_id] = message.reason
-        elif topic is EVAL_REQUESTED and message.eval_id not in self._scored:
-            self.evals_open.add(message.eval_id)
-        elif topic is EVAL_SCORED:
-            self._scored.add(message.eval_id)
-            self.evals_open.discard(message.eval_id)
+def _inputs(cast: Cast) -> dict[Stream, list[Topic[Any]]]:
+    """The logs that the warden folds besides its own, with those that its trimmer needs."""
+    inputs: dict[Stream, list[Topic[Any]]] = {
+        ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
+        TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
+        EVALS: [EVAL_SCORED],
+    }
+    for stream, topics in trimmer_inputs(cast).items():
+        inputs.setdefault(stream, []).extend(topics)
+    return inputs
 
 
 class Deaths:
@@ -154,48 +122,46 @@ class Warden:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.fold = WardenFold()
+        self.fold = WardenFold(context.cast)
         self._children: dict[str, _Child] = {}
         self._failed = asyncio.Event()
         self._lingering: set[str] = set()  # who has said a last word, and was given time to end
         self._pulses = Pulses(context.bus, context.cast.keepers.lease_s, self._on_silent)
         self._failure = ""
-        self.keeper = Keeper(
-            context,
-            FLEET,
-            [
-                Input(ACTORS, [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED]),
-                Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED]),
-                Input(EVALS, [EVAL_SCORED]),
-            ],
-            self.fold,
-        )
+        inputs = [Input(stream, topics) for stream, topics in _inputs(context.cast).items()]
+        self.keeper = Keeper(context, FLEET, inputs, self.fold)
+
+    @property
+    def _state(self) -> WardenState:
+        return self.fold.state
 
     async def run(self) -> None:
         """Start everybody, then follow what is asked until the run ends."""
         await self.keeper.start()
         self.context.watch(asyncio.create_task(self._pulses.watch()))
-        self.context.watch(asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self.fold.trained)))
-        trimming = asyncio.create_task(Trimmer(self.context, self.keeper).run())
+        self.context.watch(
+            asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self._state.trained))
+        )
+        trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold.room).run())
         self.context.watch(trimming)
-        if not self.fold.wanted:
+        if not self._state.wanted:
             await self._scale(first_fleet(self.context.cast))
-        if self.context.stop.is_set() or self.fold.stopping or (self.fold.finished and not self.fold.evals_open):
+        if self.context.stop.is_set() or self._state.stopping or (self._state.finished and not self._state.evals_open):
             self._begin("recorder", "recorder-1")  # a warden died while the run ended: the summary may be missing
         else:
             self._reconcile()
         finished_at = 0.0
-        while not (self.context.stop.is_set() or self.fold.stopping or self._failed.is_set()):
-            if self.fold.asked:
-                asked, self.fold.asked = self.fold.asked, {}
+        while not (self.context.stop.is_set() or self._state.stopping or self._failed.is_set()):
+            if self._state.asked:
+                asked, self._state.asked = self._state.asked, {}
                 wanted = {role: min(count, self._most(role)) for role, count in asked.items()}
-                if any(self.fold.wanted.get(role) != count for role, count in wanted.items()):
+                if any(self._state.wanted.get(role) != count for role, count in wanted.items()):
                     await self._scale(wanted)
                     self._reconcile()
                 continue
-            if self.fold.finished:
+            if self._state.finished:
                 finished_at = finished_at or self.keeper.now()
-                if not self.fold.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
+                if not self._state.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
                     break
             await self.keeper.changes(until=finished_at + _LAST_EVAL_S if finished_at else None)
         await self._stop_all()
@@ -217,7 +183,7 @@ class Warden:
 
     def _reconcile(self) -> None:
         """Start who is missing, ask to leave who is too many."""
-        for role, count in self.fold.wanted.items():
+        for role, count in self._state.wanted.items():
             names = [f"{role}-{number}" for number in range(1, count + 1)]
             for name in names:
                 self._begin(role, name)
@@ -242,11 +208,11 @@ class Warden:
             code, words = await self._live(child)
             self._pulses.end(child.actor_id)
             self._lingering.discard(child.actor_id)
-            if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self.fold.left)):
+            if child.leaving or (self._state.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
-            child.deaths.add(killed=code < 0, worked=self.fold.trained > child.trained)
-            child.trained = self.fold.trained
-            reason = self.fold.reasons.pop(child.actor_id, words)
+            child.deaths.add(killed=code < 0, worked=self._state.trained > child.trained)
+            child.trained = self._state.trained
+            reason = self._state.reasons.pop(child.actor_id, words)
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
@@ -281,7 +247,7 @@ class Warden:
     def _on_silent(self, actor_id: str) -> None:
         """A process that says nothing is frozen: SIGKILL ends it where SIGTERM would wait with it."""
         child = self._children.get(actor_id)
-        if actor_id in self.fold.left and actor_id not in self._lingering:
+        if actor_id in self._state.left and actor_id not in self._lingering:
             self._lingering.add(actor_id)
             self._pulses.begin(actor_id)  # it has said its last word, and may take its time to end
         elif child is not None and child.process is not None and child.process.returncode is None:
@@ -292,7 +258,7 @@ class Warden:
         """Wait until an actor hears that it shall leave: before that, the signal ends it without a word."""
         deadline = time.monotonic() + _STOP_S
         while child.task is not None and not child.task.done() and time.monotonic() < deadline:
-            if child.process is not None and self.fold.pids.get(child.actor_id) == child.process.pid:
+            if child.process is not None and self._state.pids.get(child.actor_id) == child.process.pid:
                 return
             await asyncio.wait({child.task}, timeout=0.02)  # the keeper announces no news to one that shall stop
 

@@ -311,7 +311,7 @@ class KeeperSettings(Settings):
     lease_s: Seconds = 10.0
     """Seconds of silence after which a spare takes over."""
     snapshot_every: Positive = 20_000
-    """Messages after which prompter and buffer put what they know on their log, to start from."""
+    """Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log."""
 
 
 class RecorderSettings(Settings):

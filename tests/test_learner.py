@@ -1,21 +1,25 @@
 """The learner as an actor on real logs, with a small torch model: who trains, when, and on which thread."""
 
+import os
 import threading
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from conftest import Connect, Stage, until
 from learning import Playing, pack
 
+from actors.keeper import Keeper
 from actors.objective import open_trainer
 from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
+from asyncrl.bus.log import Record, read_last
 from asyncrl.cli.reach import read_log
+from topics.actors import KeeperFolded
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
-from topics.topic import TRAINING
-from topics.weights import WEIGHTS_PUBLISHED
+from topics.topic import BATCHES, TRAINING
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 from topics.wire import decode
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
@@ -95,6 +99,78 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     assert [message.line for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
     assert len(models) == 2
     assert not spare.context.faults
+
+
+async def train(bus: Bus, first: int, last: int) -> None:
+    """Pack batches, and wait until they are trained."""
+    for step in range(first, last + 1):
+        await pack(bus, step)
+    await until(lambda: trained(bus, last), f"step {last}")
+
+
+async def saved(bus: Bus, step: int) -> bool:
+    newest = await read_last(bus, TRAINING, CHECKPOINT_SAVED.subject(bus.run))
+    return newest is not None and decode(CheckpointSaved, newest.data).step == step
+
+
+async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Open, bus: Bus, monkeypatch):
+    first = await opened(learner={"checkpoint_every": 4}, keepers={"lease_s": 1.0, "snapshot_every": 10})
+    await train(bus, 1, 10)
+    await first.kill()
+    newest = await read_last(bus, TRAINING, BY_NAME["learner.folded"].subject(bus.run))
+    assert newest is not None
+    positions = decode(KeeperFolded, newest.data).positions
+
+    read: list[Record] = []
+    take = Keeper._take
+    monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
+    await opened()
+    await train(bus, 11, 12)
+
+    assert positions[BATCHES.name] > 4
+    assert all(record.sequence > positions[record.stream.name] for record in read)
+    log = await log_of(bus)
+    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 13)]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}  # what was trained again has the same bits
+    assert [message.version for message in log[WEIGHTS_PUBLISHED]] == [*range(13)]
+
+
+def spoil(checkpoint: CheckpointSaved) -> None:
+    os.truncate(Path(checkpoint.path) / "model.safetensors", 100)
+
+
+async def test_a_torn_checkpoint_counts_no_more_and_is_written_anew(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2})
+    await train(bus, 1, 5)
+    await until(lambda: saved(bus, 4), "checkpoint 4")
+    await first.kill()
+    torn = (await log_of(bus))[CHECKPOINT_SAVED][-1]
+    spoil(torn)
+
+    await opened()
+    await train(bus, 6, 6)
+    await until(lambda: saved(bus, 6), "checkpoint 6")
+
+    log = await log_of(bus)
+    assert [(lost.step, lost.path) for lost in log[CHECKPOINT_LOST]] == [(4, torn.path)]
+    assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3, 4, 5, 6]
+    assert [message.step for message in log[CHECKPOINT_SAVED]] == [2, 4, 5, 6]
+
+
+async def test_without_a_readable_checkpoint_training_begins_anew_where_the_tokens_are_there(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2})
+    await train(bus, 1, 6)
+    await until(lambda: saved(bus, 6), "checkpoint 6")
+    await first.kill()
+    for checkpoint in (await log_of(bus))[CHECKPOINT_SAVED]:
+        spoil(checkpoint)
+
+    await opened()
+    await train(bus, 7, 7)
+
+    log = await log_of(bus)
+    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 8)]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
 async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):

@@ -14,7 +14,8 @@ from runs import Run, address_of, command, kill, resume, up
 from test_buffer_fold import feed as buffer_feed
 from test_runs import assert_audited, assert_consistent, assert_within_lag, said_on
 
-from actors.warden import Deaths, WardenFold
+from actors.warden import Deaths
+from actors.warden_fold import WardenFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import LoadedCast
@@ -274,17 +275,17 @@ def test_what_cannot_be_resumed_is_said_in_one_line(
 
 
 def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
-    fed = Feed(WardenFold())
+    fed = Feed(WardenFold(Cast()))
     fed.say(RUN_OPENED, OPENED).say(SCALE_REQUESTED, ScaleRequested({"rollout": 3}))
     fed.say(STOP_REQUESTED, StopRequested("enough"))
-    assert fed.fold.stopping == "enough"
+    assert fed.fold.state.stopping == "enough"
 
     fed.say(RUN_OPENED, OPENED)
-    assert fed.fold.stopping == ""
-    assert fed.fold.asked == {"rollout": 3}
+    assert fed.fold.state.stopping == ""
+    assert fed.fold.state.asked == {"rollout": 3}
 
     fed.say(STOP_REQUESTED, StopRequested("enough again"))
-    assert fed.fold.stopping == "enough again"
+    assert fed.fold.state.stopping == "enough again"
 
 
 def test_while_a_run_rests_no_deadline_comes_nearer():

@@ -21,7 +21,14 @@ from topics.trajectories import (
     TRAJECTORY_PROGRESSED,
     Reference,
 )
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.weights import (
+    CHECKPOINT_LOST,
+    CHECKPOINT_SAVED,
+    WEIGHTS_PUBLISHED,
+    CheckpointLost,
+    CheckpointSaved,
+    WeightsPublished,
+)
 
 END = 100  # everything below was folded
 CAST = msgspec.convert({"rollout": {"group_size": 2}}, Cast)
@@ -112,6 +119,17 @@ def test_nothing_trained_is_trimmed_before_there_are_two_checkpoints():
 def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
     assert trained_twice().saved(1).saved(2).told().floor(END) == 30
     assert trained_twice().saved(1).saved(2).saved(3).told().floor(END) == END
+
+
+def test_a_checkpoint_that_could_not_be_read_is_none_of_those_kept():
+    story = trained_twice().saved(1).saved(2)
+    story.say(CHECKPOINT_LOST, CheckpointLost(0, 2, "/there/step000002-line0-00", "torn"))
+
+    fold = story.told()
+    assert fold.floor(END) == 30  # batch 1 is forgotten; nothing more goes
+    assert fold.kept_step == fold.state.asked_after + 1  # where training began
+    assert fold.checkpoints().names == {"step000001-line0-00"}
+    assert story.saved(3).told().checkpoints().names == {"step000001-line0-00", "step000003-line0-00"}
 
 
 def test_what_the_newest_checkpoint_contains_is_needed_no_more_where_it_alone_counts():

@@ -8,8 +8,9 @@ import pytest
 from conftest import until
 from stories import result
 
-from actors.keeper import Keeper
-from actors.trimmer import Trimmer
+from actors.keeper import Input, Keeper
+from actors.trimmer import Trimmer, trimmer_inputs
+from actors.trimmer_fold import TrimmerFold
 from asyncrl.bus.log import read_message
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.pull import Puller, position
@@ -36,10 +37,12 @@ from topics.wire import decode
 class Owner:
     """The fold of a warden that does nothing else."""
 
-    def __init__(self):
+    def __init__(self, cast):
         self.said = []
+        self.room = TrimmerFold(cast)
 
     def apply(self, topic, message, record):
+        self.room.apply(topic, message, record)
         self.said.append((topic, message))
 
     @property
@@ -50,10 +53,11 @@ class Owner:
 @contextlib.asynccontextmanager
 async def trimming(stage, bus):
     """A trimmer at work, and what its warden's log says."""
-    context, owner = stage.context("warden", bus), Owner()
-    keeper = Keeper(context, FLEET, [], owner)
+    context, owner = stage.context("warden", bus), Owner(stage.cast)
+    inputs = [Input(stream, topics) for stream, topics in trimmer_inputs(stage.cast).items()]
+    keeper = Keeper(context, FLEET, inputs, owner)
     await keeper.start()
-    task = asyncio.create_task(Trimmer(context, keeper).run())
+    task = asyncio.create_task(Trimmer(context, keeper, owner.room).run())
     context.watch(task)
     try:
         yield owner

@@ -169,14 +169,12 @@ DEAD_LETTER = Topic("dead.kept", DeadLetter, DEAD, said_by=_ALL, heard_by=("oper
 def _keeper_topics() -> tuple[Topic[Any], ...]:
     """Each keeper's log holds who keeps it, and that the keeper lives."""
     topics: list[Topic[Any]] = []
+    kinds = (("claimed", KeeperClaimed), ("beat", KeeperBeat), ("folded", KeeperFolded))
     for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
         role = stream.keeper
         heard = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
-        topics.append(Topic(f"{role}.claimed", KeeperClaimed, stream, said_by=(role,), heard_by=heard))
-        topics.append(Topic(f"{role}.beat", KeeperBeat, stream, said_by=(role,), heard_by=heard))
-    for stream in (PROMPTS, BATCHES):  # the logs that grow with every trajectory
-        role = stream.keeper
-        topics.append(Topic(f"{role}.folded", KeeperFolded, stream, said_by=(role,), heard_by=(role, "recorder")))
+        for name, message in kinds:
+            topics.append(Topic(f"{role}.{name}", message, stream, said_by=(role,), heard_by=heard))
     return tuple(topics)
 
 

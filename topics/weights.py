@@ -34,6 +34,15 @@ class CheckpointSaved(Message):
     batch_sequence: Count  # of the last batch.packed it contains
 
 
+class CheckpointLost(Message):
+    """A checkpoint could not be read: it counts no more, and what it contained may have to be trained again."""
+
+    line: Count
+    step: Step
+    path: str
+    reason: str
+
+
 class TrainingFinished(Message):
     """The learner has done what it was asked for."""
 
@@ -48,6 +57,9 @@ WEIGHTS_PUBLISHED = Topic(
 CHECKPOINT_SAVED = Topic(
     "checkpoint.saved", CheckpointSaved, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")
 )
+CHECKPOINT_LOST = Topic(
+    "checkpoint.lost", CheckpointLost, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")
+)
 TRAINING_FINISHED = Topic(
     "training.finished",
     TrainingFinished,
@@ -56,4 +68,4 @@ TRAINING_FINISHED = Topic(
     heard_by=("prompter", "warden", "recorder"),
 )
 
-TOPICS: tuple[Topic[Any], ...] = (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, TRAINING_FINISHED)
+TOPICS: tuple[Topic[Any], ...] = (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST, TRAINING_FINISHED)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import time
 
-from actors.warden import SCALABLE
+from actors.warden_fold import SCALABLE
 from asyncrl.bus.talk import say
 from asyncrl.cli.find import FoundRun, connected, find_run
 from asyncrl.cli.options import add_run

@@ -1,0 +1,94 @@
+"""What the warden knows: a pure function of messages, which stays small however long a run is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from actors.trimmer_fold import RoomState, TrimmerFold
+from asyncrl.bus.log import Record
+from asyncrl.settings import Cast
+from topics.actors import (
+    ACTOR_STARTED,
+    ACTOR_STOPPED,
+    FLEET_SCALED,
+    RUN_OPENED,
+    SCALE_REQUESTED,
+    STOP_REQUESTED,
+)
+from topics.batches import BATCH_TRAINED
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED
+from topics.topic import Topic
+from topics.weights import TRAINING_FINISHED
+
+SCALABLE = ("rollout", "reward", "engine", "evaluator")
+
+
+class WardenState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    room: RoomState
+    wanted: dict[str, int] = {}
+    asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
+    stopping: str = ""
+    finished: bool = False
+    trained: int = 0  # batches said to be trained
+    reasons: dict[str, str] = {}  # last words of each actor
+    pids: dict[str, int] = {}  # process that played each actor last
+    left: set[str] = set()  # actors that have said their last word
+    evals_open: set[str] = set()
+    scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
+
+
+class WardenFold:
+    """What people asked for, whether the run has ended, and what is needed still of tokens, weights and checkpoints."""
+
+    def __init__(self, cast: Cast) -> None:
+        self.room = TrimmerFold(cast)
+        self._state = WardenState(self.room.state)
+
+    @property
+    def state(self) -> WardenState:
+        """All that was folded, but for what the payload stream itself holds."""
+        return self._state
+
+    @state.setter
+    def state(self, state: WardenState) -> None:
+        self._state, self.room.state = state, state.room
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in."""
+        self.room.apply(topic, message, record)
+        state = self._state
+        if topic is FLEET_SCALED:
+            state.wanted.update(message.wanted)
+        elif topic is SCALE_REQUESTED:
+            state.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
+        elif topic is RUN_OPENED:
+            state.stopping = ""  # what was asked before the run was opened again has been done
+        elif topic is STOP_REQUESTED:
+            state.stopping = message.reason or "asked to stop"
+        elif topic is BATCH_TRAINED:
+            state.trained += 1
+        elif topic is TRAINING_FINISHED:
+            state.finished = True
+        elif topic is ACTOR_STARTED:
+            state.pids[message.actor_id] = message.pid
+            state.left.discard(message.actor_id)
+        elif topic is ACTOR_STOPPED:
+            state.left.add(message.actor_id)
+            if message.reason:
+                state.reasons[message.actor_id] = message.reason
+        elif topic is EVAL_REQUESTED or topic is EVAL_SCORED:
+            self._on_eval(topic, message.eval_id)
+
+    def _on_eval(self, topic: Topic[Any], name: str) -> None:
+        """The second of the two ends an evaluation."""
+        here, there = self._state.evals_open, self._state.scored_early
+        if topic is EVAL_SCORED:
+            here, there = there, here
+        if name in there:
+            there.discard(name)
+        else:
+            here.add(name)
