@@ -86,7 +86,7 @@ def test_a_paused_admission_finishes_what_it_had_begun():
 
 
 def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
-    fed = Feed(LearnerFold(1))
+    fed = Feed(LearnerFold(Cast()))
     assert not fed.fold.wants_checkpoint(3)
     fed.say(CHECKPOINT_REQUESTED, CheckpointRequested(0, "full"))
     assert not fed.fold.wants_checkpoint(0)  # that would be the one there is
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
 
 
 def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
-    fed = Feed(LearnerFold(-3))
+    fed = Feed(LearnerFold(msgspec.convert({"warmup": {"steps": 4}}, Cast)))
     assert [step for step in range(-4, 3) if fed.fold.wants_checkpoint(step, every=4)] == [0, 1, 2]
     fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
     assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
