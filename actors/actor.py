@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from nats.aio.msg import Msg
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
+from asyncrl.bus.pull import Source
 from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
 from asyncrl.errors import Fault
 from asyncrl.processes import descendants, living_processes, name_of, process_cpu_s, python, with_parent
@@ -123,14 +125,27 @@ async def start_actor(
     Args:
         own_session: Ctrl-C in the terminal is not for it.
     """
+    return await start_process(files, actor_id, "actors.main", role, actor_id, str(files.root), own_session=own_session)
+
+
+async def start_process(
+    files: RunFiles, actor_id: str, module: str, *words: str, own_session: bool = False, inherits: tuple[int, ...] = ()
+) -> asyncio.subprocess.Process:
+    """Start a module as a process that dies with this one; what it prints goes to an actor's log.
+
+    Args:
+        inherits: file descriptors that stay open in it.
+    """
     with (files.logs / f"{actor_id}.log").open("ab") as log:
         return await asyncio.create_subprocess_exec(
-            *python("-m", "actors.main", role, actor_id, str(files.root)),
+            *python("-m", module, *words),
+            stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             preexec_fn=with_parent(),
             start_new_session=own_session,
+            pass_fds=inherits,
         )
 
 
@@ -148,6 +163,7 @@ class Context:
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
+    handed: Callable[[Callable[[Msg], None]], Source] | None = None  # where work comes from, if not from a queue
     _doing: tuple[str, float] = ("", 0.0)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept

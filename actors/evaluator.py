@@ -11,6 +11,7 @@ import numpy as np
 
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool, version_of
+from actors.suspects import Suspects
 from actors.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
@@ -52,6 +53,7 @@ class Evaluator:
         self._grader = grader
         self._sampling = cast.rollout
         self._pool = EnginePool(context)
+        self._suspects = Suspects(context)
         try:
             self._source = open_source(
                 cast.eval.source or cast.task.source,
@@ -67,10 +69,13 @@ class Evaluator:
         """Work until asked to stop."""
         await self._pool.start()
         await WorkerLoop(self._context, QUEUES["evaluator"], EvalRequested, self.handle, 1).run()
+        await self._suspects.close()
         await self._pool.close()
 
     async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
         """All prompts of one evaluation."""
+        if self._suspects.doubts(delivery.at.deliveries - 1):
+            return bool(await self._suspects.alone(delivery))
         began = time.monotonic()
         count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
         answering = (self._answer(self._source.row(number), request) for number in range(count))

@@ -65,7 +65,7 @@ class Execution:
         self._settings = tools.context.cast.rollout
         self._issued = issued
         self._delivery = delivery
-        self._progress = Progress(tools.context, issued, delivery, tools.log, tools.reader)
+        self._progress = self._open_progress()
 
     async def run(self, *, look: bool) -> bool:
         """Run the rollout function and publish what came of it; True when the work is done and said.
@@ -78,19 +78,24 @@ class Execution:
             if look and await progress.look():
                 return True
             if self._delivery.at.deliveries > 1:
+                if self._issued.stage == "rl":
+                    await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
+                if self._tools.suspects.doubts(progress.fruitless):
+                    poison = await self._tools.suspects.alone(self._delivery, self._came_to)
+                    return bool(poison) and await self._say_failure("poison", poison)
                 await progress.hold()  # from here on nothing of whoever had it before passes the fence
             failed = await self._attempt()
             if failed is None:
                 return True
-            return await say_failure(self._context, self._issued, self._delivery, *failed)
+            return await self._say_failure(*failed)
         except Fenced:
             self._context.count("fenced")
             return await progress.is_generated()
         except asyncio.CancelledError:
-            redelivered = self._delivery.at.deliveries > progress.last_delivery
-            if self._delivery.verdict is None and (progress.unkept or redelivered):
-                # Asked to leave: whoever comes next goes on from here, and counts no delivery as a death. The fence
-                # may already hold what was being published when this came; then there is nothing to add.
+            leaves = self._context.stop.is_set() and self._delivery.verdict is None
+            if leaves and (progress.unkept or progress.is_in_vain):
+                # Asked to leave: whoever comes next goes on from here, and does not count this run as a death. The
+                # fence may already hold what was being published when this came; then there is nothing to add.
                 with contextlib.suppress(Fenced):
                     await progress.keep()
             raise
@@ -99,24 +104,13 @@ class Execution:
 
     async def _attempt(self) -> tuple[FailureReason, str] | None:
         """Run the rollout function and publish its result, or say why there can be none."""
-        turn = self._tools.suspects.turn(
-            self._delivery,
-            self._issued.trajectory_id,
-            self._issued.attempt,
-            self._progress.last_delivery,
-            self._engine_there,
-        )
         try:
-            async with turn as poison:
-                if poison:
-                    await self._context.bury(self._delivery.record, f"poison: {poison}")
-                    return "poison", poison
-                rows = await self._tools.rows.of(self._issued)
-                if self._issued.stage == "warmup":
-                    await self._say_result([], self._supervised(rows), "", truncated=False)
-                else:
-                    self._tools.under_way.add(self._progress)
-                    await self._roll_out(rows)
+            rows = await self._tools.rows.of(self._issued)
+            if self._issued.stage == "warmup":
+                await self._say_result([], self._supervised(rows), "", truncated=False)
+            else:
+                self._tools.under_way.add(self._progress)
+                await self._roll_out(rows)
         except Diverged as error:
             return "diverged", str(error)
         except (EngineRefused, RowsUnreadable, TokenizerError) as error:
@@ -127,8 +121,20 @@ class Execution:
             self._tools.under_way.discard(self._progress)
         return None
 
+    async def _say_failure(self, reason: FailureReason, detail: str) -> bool:
+        return await say_failure(self._context, self._issued, self._delivery, reason, detail)
+
+    def _open_progress(self) -> Progress:
+        return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
+
+    async def _came_to(self) -> int:
+        """How far it has come, with whichever worker."""
+        progress = self._open_progress()
+        await progress.look()
+        return progress.came_to
+
     async def _engine_there(self) -> None:
-        """Wait until an engine could take a request; before that nothing of the rollout function runs."""
+        """Wait until an engine could take a request."""
         self._tools.pool.release(await self._choose_engine())
 
     async def _choose_engine(self) -> Engine:
@@ -179,7 +185,7 @@ class Execution:
             await tools.function(rows[0], rollout)
         except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
             raise
-        except Exception as error:  # a user's function may raise anything; that is data, not a fault of the worker
+        except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
             raise RolloutFailed(last_lines(error)) from error
         finally:
             self._progress.journal.end(token)

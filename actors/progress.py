@@ -51,7 +51,7 @@ class Progress:
     ) -> None:
         self.journal = Journal()
         self.lines: set[int] = set()  # of weights that sampled tokens
-        self.last_delivery = 1  # the one in which it last came further
+        self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
         self.left = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.cast.rollout.progress_limit
@@ -63,12 +63,23 @@ class Progress:
         self._newest = 0  # sequence of the newest message inside the fence
         self._before: list[Holding] = []  # the progress that this delivery continues
         self._is_held = False  # the fence names this worker's log
+        self._is_stored = False  # and something is there
         self._reconnects = context.bus.reconnects  # when the fence was last known to be ours
         self._stored_tokens = 0
         self._holding = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
         self._is_offered = False  # to the log, which has not stored it yet
         self._over = False
+
+    @property
+    def came_to(self) -> int:
+        """Sequence of the newest message in which it came further before this delivery; 0 where there is none."""
+        return self._before[-1].until if self._before else 0
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the fence names this run, and nothing that it stored."""
+        return self._is_held and not self._is_stored
 
     @property
     def unkept(self) -> int:
@@ -120,6 +131,7 @@ class Progress:
                 log=self._log.key,
                 offset=self._stored_tokens,
                 before=self._before,
+                fruitless=self.fruitless + 1,
             )
             reconnects = self._context.bus.reconnects
             await self._say(TRAJECTORY_PROGRESSED, message)
@@ -158,7 +170,7 @@ class Progress:
         """Note that an entry is stored."""
         self._is_offered = False
         self.journal.told(entry.journal)
-        self._stored_tokens, self.last_delivery = entry.offset, entry.delivery
+        self._stored_tokens, self._is_stored = entry.offset, True
         self._context.count("progressed")
         self._delivery.advanced()
 
@@ -219,7 +231,7 @@ class Progress:
         except (WireError, BlobMissing) as error:
             self._pass_over(newest, str(error))
             return
-        self._newest = newest.sequence
+        self._newest, self.fruitless = newest.sequence, progressed.fruitless
         last = Holding(progressed.log, progressed.delivery, newest.sequence, 0)
         for holding in [*progressed.before, last]:
             entries = await self._reader.entries(self._name, progressed.attempt, holding)
@@ -227,6 +239,7 @@ class Progress:
             if used:
                 until = used[-1].record.sequence
                 self._before.append(Holding(holding.log, holding.delivery, used[0].record.sequence, until))
+                self.fruitless = 0 if holding is last else self.fruitless
             if len(used) < len(entries):
                 break  # what follows continues something that is lost
         self._stored_tokens = self._delivery.tokens = self.journal.tokens
@@ -243,7 +256,6 @@ class Progress:
                 self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
                 break
             self.lines.update(stored.entry.lines)
-            self.last_delivery = max(self.last_delivery, stored.entry.delivery)
             used.append(stored)
         return used
 

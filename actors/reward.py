@@ -34,12 +34,11 @@ async def main(context: Context) -> None:
         )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
+    worker = RewardWorker(context, grader)
     try:
-        worker = RewardWorker(context, grader)
-        queue = QUEUES["reward"]
-        await WorkerLoop(context, queue, TrajectoryGenerated, worker.handle, settings.in_flight).run()
+        await WorkerLoop(context, QUEUES["reward"], TrajectoryGenerated, worker.handle, settings.in_flight).run()
     finally:
-        await grader.close()
+        await worker.close()
 
 
 class RewardWorker:
@@ -52,11 +51,15 @@ class RewardWorker:
 
     async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         """Say a grade, or the claim that there can be none."""
-        async with self._suspects.turn(delivery, generated.trajectory_id, generated.attempt) as poison:
-            if poison:
-                await self._context.bury(delivery.record, f"poison: {poison}")
-                return await say_failure(self._context, generated, delivery, "poison", poison)
-            return await self._grade(generated, delivery)
+        if self._suspects.doubts(delivery.at.deliveries - 1):
+            poison = await self._suspects.alone(delivery)
+            return bool(poison) and await say_failure(self._context, generated, delivery, "poison", poison)
+        return await self._grade(generated, delivery)
+
+    async def close(self) -> None:
+        """End what was started for grading."""
+        await self._suspects.close()
+        await self._grader.close()
 
     async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         if generated.stage == "warmup":

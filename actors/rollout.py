@@ -77,6 +77,7 @@ class RolloutWorker:
         info = await self.context.bus.api(f"STREAM.INFO.{PROMPTS.full_name(self.context.bus.run)}")
         self._old_work = int(info["state"]["last_seq"])
         await self.loop.run()
+        await self.tools.suspects.close()
         await self._ends.close()
         await self.pool.close()
 

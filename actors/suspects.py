@@ -1,104 +1,115 @@
-"""Telling what kills its workers from what was merely there when they died: suspects work alone.
+"""Telling what kills its workers from what was merely there when they died.
 
-A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that came back three
-times without progress is therefore done with nothing else beside it, and says so before it begins: only what was alone
-with its worker's death, again and again, is poison.
+A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
+times and brought nothing is therefore done in a process of its own: only what ends that process, again and again, is
+poison.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import contextlib
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.actor import Context
+from actors.isolation import IsolatedProcess
 from actors.worker import Delivery
 from asyncrl.bus.log import read_last
-from asyncrl.bus.talk import say, unpack
+from asyncrl.bus.talk import read, say
 from topics.actors import WORK_ISOLATED, WorkIsolated
 from topics.topic import ACTORS
+from topics.wire import WireError
 
 TURN = "its turn"
-_SUSPECT = 3  # deliveries without progress after which work is done alone
+_ALONE = "alone"
+_SUSPECT = 3  # runs without progress after which work is done alone
+_AT_ONCE = 4  # processes for work that is done alone
+
+
+async def _nowhere() -> int:
+    return 0
 
 
 class Suspects:
-    """Lets the work of one worker run side by side, or one piece of it alone."""
+    """The work of one worker that is done alone."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._beside = 0  # pieces of work that run side by side
-        self._idle = asyncio.Event()
-        self._turn = asyncio.Lock()  # held by what runs alone
+        most = context.cast.rollout.poison_after
+        self._beside = min(_SUSPECT, most)  # runs beside other work
+        self._alone = max(1, most - self._beside)  # and alone, after which work is poison
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._idle: list[IsolatedProcess] = []
 
-    @asynccontextmanager
-    async def turn(
-        self,
-        delivery: Delivery[Any],
-        trajectory_id: str,
-        attempt: int,
-        progressed: int = 1,
-        prepared: Callable[[], Awaitable[None]] | None = None,
-    ) -> AsyncIterator[str]:
-        """The time in which a piece of work may run; yields why it is poison, or nothing.
+    def doubts(self, fruitless: int) -> bool:
+        """Whether work shall be done alone that was begun so often without coming further; not if it is so already."""
+        return self._context.handed is None and fruitless >= self._beside
+
+    async def alone(self, delivery: Delivery[Any], came_to: Callable[[], Awaitable[int]] = _nowhere) -> str:
+        """Have a piece of work done in a process of its own, again while it ends its process and is not yet poison.
 
         Args:
-            progressed: the delivery in which it last came further.
-            prepared: what work that runs alone waits for before it begins, and can be held guilty of nothing.
+            came_to: how far the work has come: deaths at another place than this are past.
+
+        Returns:
+            Why it is poison, which its message is buried for; nothing where it is over here.
         """
-        deliveries, most = delivery.at.deliveries, self._context.cast.rollout.poison_after
-        suspect_after = min(_SUSPECT, most)
-        if deliveries - progressed < suspect_after:
-            async with self._side_by_side(delivery):
-                yield ""
-            return
-        async with self._alone(delivery):
-            tries = await self._tries(trajectory_id, attempt, progressed)
-            if tries >= max(1, most - suspect_after):
-                yield f"{deliveries - progressed} deliveries without progress, {tries} of them alone"
-                return
-            if prepared is not None:
-                await prepared()
-            role = self._context.role
-            isolated = WorkIsolated(trajectory_id, role, attempt, deliveries, tries + 1)
-            name = f"{trajectory_id}:{role}:{attempt}:{deliveries}:{tries}"
-            await say(self._context.bus, WORK_ISOLATED, isolated, key=trajectory_id, id=name)
+        bus, record = self._context.bus, delivery.record
+        place = f"{record.stream.name}-{record.sequence}"
+        while True:
+            at = await came_to()
+            known = await self._deaths(place)
+            tries = known.tries if known is not None and known.at == at else 0
+            if known is not None and tries >= self._alone:
+                poison = f"{self._beside} runs without progress, then {tries} alone that ended in {known.how}"
+                await self._context.bury(record, f"poison: {poison}")
+                return poison
             self._context.count("isolated")
-            yield ""
+            how = await self._run(delivery)
+            if not how:
+                return ""
+            self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
+            death = WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how)
+            await say(bus, WORK_ISOLATED, death, key=place)
 
-    @asynccontextmanager
-    async def _side_by_side(self, delivery: Delivery[Any]) -> AsyncIterator[None]:
-        if self._turn.locked():
-            with delivery.waiting(TURN):
-                await self._turn.acquire()
-            self._turn.release()
-        self._beside += 1
-        try:
-            yield
-        finally:
-            self._beside -= 1
-            self._idle.set()
+    async def close(self) -> None:
+        """End the processes that wait for work."""
+        await asyncio.gather(*(process.end() for process in self._idle))
 
-    @asynccontextmanager
-    async def _alone(self, delivery: Delivery[Any]) -> AsyncIterator[None]:
+    async def _run(self, delivery: Delivery[Any]) -> str:
+        """One run in a process of its own; returns how it ended that process, or nothing."""
         with delivery.waiting(TURN):
-            await self._turn.acquire()
+            await self._places.acquire()
+        process = None
         try:
-            with delivery.waiting(TURN):
-                while self._beside:
-                    self._idle.clear()
-                    await self._idle.wait()
-            yield
+            with delivery.waiting(_ALONE):
+                process = await self._take_process()
+                how = await process.do(delivery) if process is not None else ""
+        except asyncio.CancelledError:
+            if process is not None:
+                await process.end()
+                if delivery.verdict is None:
+                    delivery.verdict = False  # it was given back from there
+            raise
         finally:
-            self._turn.release()
+            self._places.release()
+        if process is not None and process.lives:
+            self._idle.append(process)
+        return how
 
-    async def _tries(self, trajectory_id: str, attempt: int, progressed: int) -> int:
-        """How often it has begun alone since it last came further."""
-        newest = await read_last(self._context.bus, ACTORS, WORK_ISOLATED.subject(self._context.bus.run, trajectory_id))
-        if newest is None:
-            return 0
-        _, isolated = unpack(newest, newest.data)
-        mine = isolated.role == self._context.role and isolated.attempt == attempt
-        known = mine and isolated.delivery > progressed
-        return int(isolated.tries) if known else 0
+    async def _take_process(self) -> IsolatedProcess | None:
+        while self._idle:
+            process = self._idle.pop()
+            if process.lives:
+                return process
+            await process.end()
+        return await IsolatedProcess.start(self._context)
+
+    async def _deaths(self, place: str) -> WorkIsolated | None:
+        """What is known of its deaths alone."""
+        bus = self._context.bus
+        newest = await read_last(bus, ACTORS, WORK_ISOLATED.subject(bus.run, place))
+        with contextlib.suppress(WireError):  # garbage under its name tells nothing
+            return None if newest is None else await read(bus, WorkIsolated, newest)
+        return None

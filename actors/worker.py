@@ -18,7 +18,7 @@ from asyncrl.bus.connection import Disconnected
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record
 from asyncrl.bus.provision import WorkQueue
-from asyncrl.bus.pull import Position, Puller, position
+from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.bus.talk import BlobMissing, read
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
@@ -142,22 +142,16 @@ class WorkerLoop(Generic[M]):
         self._acking: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._puller = Puller(
-            context.bus,
-            queue.stream.full_name(context.bus.run),
-            queue.name,
-            self._receive,
-            on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
-        )
+        self._source = (context.handed or self._pull)(self._receive)
 
     async def run(self) -> None:
         """Work until the actor is asked to stop, then finish or give back what is held."""
-        await self._puller.start(self._slots)
+        await self._source.start(self._slots)
         renewals = asyncio.create_task(self._renew_leases())
         self._context.watch(renewals)
         await self._context.stop.wait()
         renewals.cancel()
-        await self._puller.close()
+        await self._source.close()
         await asyncio.sleep(0)  # a task that has not begun would end without giving its work back
         for delivery in list(self._held.values()):
             if delivery.task is not None:
@@ -168,6 +162,16 @@ class WorkerLoop(Generic[M]):
                 if self._acking is not None:
                     await self._acking
 
+    def _pull(self, receive: Callable[[Msg], None]) -> Source:
+        context, queue = self._context, self._queue
+        return Puller(
+            context.bus,
+            queue.stream.full_name(context.bus.run),
+            queue.name,
+            receive,
+            on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
+        )
+
     def _receive(self, raw: Msg) -> None:
         at = position(raw.reply)
         record = Record(self._queue.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)
@@ -177,7 +181,7 @@ class WorkerLoop(Generic[M]):
             # The lease ran out under our own hands: go on with it, unless that work hangs.
             if time.monotonic() - mine.advanced_at < self._context.cast.rollout.stall_s or mine.parked:
                 mine.granted_again(raw)
-                self._puller.grant()
+                self._source.grant()
                 return
             mine.end(done=False)
         self._held[record.sequence] = delivery
@@ -197,7 +201,7 @@ class WorkerLoop(Generic[M]):
         except BusError as error:
             context.fail(error)
             with contextlib.suppress(NatsError):
-                await self._puller.close()  # else it comes straight back to this worker
+                await self._source.close()  # else it comes straight back to this worker
                 await delivery.give_back()
         except Exception as error:  # a fault of ours must not end silently with its task: the actor dies aloud
             context.fail(error)
@@ -211,7 +215,7 @@ class WorkerLoop(Generic[M]):
             self._done.append(delivery)
             if self._acking is None or self._acking.done():
                 self._acking = asyncio.create_task(self._acknowledge())
-        self._puller.grant()
+        self._source.grant()
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context
@@ -220,15 +224,8 @@ class WorkerLoop(Generic[M]):
             message = await read(context.bus, self._kind, delivery.record)
             return await self._handler(message, delivery)
         except (WireError, BlobMissing) as error:
-            reason = str(error)
-        except BusError:
-            raise
-        except Exception as error:  # whatever it is, it must not kill one worker after another
-            if delivery.at.deliveries < context.cast.rollout.poison_after:
-                raise
-            reason = f"poison: delivery {delivery.at.deliveries} ended with {type(error).__name__}: {error}"
-        await context.bury(delivery.record, reason)
-        return True
+            await context.bury(delivery.record, str(error))
+            return True
 
     async def _acknowledge(self) -> None:
         """Acknowledge what is done and said. The server takes acknowledgements in order: its answer to the last of a

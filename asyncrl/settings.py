@@ -158,7 +158,8 @@ class RolloutSettings(Settings):
     tool_limit_s: Seconds = 120.0
     """Seconds one call of `context.tool` may take, unless it names another limit, before it has failed."""
     poison_after: Positive = 5
-    """Deliveries without progress after which a trajectory ends as poison; all but the first three are made alone."""
+    """Runs without progress that ended their process, after which work ends as poison. After the first three it is done
+    in a process of its own, and only what ends that one counts: workers that are killed make nothing poison."""
 
     @property
     def progress_limit(self) -> int:

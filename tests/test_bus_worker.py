@@ -169,28 +169,6 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
     assert await dead_letters(bus) == []
 
 
-async def test_work_that_ends_every_worker_is_buried_as_poison(bus: Bus, work: Work):
-    deliveries: list[int] = []
-    await make_queue(bus, QUEUES["rollout"], 0.05)
-
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
-        deliveries.append(delivery.at.deliveries)
-        raise IndexError("no rows")
-
-    await issue(bus, 1)
-    for _ in range(4):
-        _, task = work(handle)
-        await asyncio.wait_for(task, 10)
-    context, task = work(handle)
-
-    await until(lambda: nothing_is_left(bus), "the poison is acknowledged")
-    [letter] = await dead_letters(bus)
-    assert letter.reason == "poison: delivery 5 ended with IndexError: no rows"
-    assert deliveries == [1, 2, 3, 4, 5]
-    assert not task.done()
-    assert not context.faults
-
-
 async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: Bus, work: Work):
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
         if delivery.at.deliveries == 1:

@@ -278,6 +278,15 @@ def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
     assert told.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
 
 
+def test_no_engine_is_blamed_while_the_warm_up_stands_still():
+    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 0"))
+    told.say(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
+    told.vitals("engine-1")
+    told.picture.published = None
+
+    assert "engine dead" not in [cause for cause, _ in told.found()]
+
+
 def test_work_for_a_version_that_was_never_published_is_found():
     told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 9"))
 

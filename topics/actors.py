@@ -108,13 +108,14 @@ class Vitals(Message):
 
 
 class WorkIsolated(Message):
-    """A worker begins on something that came back again and again, with nothing else beside it."""
+    """A piece of work that came back again and again ended the process that had nothing else to do."""
 
-    trajectory_id: Id
+    place: Id  # of its message: "PROMPTS-17"
     role: Id
-    attempt: Count
     delivery: Count
-    tries: Count  # begun alone since it last came further, with this one
+    tries: Count  # how often it has done so since it last came further, with this one
+    at: Count  # sequence of its newest progress; 0: none
+    how: str  # "exit code -9"
 
 
 class BlobStored(Message):
@@ -155,9 +156,9 @@ WORK_ISOLATED = Topic(
     "work.isolated",
     WorkIsolated,
     ACTORS,
-    said_by=("rollout", "reward"),
-    heard_by=("rollout", "reward"),
-    key="trajectory_id",
+    said_by=("rollout", "reward", "evaluator"),
+    heard_by=("rollout", "reward", "evaluator"),
+    key="place",
 )
 VITALS_TAKEN = Topic(
     "vitals.taken", Vitals, VITALS, said_by=_ALL, heard_by=("monitor", "warden"), key="actor_id", json=True

@@ -93,6 +93,7 @@ class TrajectoryProgressed(_OfTrajectory):
     log: Id  # key of the worker's `progress.stored`
     offset: Count = 0  # tokens sampled before it
     before: list[Holding] = msgspec.field(default_factory=list)  # the progress that it continues, oldest first
+    fruitless: Count = 0  # runs of its function that were begun since it last came further, this one among them
 
     def headers(self) -> dict[str, str]:
         """What deciding and trimming need without reading the body."""

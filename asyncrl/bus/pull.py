@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 from nats.aio.msg import Msg
@@ -33,6 +33,22 @@ def position(reply: str) -> Position:
     parts = reply.split(".")
     numbers = parts[4:9] if len(parts) == 9 else parts[6:11]
     return Position(*map(int, numbers))
+
+
+class Source(Protocol):
+    """Where messages come from, as far as there is credit."""
+
+    async def start(self, credit: int) -> None:
+        """Begin to receive up to `credit` messages."""
+        ...
+
+    def grant(self, count: int = 1) -> None:
+        """Allow that many more messages."""
+        ...
+
+    async def close(self) -> None:
+        """Receive no more."""
+        ...
 
 
 class Puller:

@@ -179,9 +179,9 @@ def _reward(picture: Picture, ill: set[str]) -> Iterator[Finding]:
 
 
 def _version(picture: Picture, ill: set[str]) -> Iterator[Finding]:
-    """Trajectories that wait for an engine, and none may serve them."""
+    """Trajectories that wait for an engine, and none may serve them; before version 0 is published none can."""
     waiting = [work for _, work in _held(picture, "rollout", ill) if work.place.startswith("an engine")]
-    if not waiting:
+    if not waiting or picture.published is None:
         return
     least = min(int(work.place.rsplit(" ", 1)[1]) for work in waiting)
     playing = picture.playing("engine")

@@ -155,7 +155,7 @@ class RolloutContext:
             if not answer.done:
                 try:
                     answer.result = msgspec.msgpack.encode(await self._call(name, function, arguments, limit_s))
-                except Exception as error:  # a tool's failure is an answer too, recorded and given again
+                except (Exception, SystemExit) as error:  # a tool's failure is an answer too, recorded and given again
                     answer.failed = f"{type(error).__name__}: {error}"
                 answer.done = True
                 await self._host.keep()

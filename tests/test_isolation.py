@@ -1,0 +1,250 @@
+"""Work that came back again and again is done alone: nothing waits for it, and what is healthy never becomes poison."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Stage, until
+from test_bus_worker import dead_letters, generated
+from test_redelivered import is_done
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.provision import QUEUES, queue_states
+from asyncrl.bus.pull import Puller, position
+from asyncrl.bus.talk import read, say
+from topics.engines import ENGINE_READY, EngineReady
+from topics.evals import EVAL_REQUESTED, EvalRequested
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import Stage as TrainingStage
+from topics.topic import GRADES, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryFailed
+
+LIMIT_S = 60.0  # a test starts several processes, one after another
+ROLLOUTS = """
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+async def leave():
+    raise SystemExit(0)
+
+async def rollout(row, context):
+    with (HERE / "calls").open("a") as calls:
+        calls.write(f"{row.label}\\n")
+    if row.label == "kills":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if row.label == "exits":
+        await asyncio.gather(leave())
+    if row.label == "holds" and not (HERE / "go").exists():
+        await asyncio.Event().wait()
+    await context.generate([1, 2])
+"""
+KILLS_ITS_PARENT = """
+import os
+import signal
+
+def reward(completion):
+    if completion != "ab":
+        os.kill(os.getppid(), signal.SIGKILL)
+    return 1.0
+"""
+
+
+class Scene:
+    """A run with rollout workers that are started again when they die, as the warden does."""
+
+    def __init__(self, stage: Stage, bus: Bus, folder: Path) -> None:
+        self.stage, self.bus, self.folder = stage, bus, folder
+        self.deaths = 0
+
+    async def issue(self, name: str, label: str, stage: TrainingStage = "rl") -> None:
+        prompt_id, member = name.split("-")
+        rows = [PromptRow("^ab=", label)]
+        message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=rows, stage=stage)
+        await say(self.bus, PROMPT_ISSUED, message, key=name)
+
+    async def engine(self) -> None:
+        """An engine with version 0 takes requests."""
+        await say(self.bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+
+    def calls(self, label: str) -> int:
+        """How often the rollout function began with such a row."""
+        file = self.folder / "calls"
+        return file.read_text().split().count(label) if file.exists() else 0
+
+    async def is_generated(self, name: str) -> bool:
+        subject = TRAJECTORY_GENERATED.subject(self.bus.run, name)
+        return await read_last(self.bus, TRAJECTORIES, subject) is not None
+
+    async def failure(self, name: str) -> TrajectoryFailed | None:
+        newest = await read_last(self.bus, GRADES, TRAJECTORY_FAILED.subject(self.bus.run, name))
+        return None if newest is None else await read(self.bus, TrajectoryFailed, newest)
+
+    async def work_until(self, role: str, done: Callable[[], Awaitable[bool]]) -> None:
+        """Keep a worker up until something holds."""
+        async with asyncio.timeout(LIMIT_S):
+            while not await done():
+                process = await self.stage.start(role)
+                while process.returncode is None and not await done():
+                    await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=0.05)
+                self.deaths += process.returncode is not None
+
+
+@pytest.fixture
+def scene(bus: Bus, stage: Callable[..., Stage], tmp_path: Path) -> Callable[..., Scene]:
+    """Makes a scene; arguments are tables of the settings."""
+
+    def make(**tables: Any) -> Scene:
+        (tmp_path / "rollouts.py").write_text(ROLLOUTS)
+        task = {"rollout": f"{tmp_path / 'rollouts.py'}:rollout"}
+        rollout = {"lease_s": 0.5} | tables.pop("rollout", {})
+        made = stage(engine={"kind": "scripted"}, task=task, rollout=rollout, **tables)
+        made.make_model()
+        return Scene(made, bus, tmp_path)
+
+    return make
+
+
+async def gave_up(bus: Bus, name: str, times: int) -> None:
+    """Have the first message of a queue delivered so often to somebody who gives it back."""
+    queue, over = QUEUES[name], asyncio.Event()
+
+    def take(message: Any) -> None:
+        if position(message.reply).deliveries == times:
+            over.set()
+        sending.append(asyncio.ensure_future(bus.send(message.reply, b"-NAK")))
+
+    sending: list[asyncio.Future[None]] = []
+    puller = Puller(bus, queue.stream.full_name(bus.run), queue.name, take)
+    await puller.start(times)
+    await asyncio.wait_for(over.wait(), 10)
+    await puller.close()
+
+
+async def is_held(bus: Bus) -> bool:
+    return (await queue_states(bus))["rollout"]["pulls"] > 0
+
+
+async def test_a_warm_up_trajectory_that_came_back_again_and_again_waits_for_no_engine(bus: Bus, scene: Any):
+    """No engine can be there before the warm-up ends."""
+    play = scene()
+    await play.issue("w000000-0", "ba", "warmup")
+    await gave_up(bus, "rollout", 4)
+    await play.issue("p000000-0", "ba")  # waits for an engine, in front of what follows
+    await play.issue("w000001-0", "ba", "warmup")
+    await play.stage.start("rollout")
+
+    await until(lambda: play.is_generated("w000000-0"), "the one that came back is done", LIMIT_S)
+    await until(lambda: play.is_generated("w000001-0"), "and so is the other", LIMIT_S)
+
+
+async def test_one_that_waits_for_an_engine_keeps_no_other_from_being_done_alone(bus: Bus, scene: Any):
+    play = scene()
+    await play.issue("p000000-0", "ba")
+    await gave_up(bus, "rollout", 4)
+    await play.stage.start("rollout")
+    await until(lambda: is_held(bus), "a worker has it", LIMIT_S)
+    await play.issue("w000000-0", "ba", "warmup")
+    await until(lambda: play.is_generated("w000000-0"), "the other is done", LIMIT_S)
+    assert not await play.is_generated("p000000-0")
+
+    await play.engine()
+
+    await until(lambda: play.is_generated("p000000-0"), "it is done once there is an engine", LIMIT_S)
+
+
+@pytest.mark.parametrize("label", ["kills", "exits"])
+async def test_what_ends_its_process_is_poison_and_its_neighbours_are_done(bus: Bus, scene: Any, label: str):
+    play = scene()
+    await play.engine()
+    names = [f"p{number:06d}-0" for number in range(5)]
+    for name in names:
+        await play.issue(name, label if name == "p000003-0" else "ba")
+
+    await play.work_until("rollout", lambda: is_done(bus, "rollout"))
+
+    failed = await play.failure("p000003-0")
+    assert failed is not None
+    ended = "exit code -9" if label == "kills" else "exit code 1"
+    assert failed.reason == "poison"
+    assert failed.detail == f"3 runs without progress, then 2 alone that ended in {ended}"
+    assert [letter.reason for letter in await dead_letters(bus)] == [f"poison: {failed.detail}"]
+    assert play.calls(label) == 5
+    assert play.deaths == 3
+    for name in names:
+        assert await play.is_generated(name) == (name != "p000003-0")
+
+
+async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_workers_die(bus: Bus, scene: Any):
+    play = scene()
+    await play.engine()
+    await play.issue("p000000-0", "holds")
+
+    for death in range(1, 7):
+        process = await play.stage.start("rollout")
+        await until(
+            lambda at=death: play.calls("holds") >= at, f"it begins once more, after {death - 1} deaths", LIMIT_S
+        )
+        process.kill()
+        await process.wait()
+        assert await play.failure("p000000-0") is None
+    (play.folder / "go").touch()
+    await play.stage.start("rollout")
+    await until(lambda: play.is_generated("p000000-0"), "it is done", LIMIT_S)
+
+    assert await play.failure("p000000-0") is None
+    assert await dead_letters(bus) == []
+
+
+async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus: Bus, scene: Any):
+    play = scene(rollout={"lease_s": 30.0})
+    await play.engine()
+    await play.issue("p000000-0", "holds")
+    await gave_up(bus, "rollout", 4)
+    await play.engine()
+    process = await play.stage.start("rollout")
+    await until(lambda: play.calls("holds") == 1, "it begins", LIMIT_S)
+
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+    (play.folder / "go").touch()
+    await play.stage.start("rollout")
+
+    await until(lambda: play.is_generated("p000000-0"), "another worker does it, though the lease is long", LIMIT_S)
+
+
+async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp_path: Path):
+    (tmp_path / "reward.py").write_text(KILLS_ITS_PARENT)
+    play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"})
+    for number in range(2):
+        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+
+    await play.work_until("reward", lambda: is_done(bus, "reward"))
+
+    failed = await play.failure("p000001-0")
+    assert failed is not None
+    assert failed.reason == "poison"
+    assert await play.failure("p000000-0") is None
+    assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000000-0")) is not None
+    assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000001-0")) is None
+    assert play.deaths == 3
+
+
+async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any, tmp_path: Path):
+    (tmp_path / "reward.py").write_text(KILLS_ITS_PARENT)
+    play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"}, eval={"prompts": 2})
+    await play.engine()
+    await say(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 2, 0.0))
+
+    await play.work_until("evaluator", lambda: is_done(bus, "evaluator"))
+
+    [letter] = await dead_letters(bus)
+    assert letter.topic == "eval.requested"
+    assert letter.reason.startswith("poison: 3 runs without progress, then 2 alone")
+    assert play.deaths == 3
