@@ -7,26 +7,35 @@ from typing import Any
 
 import pytest
 from conftest import Stage, until
+from nats.aio.msg import Msg
 from test_bus_worker import dead_letters, generated
 from test_redelivered import is_done
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.provision import QUEUES, queue_states
-from asyncrl.bus.pull import Puller, position
-from asyncrl.bus.talk import read, say
+from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.pull import Puller
+from asyncrl.bus.talk import read, say, say_fenced
 from topics.engines import ENGINE_READY, EngineReady
 from topics.evals import EVAL_REQUESTED, EvalRequested
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
 from topics.topic import GRADES, TRAJECTORIES
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryFailed
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    TRAJECTORY_PROGRESSED,
+    TrajectoryFailed,
+    TrajectoryProgressed,
+)
 
 LIMIT_S = 60.0  # a test starts several processes, one after another
 ROLLOUTS = """
 import asyncio
 import os
 import signal
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -36,22 +45,28 @@ async def leave():
 
 async def rollout(row, context):
     with (HERE / "calls").open("a") as calls:
-        calls.write(f"{row.label}\\n")
+        calls.write(f"{row.label} {os.getpid()}\\n")
     if row.label == "kills":
         os.kill(os.getpid(), signal.SIGKILL)
     if row.label == "exits":
         await asyncio.gather(leave())
+    if row.label == "blocks":
+        time.sleep(3600)
     if row.label == "holds" and not (HERE / "go").exists():
         await asyncio.Event().wait()
     await context.generate([1, 2])
 """
-KILLS_ITS_PARENT = """
+KILLS_ITS_WORKER = """
 import os
 import signal
+from pathlib import Path
 
 def reward(completion):
     if completion != "ab":
-        os.kill(os.getppid(), signal.SIGKILL)
+        pid = os.getpid()
+        while b"actors." not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])  # its parent
+        os.kill(pid, signal.SIGKILL)
     return 1.0
 """
 
@@ -73,10 +88,17 @@ class Scene:
         """An engine with version 0 takes requests."""
         await say(self.bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
 
-    def calls(self, label: str) -> int:
-        """How often the rollout function began with such a row."""
+    async def suspect(self, name: str, label: str, stage: TrainingStage = "rl") -> None:
+        """A trajectory that was begun three times without coming further."""
+        await self.issue(name, label, stage)
+        message = TrajectoryProgressed(trajectory_id=name, delivery=3, log="rollout-9-dead", fruitless=3)
+        await say_fenced(self.bus, TRAJECTORY_PROGRESSED, message, key=name, id="3", expected=0)
+
+    def calls(self, label: str) -> list[int]:
+        """The processes in which the rollout function began with such a row."""
         file = self.folder / "calls"
-        return file.read_text().split().count(label) if file.exists() else 0
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [int(line.split()[1]) for line in lines if line.split()[0] == label]
 
     async def is_generated(self, name: str) -> bool:
         subject = TRAJECTORY_GENERATED.subject(self.bus.run, name)
@@ -111,31 +133,22 @@ def scene(bus: Bus, stage: Callable[..., Stage], tmp_path: Path) -> Callable[...
     return make
 
 
-async def gave_up(bus: Bus, name: str, times: int) -> None:
-    """Have the first message of a queue delivered so often to somebody who gives it back."""
-    queue, over = QUEUES[name], asyncio.Event()
-
-    def take(message: Any) -> None:
-        if position(message.reply).deliveries == times:
-            over.set()
-        sending.append(asyncio.ensure_future(bus.send(message.reply, b"-NAK")))
-
-    sending: list[asyncio.Future[None]] = []
-    puller = Puller(bus, queue.stream.full_name(bus.run), queue.name, take)
-    await puller.start(times)
-    await asyncio.wait_for(over.wait(), 10)
+async def give_back(bus: Bus, count: int) -> None:
+    """Have so many messages of the queue delivered to somebody who gives them back."""
+    queue, got = QUEUES["rollout"], list[Msg]()
+    puller = Puller(bus, queue.stream.full_name(bus.run), queue.name, got.append)
+    await puller.start(count)
+    await until(lambda: len(got) == count, "they are delivered")
     await puller.close()
-
-
-async def is_held(bus: Bus) -> bool:
-    return (await queue_states(bus))["rollout"]["pulls"] > 0
+    for message in got:
+        await bus.send(message.reply, b"-NAK")
 
 
 async def test_a_warm_up_trajectory_that_came_back_again_and_again_waits_for_no_engine(bus: Bus, scene: Any):
     """No engine can be there before the warm-up ends."""
     play = scene()
-    await play.issue("w000000-0", "ba", "warmup")
-    await gave_up(bus, "rollout", 4)
+    await play.suspect("w000000-0", "ba", "warmup")
+    await give_back(bus, 1)
     await play.issue("p000000-0", "ba")  # waits for an engine, in front of what follows
     await play.issue("w000001-0", "ba", "warmup")
     await play.stage.start("rollout")
@@ -146,11 +159,10 @@ async def test_a_warm_up_trajectory_that_came_back_again_and_again_waits_for_no_
 
 async def test_one_that_waits_for_an_engine_keeps_no_other_from_being_done_alone(bus: Bus, scene: Any):
     play = scene()
-    await play.issue("p000000-0", "ba")
-    await gave_up(bus, "rollout", 4)
+    await play.suspect("p000000-0", "ba")
+    await play.suspect("w000000-0", "ba", "warmup")
+    await give_back(bus, 2)
     await play.stage.start("rollout")
-    await until(lambda: is_held(bus), "a worker has it", LIMIT_S)
-    await play.issue("w000000-0", "ba", "warmup")
     await until(lambda: play.is_generated("w000000-0"), "the other is done", LIMIT_S)
     assert not await play.is_generated("p000000-0")
 
@@ -175,7 +187,7 @@ async def test_what_ends_its_process_is_poison_and_its_neighbours_are_done(bus: 
     assert failed.reason == "poison"
     assert failed.detail == f"3 runs without progress, then 2 alone that ended in {ended}"
     assert [letter.reason for letter in await dead_letters(bus)] == [f"poison: {failed.detail}"]
-    assert play.calls(label) == 5
+    assert len(play.calls(label)) == 5
     assert play.deaths == 3
     for name in names:
         assert await play.is_generated(name) == (name != "p000003-0")
@@ -189,7 +201,7 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
     for death in range(1, 7):
         process = await play.stage.start("rollout")
         await until(
-            lambda at=death: play.calls("holds") >= at, f"it begins once more, after {death - 1} deaths", LIMIT_S
+            lambda at=death: len(play.calls("holds")) >= at, f"it begins once more, after {death - 1} deaths", LIMIT_S
         )
         process.kill()
         await process.wait()
@@ -205,11 +217,11 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
 async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus: Bus, scene: Any):
     play = scene(rollout={"lease_s": 30.0})
     await play.engine()
-    await play.issue("p000000-0", "holds")
-    await gave_up(bus, "rollout", 4)
-    await play.engine()
+    await play.suspect("p000000-0", "holds")
+    await give_back(bus, 1)
     process = await play.stage.start("rollout")
-    await until(lambda: play.calls("holds") == 1, "it begins", LIMIT_S)
+    await until(lambda: len(play.calls("holds")) == 1, "it begins", LIMIT_S)
+    assert play.calls("holds") != [process.pid]
 
     process.terminate()
     assert await asyncio.wait_for(process.wait(), 20) == 0
@@ -219,8 +231,23 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
     await until(lambda: play.is_generated("p000000-0"), "another worker does it, though the lease is long", LIMIT_S)
 
 
+async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bus: Bus, scene: Any):
+    play = scene(keepers={"lease_s": 0.5})
+    await play.engine()
+    await play.suspect("p000000-0", "blocks")
+    await give_back(bus, 1)
+    await play.issue("p000001-0", "ba")
+    await play.stage.start("rollout")
+    await until(lambda: is_done(bus, "rollout"), "both are over", LIMIT_S)
+
+    failed = await play.failure("p000000-0")
+    assert failed is not None
+    assert failed.detail == "3 runs without progress, then 2 alone that ended in no sign of life"
+    assert await play.is_generated("p000001-0")
+
+
 async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp_path: Path):
-    (tmp_path / "reward.py").write_text(KILLS_ITS_PARENT)
+    (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"})
     for number in range(2):
         await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
@@ -237,7 +264,7 @@ async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp
 
 
 async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any, tmp_path: Path):
-    (tmp_path / "reward.py").write_text(KILLS_ITS_PARENT)
+    (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"}, eval={"prompts": 2})
     await play.engine()
     await say(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 2, 0.0))
