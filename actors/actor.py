@@ -330,7 +330,7 @@ def _server_cpu_s() -> float:
 async def _tell_vitals(context: Context) -> None:
     started, cpu = time.monotonic(), _cpu_s(context.role)
     server = _server_cpu_s() if context.role == "warden" else 0.0
-    subject = VITALS_TAKEN.subject(context.bus.run, context.actor_id)
+    subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
     while True:
         message = context.take_vitals()
         now_cpu = _cpu_s(context.role)

@@ -24,11 +24,13 @@ ARRAYS = {"Int32Array": "<i4", "Float32Array": "<f4", "UInt8Array": "u1"}
 INTRODUCTION = """\
 # Topics
 
-Everything that actors say to each other. A subject is `asyncrl.<run>.<noun>.<participle>[.<key>]`, kept in the
-JetStream stream `ASYNCRL_<run>_<STREAM>`. Messages are MessagePack maps from field name to value (JSON where that is
-said); any MessagePack reader can read them. `Int32Array`, `Float32Array` and `UInt8Array` are `bin` values that hold
-little-endian elements of `<i4`, `<f4` and `u1`. A field that has its default may be left out. Every message also
-carries `v`, the version of its type: readers take `v` and `v - 1` and ignore fields they do not know.
+Everything that actors say to each other. A message has the subject `asyncrl.<run>.<noun>.<participle>[.<key>]` in the
+JetStream stream `ASYNCRL_<run>_<STREAM>`. It is read from there ([observe.md](observe.md)), and published to
+`_R_.<STREAM>.` and its subject ([security.md](security.md#who-can-store-what) says why). Messages are MessagePack maps
+from field name to value (JSON where that is said); any MessagePack reader can read them. `Int32Array`, `Float32Array`
+and `UInt8Array` are `bin` values that hold little-endian elements of `<i4`, `<f4` and `u1`. A field that has its
+default may be left out. Every message also carries `v`, the version of its type: readers take `v` and `v - 1` and
+ignore fields they do not know.
 
 A message above 768 KiB has an empty body and a header `blob: id:size:xxh3:chunks` that names its chunks on
 `blob.stored`. The header `Nats-Msg-Id` makes repeats harmless.
@@ -122,7 +124,7 @@ def roles(names: tuple[str, ...]) -> str:
 
 def _topic_section(topic: Topic[Any]) -> list[str]:
     key = f".<{topic.key}>" if topic.key else ""
-    where = f"in `{topic.stream.name}`, kept {KEPT[topic.stream.keep]}" if topic.stream else "not kept"
+    where = f"in `{topic.stream.name}`, kept {KEPT[topic.stream.keep]}"
     lines = [
         f"### {topic.name}",
         "",

@@ -70,7 +70,7 @@ def wrong_messages(run: str, count: int, seed: int) -> Iterator[Wrong]:
         wrong = Wrong(kind, topic, topic.subject(run, key), headers, pack(message, topic))
         wrong = kinds[kind](dice, wrong)
         read = topic.stream is not PROMPTS or topic is PROMPT_ISSUED  # of the prompter's log, headers alone
-        if topic.stream is not None and topic.stream.keeper and kind in SURELY and read and dice.random() < 0.5:
+        if topic.stream.keeper and kind in SURELY and read and dice.random() < 0.5:
             wrong.headers[WRITER] = "stranger"
         yield wrong
 

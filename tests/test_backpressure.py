@@ -218,7 +218,7 @@ async def test_a_stream_that_somebody_fills_stops_nothing_for_ever(tmp_path: Pat
         for number in range(200):
             name = f"p9{number:05d}-0"
             body = {"trajectory": name, "attempt": "0", "delivery": "1", "offset": "0"}
-            reply = await bus.request(TRAJECTORY_PROGRESSED.subject("short", name), b"x" * 20_000, body)
+            reply = await bus.request(TRAJECTORY_PROGRESSED.ingest("short", name), b"x" * 20_000, body)
             refused += b"maximum bytes exceeded" in reply.data
             if refused > 20:
                 break

@@ -260,7 +260,7 @@ async def test_tap_ends_with_the_run(bus, terminal):
     process = await terminal.start("tap", "actor.stopped")
 
     async def leave() -> bool:
-        await bus.send(ACTOR_STOPPED.subject(bus.run, WARDEN), encode(ActorStopped("warden", WARDEN)))
+        await bus.send(ACTOR_STOPPED.ingest(bus.run, WARDEN), encode(ActorStopped("warden", WARDEN)))
         return process.returncode is not None
 
     # The lock is checked before it connects; once it listens, one word of the warden is enough.
@@ -273,7 +273,7 @@ async def test_a_tap_that_cannot_keep_up_counts_what_it_missed(bus):
     tap = LiveTap(bus, Pattern("batch.trained"), most=10)
     await tap.start()
     for step in range(1, 51):
-        await bus.send(BATCH_TRAINED.subject(bus.run), encode(trained(step)))
+        await bus.send(BATCH_TRAINED.ingest(bus.run), encode(trained(step)))
 
     await until(lambda: tap.missed + tap.waiting == 50, "fifty messages")
     assert tap.missed == 40
@@ -285,7 +285,7 @@ async def test_a_tap_is_bounded_in_bytes_too(bus):
     tap = LiveTap(bus, Pattern("trajectory.*"), most_bytes=10_000)
     await tap.start()
     for _ in range(20):
-        await bus.send(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), encode(generated(length=200)))
+        await bus.send(TRAJECTORY_GENERATED.ingest(bus.run, "p000001-0"), encode(generated(length=200)))
 
     await until(lambda: tap.missed + tap.waiting == 20, "twenty messages")
     assert tap.missed > 0

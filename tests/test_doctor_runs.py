@@ -211,7 +211,7 @@ async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_n
         await until(lambda: well(tmp_path), "a clock that is right again", 40)
 
         config = run.root / "nats.conf"
-        allowed = f'"{TRAJECTORY_GENERATED.pattern("short")}"'
+        allowed = f'"{TRAJECTORY_GENERATED.stream.ingest(TRAJECTORY_GENERATED.pattern("short"))}"'
         assert allowed in config.read_text()
         config.write_text(config.read_text().replace(allowed, '"nothing"'))
         server = run.server()
@@ -314,7 +314,7 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
     await say(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
     await say(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
     vitals = Vitals("rollout", "rollout-1", 7, time.time() - 60, {"held": 3.0}, v=Vitals.V)
-    await bus.send(VITALS_TAKEN.subject(bus.run, "rollout-1"), msgspec.json.encode(vitals))
+    await bus.send(VITALS_TAKEN.ingest(bus.run, "rollout-1"), msgspec.json.encode(vitals))
     letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
     await say(bus, DEAD_LETTER, letter, key=letter.place)
 

@@ -96,7 +96,6 @@ async def inject(bus: Bus, messages: Sequence[Wrong]) -> dict[tuple[str, int], R
     there: dict[tuple[str, int], Record] = {}
 
     async def one(wrong: Wrong) -> None:
-        assert wrong.topic.stream is not None
         ack = await bus.store(wrong.subject, wrong.body, wrong.headers)
         record = Record(wrong.topic.stream, ack.seq, wrong.subject, wrong.headers, wrong.body, 0)
         there[wrong.topic.stream.name, ack.seq] = record

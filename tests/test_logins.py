@@ -130,9 +130,9 @@ async def test_a_certificate_of_the_private_authority_is_accepted_and_no_other(a
         untold = await refusal(msgspec.structs.replace(login, tls_ca=""))
 
     assert wrong.startswith(f"NATS at tls://localhost:{port} shows a certificate that is not accepted: ")
-    assert f"check nats.tls_ca ({other.ca})" in wrong
+    assert f"check nats.tls_ca or --tls-ca ({other.ca})" in wrong
     assert "127.0.0.1" in named.split("not accepted: ")[1]
-    assert "check nats.tls_ca (the CAs that this system trusts)" in untold
+    assert "check nats.tls_ca or --tls-ca (the CAs that this system trusts)" in untold
 
 
 async def test_an_expired_certificate_is_refused_and_named(authority: Authority, tmp_path: Path):
@@ -242,7 +242,7 @@ async def test_commands_that_only_read_work_as_monitor_and_others_say_why_not(tm
     finally:
         await server.stop()
     assert (code, said.count("\n")) == (1, 1), said
-    assert "does not allow user 'mine-monitor' to publish to asyncrl.mine.control.scaled" in said
+    assert "does not allow user 'mine-monitor' to publish to _R_.ACTORS.asyncrl.mine.control.scaled" in said
 
 
 # --- what nobody shall read

@@ -217,7 +217,6 @@ def test_every_stream_has_topics_and_every_topic_a_stream_of_the_table():
 
 @EVERY_TOPIC
 def test_a_keepers_stream_is_written_by_that_keeper_alone(topic: Topic[Any]):
-    assert topic.stream is not None
     if topic.stream.keeper:
         assert topic.said_by == (topic.stream.keeper,)
     assert topic.said_by

@@ -27,3 +27,15 @@ def topic_of(subject: str) -> Topic[Any] | None:
     """The topic a subject belongs to, or None for a subject that is in no row of the table."""
     parts = subject.split(".")
     return BY_NAME.get(f"{parts[2]}.{parts[3]}") if len(parts) >= 4 else None
+
+
+def ingest_of(subject: str) -> str:
+    """Where a message is published that its stream stores under `subject`.
+
+    Raises:
+        ValueError: no topic has such a subject.
+    """
+    topic = topic_of(subject)
+    if topic is None:
+        raise ValueError(f"{subject} is in no row of the topic table")
+    return topic.stream.ingest(subject)

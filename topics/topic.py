@@ -15,6 +15,12 @@ from topics.wire import Message
 
 M = TypeVar("M", bound=Message)
 
+# A NATS server sends its answers to whatever reply subject a request names, and what a push consumer delivers to
+# whatever subject its maker names, without a look at what either may publish. Two kinds of subject are safe from that:
+# it takes no reply subject that begins with `_R_.`, and delivers only to a subject that somebody subscribes to in
+# exactly these words. So streams listen to wildcards below `_R_.`, which no role may subscribe to.
+_INGEST = "_R_"
+
 
 class Keep(Enum):
     """How long a stream keeps its messages."""
@@ -37,6 +43,10 @@ class Stream:
         """Name on the server."""
         return f"ASYNCRL_{run}_{self.name}"
 
+    def ingest(self, subjects: str) -> str:
+        """Where messages are published that this stream stores under `subjects`."""
+        return f"{_INGEST}.{self.name}.{subjects}"
+
 
 @dataclass(frozen=True)
 class Topic(Generic[M]):
@@ -44,7 +54,7 @@ class Topic(Generic[M]):
 
     name: str  # "trajectory.generated"
     message: type[M]
-    stream: Stream | None  # None: core NATS, not kept
+    stream: Stream
     said_by: tuple[str, ...]
     heard_by: tuple[str, ...]  # besides the monitor and the warden, who may hear everything, and the log's own keeper
     key: str = ""  # what stands behind the participle: "trajectory_id"; "" for nothing
@@ -52,7 +62,7 @@ class Topic(Generic[M]):
     heads: type[msgspec.Struct] | None = None  # what the headers say, where folds read nothing else
 
     def subject(self, run: str, key: str = "") -> str:
-        """The subject of one message."""
+        """The subject that one message is stored under."""
         if bool(key) != bool(self.key):
             raise ValueError(f"topic {self.name} takes {'a key (' + self.key + ')' if self.key else 'no key'}")
         return f"asyncrl.{run}.{self.name}.{key}" if key else f"asyncrl.{run}.{self.name}"
@@ -60,6 +70,10 @@ class Topic(Generic[M]):
     def pattern(self, run: str) -> str:
         """The subjects of all its messages."""
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
+
+    def ingest(self, run: str, key: str = "") -> str:
+        """The subject that one message is published to."""
+        return self.stream.ingest(self.subject(run, key))
 
 
 PROMPTS = Stream("PROMPTS", Keep.LEDGER, "prompter", "prompts issued: the work queue of the rollout workers")

@@ -14,6 +14,8 @@ import nats.errors
 
 from asyncrl.bus.errors import BusUnreachable
 
+_PEM = "-----BEGIN CERTIFICATE"
+
 
 class BusAddress(msgspec.Struct, omit_defaults=True):
     """How to reach the topics of a run, and as whom."""
@@ -22,9 +24,10 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
     user: str = ""
     password: str = ""
     nkey_file: str = ""  # holds an nkey seed, instead of user and password
-    tls_ca: str = ""  # file with the certificates that the server's must be signed by; empty for the system's
+    tls_ca: str = ""  # the certificates that the server's must be signed by, in PEM or a file; empty for the system's
     tls_cert: str = ""  # client certificate, where the server asks for one
     tls_key: str = ""
+    runs: list[str] = []  # that this user serves, where it was made for some
 
     def __repr__(self) -> str:
         return f"BusAddress({self.who} at {self.url})"  # logs and tracebacks show no password
@@ -35,6 +38,11 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         if not self.user and self.nkey_file:
             return f"nkey {self.nkey_file}"
         return f"user {self.user!r}" if self.user else "user without a name"
+
+    @property
+    def ca(self) -> str:
+        """Whose certificates are trusted, for people."""
+        return "the CA in the credentials" if _PEM in self.tls_ca else self.tls_ca or "the CAs that this system trusts"
 
     @property
     def inbox(self) -> str:
@@ -85,10 +93,11 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         return self.password
 
     def _tls(self) -> ssl.SSLContext:
+        given = {"cadata": self.tls_ca} if _PEM in self.tls_ca else {"cafile": self.tls_ca or None}
         try:
-            context = ssl.create_default_context(cafile=self.tls_ca or None)
+            context = ssl.create_default_context(**given)
         except (OSError, ssl.SSLError) as error:
-            raise BusUnreachable(f"nats.tls_ca: {self.tls_ca} holds no certificates: {error}") from error
+            raise BusUnreachable(f"nats.tls_ca or --tls-ca: {self.ca} holds no certificates: {error}") from error
         if self.tls_cert:
             try:
                 context.load_cert_chain(self.tls_cert, self.tls_key or None)

@@ -23,6 +23,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable
 from asyncrl.bus.refusals import denied_subject, refusal
 from asyncrl.crash import crash_point
+from topics.table import ingest_of
 
 _LAST_WORDS_S = 3.0  # for a server to take in what was said before the connection is closed
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
@@ -269,7 +270,7 @@ class Bus:
             self._waiting.pop(token, None)
 
     async def store(self, subject: str, payload: bytes, headers: dict[str, str]) -> Ack:
-        """Publish into a stream and return once the server has it, with the sequence it got.
+        """Store a message under a subject of the topic table; returns the server's acknowledgement.
 
         Faults of the connection and a full stream are waited out up to the publish deadline. The caller's
         `Nats-Msg-Id` header makes a repeat harmless.
@@ -281,13 +282,13 @@ class Bus:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.publish_deadline_s
-        pause = 0.02
+        pause, ingest = 0.02, ingest_of(subject)
         async with self._window:
             crash_point("publish.before")
             while True:
                 try:
                     left = max(0.01, deadline - loop.time())
-                    reply = await self.request(subject, payload, headers, min(REQUEST_S, left))
+                    reply = await self.request(ingest, payload, headers, min(REQUEST_S, left))
                     crash_point("publish.stored")
                     if reply.data:
                         ack = read_ack(reply.data)

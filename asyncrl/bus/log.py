@@ -21,7 +21,6 @@ from topics.topic import Stream
 
 T = TypeVar("T")
 
-ANSWERED = "Nats-Stream"  # header of what the server reads out of a stream; its answer goes wherever it is asked to
 _NO_MESSAGE = 10037
 _WINDOW = 1024  # messages asked for ahead
 _LOOK_S = 1.0  # between looks for the end of a log that is being read
@@ -258,7 +257,6 @@ async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
 
 def _record(stream: Stream, message: Msg) -> Record:
     headers = message.headers or {}
-    headers.pop(ANSWERED, None)  # on a log it would tell that this answer was sent there
     time_ns = server_time_ns(headers.get("Nats-Time-Stamp", ""))
     return Record(stream, int(headers["Nats-Sequence"]), headers["Nats-Subject"], headers, message.data, time_ns)
 

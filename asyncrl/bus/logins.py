@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from asyncrl.bus.address import BusAddress, write_private
-from asyncrl.bus.permissions import ROLES, authorization, permissions, user_of
+from asyncrl.bus.permissions import MONITOR, ROLES, authorization, permissions, user_of
 from asyncrl.settings import NatsSettings
 
+DEFAULT_URL = "tls://localhost:4222"
 
-def made_logins(run: str, url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:
-    """A user for each role, with a random password where none is known."""
+
+def numbered(run: str, count: int) -> list[str]:
+    """The names of a run and of those that follow it, as `asyncrl up` gives them: demo, demo-2, demo-3."""
+    return [run, *(f"{run}-{number}" for number in range(2, count + 1))]
+
+
+def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:
+    """A user for each role of some runs, with a random password where none is known."""
     logins = {}
     for role in ROLES:
         password = known[role].password if role in known else secrets.token_urlsafe(18)
-        logins[role] = BusAddress(url, user_of(run, role), password)
+        logins[role] = BusAddress(url, user_of(runs[0], role), password, runs=list(runs))
     return logins
 
 
@@ -35,7 +43,8 @@ def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
     def located(name: str) -> str:
         return str((base / name).absolute()) if name else ""
 
-    tls = {"tls_ca": located(nats.tls_ca), "tls_cert": located(nats.tls_cert), "tls_key": located(nats.tls_key)}
+    files = {"tls_ca": nats.tls_ca, "tls_cert": nats.tls_cert, "tls_key": nats.tls_key}
+    tls: dict[str, Any] = {key: located(name) for key, name in files.items() if name}
     if nats.credentials:
         found = read_logins(base / nats.credentials)
         return {role: msgspec.structs.replace(login, url=nats.url, **tls) for role, login in found.items()}
@@ -66,13 +75,32 @@ def save_logins(logins: Mapping[str, BusAddress], folder: Path) -> None:
         login.save(folder / f"{role}.json")
 
 
-def accounts(run: str, logins: Mapping[str, BusAddress]) -> str:
-    """The users of a run as a server's configuration takes them."""
-    return authorization((logins[role], permissions(role, run)) for role in ROLES)
+def write_accounts(
+    runs: Sequence[str], folder: Path, *, url: str = "", tls_ca: str = "", rotate: bool = False
+) -> BusAddress:
+    """Make users for somebody's own server: `nats-accounts.conf` for it, and one file per role for the runs.
 
+    What a folder already has is kept, so that no login in use ends: its users with their passwords serve the new runs
+    as well as those they have served.
 
-def write_accounts(run: str, url: str, folder: Path) -> None:
-    """Make users for somebody's own server: `nats-accounts.conf` for it, and one file per role for the run."""
-    logins = made_logins(run, url, {})
+    Args:
+        url: of the server; empty for the one that is known.
+        tls_ca: the certificates, in PEM, that the server's must be signed by; empty for those that are known.
+        rotate: make new passwords.
+
+    Returns:
+        The monitor's login.
+
+    Raises:
+        OSError, ValueError: what is there cannot be read, or the files cannot be written.
+    """
+    known = known_logins(folder)
+    before = known.get(MONITOR, BusAddress(DEFAULT_URL))
+    served = list(dict.fromkeys((*before.runs, *runs)))
+    made = made_logins(served, url or before.url, {} if rotate else known)
+    ca = tls_ca or before.tls_ca
+    logins = {role: msgspec.structs.replace(login, tls_ca=ca) for role, login in made.items()}
     save_logins(logins, folder)
-    write_private(folder / "nats-accounts.conf", accounts(run, logins).encode())
+    users = authorization((logins[role], permissions(role, served)) for role in ROLES)
+    write_private(folder / "nats-accounts.conf", users.encode())
+    return logins[MONITOR]

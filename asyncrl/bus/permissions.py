@@ -1,25 +1,24 @@
-"""What the server lets each role say and hear: made from the topic table, the work queues and the calls our code makes.
+"""What the server lets each role do: made from the topic table, the work queues and the calls that readers make.
 
-Everybody says and listens through requests whose answers come to an inbox of their own, so that nobody needs more than
-the subjects that the table gives to their role. A log is read through a consumer that the reader makes for itself; the
-work queues of the run are not touched by that, their names are denied to everybody but the pool they belong to.
+A role publishes its own topics, and reads logs through consumers that it makes for itself, whose messages and answers
+come to an inbox that only it may subscribe to. The work queues are closed to everybody but their own pool.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.provision import QUEUES, WorkQueue
 from topics.actors import ACTOR_STARTED
 from topics.table import TOPICS
-from topics.topic import STREAMS, Keep, Stream
+from topics.topic import STREAMS, Keep, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
-MONITOR = "monitor"  # hears everything and says nothing
-WARDEN = "warden"  # watches over the whole run: hears everything, and trims what nobody needs any more
+MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
+WARDEN = "warden"  # watches over the whole run: reads everything, and trims what nobody needs any more
 ROLES = (OPERATOR, *ACTOR_STARTED.said_by, MONITOR)
 
 
@@ -36,67 +35,88 @@ def user_of(run: str, role: str) -> str:
     return f"{run}-{role}"
 
 
-def permissions(role: str, run: str) -> Permissions:
-    """What one role of a run may do, and nothing else.
+def permissions(role: str, runs: Sequence[str]) -> Permissions:
+    """What a role may do in each of some runs, and nothing else; its user has the name of the first run.
 
     Raises:
         ValueError: no such role.
     """
     if role not in ROLES:
         raise ValueError(f"no role is called {role!r}; roles: {', '.join(ROLES)}")
-    inbox = f"{BusAddress('', user_of(run, role)).inbox}.>"
-    if role == OPERATOR:
-        return Permissions([f"asyncrl.{run}.>", *_everything(run)], [], [inbox, f"asyncrl.{run}.>"])
-    watches = role in (WARDEN, MONITOR)
-    heard = [topic for topic in TOPICS if watches or role in topic.heard_by or _keeps(role, topic.stream)]
-    said = [topic for topic in TOPICS if role in topic.said_by]
+    allowed, denied = [], []
+    for run in runs:
+        for stream in STREAMS:
+            allowed += _everything(stream, run) if role == OPERATOR else _allowed(role, stream, run)
+            denied += [] if role == OPERATOR else _denied(role, stream, run)
+    return Permissions(allowed, denied, [f"{BusAddress('', user_of(runs[0], role)).inbox}.>"])
+
+
+def _everything(stream: Stream, run: str) -> list[str]:
+    """Every message and every call of one stream."""
+    name = stream.full_name(run)
+    return [
+        stream.ingest(f"asyncrl.{run}.>"),
+        *(f"$JS.API.STREAM.*.{name}", f"$JS.API.STREAM.MSG.*.{name}"),
+        *(f"$JS.API.DIRECT.GET.{name}", f"$JS.API.DIRECT.GET.{name}.>"),
+        *(f"$JS.API.CONSUMER.*.{name}", f"$JS.API.CONSUMER.*.{name}.>", f"$JS.API.CONSUMER.MSG.NEXT.{name}.*"),
+        *(f"$JS.ACK.{name}.>", f"$JS.ACK.*.*.{name}.>", f"$JS.FC.{name}.>"),
+    ]
+
+
+def _allowed(role: str, stream: Stream, run: str) -> list[str]:
+    name, queue = stream.full_name(run), QUEUES.get(role)
+    said = [topic for topic in TOPICS if topic.stream is stream and role in topic.said_by]
+    calls = [stream.ingest(topic.pattern(run)) for topic in said]
+    if said or _heard(role, stream):  # who publishes reads back what a repeat met
+        calls += [f"$JS.API.{call}.{name}" for call in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
+    if role == MONITOR:
+        calls += _of_any_client(stream, run)
+    elif _follows(role, stream):
+        calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
+    if role == WARDEN:
+        calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
+        calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Keep.PAYLOAD else []
+    if queue is not None and queue.stream is stream:
+        pool = f"{name}.{queue.name}"
+        calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
+    return calls
+
+
+def _of_any_client(stream: Stream, run: str) -> list[str]:
+    """The calls of NATS clients that read a stream: ordered, filtered, pushed or pulled."""
+    name = stream.full_name(run)
+    calls = [f"$JS.API.CONSUMER.CREATE.{name}.>"]
+    calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("DELETE", "INFO", "MSG.NEXT")]
+    calls += [f"$JS.API.DIRECT.GET.{name}.>", f"$JS.ACK.{name}.>", f"$JS.FC.{name}.>"]
+    # A request for a consumer without a name may name one in its body, and alter a work queue.
+    return calls if _queues(stream) else [f"$JS.API.CONSUMER.CREATE.{name}", *calls]
+
+
+def _denied(role: str, stream: Stream, run: str) -> list[str]:
+    """What could take work out of the queues of a stream that a role reads, or alter or remove them."""
+    calls = []
+    for queue in _queues(stream) if role == MONITOR or _follows(role, stream) else []:
+        pool = f"{stream.full_name(run)}.{queue.name}"
+        verbs = ("CREATE", "DELETE") if queue.name == role else ("CREATE", "DELETE", "MSG.NEXT")
+        calls += [f"$JS.API.CONSUMER.{verb}.{pool}" for verb in verbs]
+        calls += [f"$JS.API.CONSUMER.CREATE.{pool}.>", f"$JS.ACK.{pool}.>"] if role == MONITOR else []
+    return calls
+
+
+def _queues(stream: Stream) -> list[WorkQueue]:
+    return [queue for queue in QUEUES.values() if queue.stream is stream]
+
+
+def _heard(role: str, stream: Stream) -> list[Topic[Any]]:
+    """The topics of a stream that a role reads; a keeper reads its own log back."""
+    everything = role in (WARDEN, MONITOR) or role == stream.keeper
+    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in topic.heard_by)]
+
+
+def _follows(role: str, stream: Stream) -> bool:
+    """Whether it reads more of a stream than the work that its queue hands out."""
     queue = QUEUES.get(role)
-    followed = {topic.stream for topic in heard if queue is None or topic is not queue.topic}
-    known = {topic.stream for topic in [*heard, *said]}
-    publish, denied = [topic.pattern(run) for topic in said], []
-    for stream in STREAMS:
-        name = stream.full_name(run)
-        if stream in known:  # who says something reads back what a repeat met
-            publish += [f"$JS.API.{call}.{name}" for call in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
-        if stream in followed:
-            publish += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
-            denied += _queue_calls(role, stream, run)
-        if role == WARDEN and stream.keep is Keep.PAYLOAD:
-            publish.append(f"$JS.API.STREAM.PURGE.{name}")
-    if watches:
-        publish += [f"$JS.API.CONSUMER.INFO.{queue.stream.full_name(run)}.{queue.name}" for queue in QUEUES.values()]
-    if queue is not None:
-        pool = f"{queue.stream.full_name(run)}.{queue.name}"
-        publish += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
-    subscribe = [f"asyncrl.{run}.>"] if watches else [topic.pattern(run) for topic in heard]
-    return Permissions(publish, denied, [inbox, *subscribe])
-
-
-def _keeps(role: str, stream: Stream | None) -> bool:
-    """Whether it is a role's own log, which it reads back."""
-    return stream is not None and stream.keeper == role
-
-
-def _queue_calls(role: str, stream: Stream, run: str) -> list[str]:
-    """What could take work out of a stream's queues, or remove them."""
-    calls = []
-    for queue in QUEUES.values():
-        if queue.stream is stream:
-            verbs = ("CREATE", "DELETE") if queue.name == role else ("CREATE", "DELETE", "MSG.NEXT")
-            calls += [f"$JS.API.CONSUMER.{verb}.{stream.full_name(run)}.{queue.name}" for verb in verbs]
-    return calls
-
-
-def _everything(run: str) -> list[str]:
-    """Every call about the streams of one run, and none about those of another."""
-    calls = []
-    for stream in STREAMS:
-        name = stream.full_name(run)
-        calls += [f"$JS.API.STREAM.*.{name}", f"$JS.API.STREAM.MSG.*.{name}"]
-        calls += [f"$JS.API.DIRECT.GET.{name}", f"$JS.API.DIRECT.GET.{name}.>"]
-        calls += [f"$JS.API.CONSUMER.*.{name}", f"$JS.API.CONSUMER.*.{name}.>"]
-        calls += [f"$JS.API.CONSUMER.MSG.NEXT.{name}.*", f"$JS.ACK.{name}.>", f"$JS.ACK.*.*.{name}.>"]
-    return calls
+    return any(queue is None or topic is not queue.topic for topic in _heard(role, stream))
 
 
 def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str:

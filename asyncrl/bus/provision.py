@@ -11,7 +11,6 @@ from asyncrl.bus.errors import BusRefused, ProvisionError
 from asyncrl.bus.log import patiently
 from topics.evals import EVAL_REQUESTED
 from topics.prompts import PROMPT_ISSUED
-from topics.table import TOPICS
 from topics.topic import DEAD, PROMPTS, STREAMS, Keep, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 
@@ -31,7 +30,6 @@ class WorkQueue(NamedTuple):
     @property
     def stream(self) -> Stream:
         """The stream it reads."""
-        assert self.topic.stream is not None
         return self.topic.stream
 
 
@@ -44,11 +42,12 @@ QUEUES = {
 
 def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int, copies: int = 1) -> dict[str, Any]:
     """The server-side configuration of one stream."""
-    subjects = [topic.pattern(run) for topic in TOPICS if topic.stream is stream]
+    stored, published = f"asyncrl.{run}.>", stream.ingest(f"asyncrl.{run}.>")
     last = stream.keep is Keep.LAST
     return {
         "name": stream.full_name(run),
-        "subjects": subjects,
+        "subjects": [published],
+        "subject_transform": {"src": published, "dest": stored},
         "retention": "limits",
         "storage": "memory" if last else "file",
         "discard": "old" if last or stream is DEAD else "new",  # no flood of bad messages stops who reports them

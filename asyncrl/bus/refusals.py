@@ -51,7 +51,7 @@ def refusal(address: BusAddress, error: Exception | str) -> BusDenied | None:
     if isinstance(error, ssl.SSLCertVerificationError):
         return BusDenied(
             f"NATS at {address.url} shows a certificate that is not accepted: {error.verify_message}; check "
-            f"nats.tls_ca ({address.tls_ca or 'the CAs that this system trusts'}), the server's name and its dates"
+            f"nats.tls_ca or --tls-ca ({address.ca}), the server's name and its dates"
         )
     if isinstance(error, ssl.SSLError | nats.errors.Error) and _NOT_TRUSTED.search(text):
         return BusDenied(f"NATS at {address.url}: {text}; check nats.url, nats.tls_cert and nats.tls_key")

@@ -62,9 +62,9 @@ def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
     """The owner, and where there is a run its roles: those known from the start before, or new ones."""
     users: Users = [(owner, None)]
     if run:
-        logins = made_logins(run, owner.url, known_logins(folder))
+        logins = made_logins([run], owner.url, known_logins(folder))
         save_logins(logins, folder)
-        users += [(login, permissions(role, run)) for role, login in logins.items()]
+        users += [(login, permissions(role, [run])) for role, login in logins.items()]
     return users
 
 

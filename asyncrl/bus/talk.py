@@ -12,7 +12,7 @@ import xxhash
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
-from asyncrl.bus.log import ANSWERED, Record, read_last, read_message
+from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_STORED
 from topics.table import topic_of
@@ -101,7 +101,6 @@ async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str
         return await _store(bus, topic, key, body, headers)
     except WrongSequence:
         # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
-        assert topic.stream is not None
         newest = await read_last(bus, topic.stream, fence)
         if newest is not None and newest.headers.get(MESSAGE_ID) == headers[MESSAGE_ID]:
             return newest.sequence
@@ -130,7 +129,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
     if bus.name:
         headers[BY] = bus.name
     ack = await bus.store(topic.subject(bus.run, key), stored, headers)
-    if ack.duplicate and topic.stream is not None:
+    if ack.duplicate:
         # A repeat counts as stored only if what is there is what was to be said.
         there = await read_message(bus, topic.stream, ack.seq)
         if there is not None and await body_of(bus, there) != body:
@@ -190,8 +189,6 @@ def _topic_at(record: Record) -> Topic[Any]:
     topic = topic_of(record.subject)
     if topic is None or topic.stream is not record.stream:
         raise WireError("its subject is in no row of the topic table")
-    if ANSWERED in record.headers:
-        raise WireError("an answer of the server, which somebody had sent here in place of a message")
     if record.stream.keeper and not record.headers.get(WRITER):
         raise WireError(f"on the log that the {record.stream.keeper} alone writes, and it names no writer")
     return topic

@@ -62,12 +62,12 @@ def _channel(topic: Topic[Any]) -> dict[str, Any]:
     }
     if topic.key:
         channel["parameters"][topic.key] = {"description": f"{topic.key} of the message, or of what it is about"}
-    if topic.stream is not None:
-        channel["x-stream"] = {
-            "name": f"ASYNCRL_{{run}}_{topic.stream.name}",
-            "keep": topic.stream.keep.value,
-            "about": topic.stream.about,
-        }
+    channel["x-stream"] = {
+        "name": f"ASYNCRL_{{run}}_{topic.stream.name}",
+        "keep": topic.stream.keep.value,
+        "about": topic.stream.about,
+    }
+    channel["x-publish-to"] = topic.stream.ingest(str(channel["address"]))
     return channel
 
 

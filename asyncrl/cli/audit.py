@@ -71,7 +71,6 @@ async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str
     ledger = Ledger()
     for topics in _ORDER:
         stream = topics[0].stream
-        assert stream is not None
         headers_only = topics == (PROMPT_ISSUED,) or (topics == (TRAJECTORY_GENERATED,) and not deep)
         subjects = [topic.pattern(bus.run) for topic in topics]
         await read_log(bus, stream, subjects, ledger, headers_only=headers_only)

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from nats.aio.msg import Msg
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
-from asyncrl.bus.log import read_last_of_each
+from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned
 from asyncrl.errors import Fault
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
@@ -70,11 +69,12 @@ def _given_address(arguments: argparse.Namespace) -> BusAddress:
     try:
         if arguments.credentials:
             address = BusAddress.read(Path(arguments.credentials))
-            return msgspec.structs.replace(address, url=arguments.url or address.url)
+            changed = {"url": arguments.url, "tls_ca": arguments.tls_ca}
+            return msgspec.structs.replace(address, **{key: value for key, value in changed.items() if value})
         password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
     except (OSError, ValueError) as error:
         raise RunNotFound(f"who to be cannot be read: {error}") from error
-    return BusAddress(arguments.url, arguments.user, password)
+    return BusAddress(arguments.url, arguments.user, password, tls_ca=arguments.tls_ca)
 
 
 def find_directory(arguments: argparse.Namespace, *, live: bool) -> Path:
@@ -188,17 +188,18 @@ async def is_over(bus: Bus) -> bool:
 async def run_ended(bus: Bus) -> None:
     """Wait for the warden's last word, or for a server that went away and does not come back."""
     left = asyncio.Event()
-
-    async def on_stopped(_: Msg) -> None:
-        left.set()
-
-    await bus.subscribe(ACTOR_STOPPED.subject(bus.run, WARDEN), on_stopped)
+    subject = ACTOR_STOPPED.subject(bus.run, WARDEN)
+    before = await read_last(bus, ACTORS, subject)
+    after = 0 if before is None else before.sequence
+    reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
+    await reader.start()
     waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     finally:
         for wait in waits:
             wait.cancel()
+        await reader.close()
 
 
 async def _server_gone(bus: Bus) -> None:

@@ -35,3 +35,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--credentials", default="", metavar="FILE", help="who to be, such as runs/demo/credentials/monitor.json"
     )
+    parser.add_argument(
+        "--tls-ca", default="", metavar="FILE", help="certificates that sign the server's, where the system has none"
+    )

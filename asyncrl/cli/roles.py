@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.bus.logins import write_accounts
+from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
 from asyncrl.bus.permissions import ROLES, permissions, user_of
 from asyncrl.errors import Fault, WrongUsage
 
@@ -15,41 +16,63 @@ _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run_id", nargs="?", default="run", metavar="RUN", help="id of the run (default: run)")
+    parser.add_argument("runs", nargs="*", default=["run"], metavar="RUN", help="ids of runs (default: run)")
     parser.add_argument(
-        "--config", default="", metavar="FOLDER", help="make users: FOLDER/nats-accounts.conf and FOLDER/ROLE.json"
+        "--runs",
+        dest="count",
+        type=int,
+        default=1,
+        metavar="N",
+        help="with each RUN also RUN-2 to RUN-N, as `asyncrl up` names the next runs of a cast",
     )
     parser.add_argument(
-        "--url", default="tls://localhost:4222", help="server that these users log in to (default: %(default)s)"
+        "--config",
+        default="",
+        metavar="FOLDER",
+        help="make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
+        "are there serve them too",
     )
+    parser.add_argument("--url", default="", help=f"server that these users log in to (at first: {DEFAULT_URL})")
+    parser.add_argument("--tls-ca", default="", metavar="FILE", help="certificates that sign that server's, in PEM")
+    parser.add_argument("--rotate", action="store_true", help="give the users that are there new passwords")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or write the files."""
-    if _RUN.fullmatch(arguments.run_id) is None:
-        raise WrongUsage(f"{arguments.run_id!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
+    runs = [name for first in arguments.runs for name in numbered(first, arguments.count)]
+    for name in runs:
+        if _RUN.fullmatch(name) is None:
+            raise WrongUsage(f"{name!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
     if not arguments.config:
-        print(roles_text(arguments.run_id))
+        print(roles_text(runs))
         return 0
     folder = Path(arguments.config)
+    there = (folder / "monitor.json").exists()
     try:
-        write_accounts(arguments.run_id, arguments.url, folder)
-    except OSError as error:
+        tls_ca = Path(arguments.tls_ca).read_text(encoding="ascii") if arguments.tls_ca else ""
+        login = write_accounts(runs, folder, url=arguments.url, tls_ca=tls_ca, rotate=arguments.rotate)
+    except (OSError, ValueError) as error:
         raise Fault(f"the users cannot be written: {error}") from error
-    print(
-        f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
-        f"wrote one file per role beside it: set nats.credentials = {str(folder)!r}, and give "
-        f"{folder / 'monitor.json'} to those who watch"
-    )
+    if not there:
+        print(
+            f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
+            f"wrote one file per role beside it: set nats.credentials = {str(folder)!r}, and give "
+            f"{folder / 'monitor.json'} to those who watch"
+        )
+    elif arguments.rotate:
+        print(f"new passwords in {folder}: reload the server; whoever is logged in with an old one is sent away")
+    else:
+        print(f"kept the users in {folder} and their passwords (--rotate makes new ones): reload the server")
+    print(f"runs that these users serve: {', '.join(login.runs)}")
     return 0
 
 
-def roles_text(run: str) -> str:
+def roles_text(runs: Sequence[str]) -> str:
     """Each role with the subjects it may publish to and listen on; everything else is refused by the server."""
     lines = []
     for role in ROLES:
-        allowed = permissions(role, run)
-        lines.append(f"{role}  (user {user_of(run, role)})")
+        allowed = permissions(role, runs)
+        lines.append(f"{role}  (user {user_of(runs[0], role)})")
         for what, subjects in (
             ("may publish to", allowed.publish),
             ("but not to", allowed.denied),

@@ -29,7 +29,7 @@ class Tapped:
     subject: str
     headers: dict[str, str]
     data: bytes
-    time_ns: int  # server's clock where it comes from a log, else this machine's
+    time_ns: int  # server's clock
 
     @classmethod
     def of_record(cls, record: Record) -> Tapped:

@@ -1,20 +1,18 @@
-"""Listening to live traffic with a bounded memory, counting what did not fit."""
+"""Following a run's logs from now on with a bounded memory, counting what did not fit."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-from nats.aio.msg import Msg
-
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.cli.tapped import Tapped
 from asyncrl.errors import WrongUsage
 from topics.table import TOPICS
-from topics.topic import Stream
+from topics.topic import STREAMS, Stream
 
 _HANDFUL = 256  # messages taken at once
 _WAITING = 8192  # messages that wait to be shown; what comes on top is missed
@@ -42,7 +40,7 @@ class Pattern:
             raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
 
     def subjects(self, run: str) -> list[str]:
-        """What to subscribe to: every subject that may match, in the table or not."""
+        """What is asked of a log: every subject that may match, in the table or not."""
         noun, participle = ("*" if set(part) & set("*?[") else part for part in self._name.split("."))
         base = f"asyncrl.{run}.{noun}.{participle}"
         return [f"{base}.>"] if self._key is not None else [base, f"{base}.>"]
@@ -72,7 +70,7 @@ class Pattern:
 
 
 class LiveTap:
-    """Core NATS subscriptions into a bounded queue; `missed` counts what found it full."""
+    """Reads into a bounded queue; `missed` counts what found it full."""
 
     def __init__(self, bus: Bus, pattern: Pattern, *, most: int = _WAITING, most_bytes: int = _WAITING_BYTES) -> None:
         self._bus = bus
@@ -82,19 +80,23 @@ class LiveTap:
         self._queue: deque[Tapped] = deque()
         self._bytes = 0
         self._news = asyncio.Event()
-        self._ends: list[Callable[[], Awaitable[None]]] = []
+        self._readers: list[LogReader] = []
         self.missed = 0
 
     async def start(self) -> None:
-        """Begin to listen."""
-        for subject in self._pattern.subjects(self._bus.run):
-            self._ends.append(await self._bus.subscribe(subject, self._receive))
+        """Begin behind the newest message that is there."""
+        subjects = self._pattern.subjects(self._bus.run)
+        for stream in STREAMS:
+            if self._pattern.concerns(stream):
+                newest = await read_last(self._bus, stream, ">")
+                after = 0 if newest is None else newest.sequence
+                self._readers.append(LogReader(self._bus, stream, self._receive, after=after, subjects=subjects))
+                await self._readers[-1].start()
 
     async def close(self) -> None:
-        """Listen no more."""
-        for end in self._ends:
-            if self._bus.client.is_connected:
-                await end()
+        """Follow no more."""
+        for reader in self._readers:
+            await reader.close()
 
     @property
     def waiting(self) -> int:
@@ -113,12 +115,12 @@ class LiveTap:
         if not self._queue:
             await self._news.wait()
 
-    async def _receive(self, message: Msg) -> None:
-        if not self._pattern.matches(message.subject):
+    def _receive(self, record: Record) -> None:
+        if not self._pattern.matches(record.subject):
             return
-        if len(self._queue) >= self._most or self._bytes + len(message.data) > self._most_bytes:
+        if len(self._queue) >= self._most or self._bytes + len(record.data) > self._most_bytes:
             self.missed += 1
             return
-        self._queue.append(Tapped(message.subject, message.headers or {}, message.data, time.time_ns()))
-        self._bytes += len(message.data)
+        self._queue.append(Tapped.of_record(record))
+        self._bytes += len(record.data)
         self._news.set()

@@ -187,13 +187,11 @@ class History:
         headers = message.headers() if hasattr(message, "headers") else {}
         body = pack(message, topic)
         headers |= {MESSAGE_ID: f"{topic.name}:{xxhash.xxh3_64_hexdigest(body)}", BY: "bench"}
-        assert topic.stream is not None
         if topic.stream.keeper:
             headers |= {WRITER: _NONCE, BY: f"{topic.stream.keeper}-1"}
-        subject = topic.subject(self.bus.run, key)
         if acknowledged:
-            return (await self.bus.store(subject, body, headers)).seq
-        await self.bus.client.publish(subject, body, headers=headers)
+            return (await self.bus.store(topic.subject(self.bus.run, key), body, headers)).seq
+        await self.bus.client.publish(topic.ingest(self.bus.run, key), body, headers=headers)
         return 0
 
     async def _check(self) -> None:
@@ -282,7 +280,6 @@ async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
                 stream, topic = BY_NAME[f"{role}.folded"].stream, BY_NAME[f"{role}.folded"]
-                assert stream is not None
                 while await read_last(bus, stream, topic.subject(bus.run)) is None:
                     if process.returncode is not None:
                         raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
