@@ -219,7 +219,7 @@ async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_n
         os.kill(server, signal.SIGHUP)  # it reads its configuration again
         assert await run.ended(60) == 1, run.story  # another try would be refused as well
         await audited_clean(tmp_path)
-    denied = "does not allow user 'short-rollout' to publish to asyncrl.short.trajectory.generated."
+    denied = "does not allow user 'short-rollout' to publish to _R_.TRAJECTORIES.asyncrl.short.trajectory.generated."
     assert denied in run.error
 
 
