@@ -15,17 +15,16 @@ from typing import Any, NamedTuple
 
 from actors.actor import Context
 from actors.keeper import Decision, Keeper
+from actors.sweeper import Sweeper, purge, purge_blobs
 from actors.trimmer_fold import Kept, Needless, TrimmerFold
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, patiently, read_last, read_last_of_each
 from asyncrl.bus.provision import QUEUES
-from asyncrl.bus.talk import Blob
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.settings import Cast
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
-from topics.actors import BLOB_STORED
 from topics.batches import BATCH_PACKED
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.groups import GROUP_DROPPED
@@ -49,7 +48,6 @@ from topics.wire import Message
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
 _HEAR_S = 30.0  # for a log to arrive here up to where it ends
-_AT_ONCE = 32  # purges under way
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
 _STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
@@ -100,6 +98,7 @@ class Trimmer:
         self._keeper = keeper
         self._trims = _trims(context.cast)
         self._store = FileStore(context.files.weights)
+        self._sweeper = Sweeper(context, self._blobs_in_use if self._trims else None)
         self._heard = asyncio.Event()
         self._trimmed_at = 0.0
         self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
@@ -140,6 +139,7 @@ class Trimmer:
             await self._trim(pressed=share > TRIM_SHARE, full=share > PAUSE_SHARE)
             fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         await self._press(max(fills, key=lambda fill: fill.share))
+        await self._sweeper.sweep(self._arrived)
         await self._prune()
 
     async def _trim(self, *, pressed: bool, full: bool) -> None:
@@ -156,7 +156,7 @@ class Trimmer:
         gone = self.fold.needless(end, contained, pressed=pressed)
         if gone.below <= before[0].first and not (gone.logs or gone.ended):
             return
-        chunks = await self._purge_blobs(gone.blobs)
+        chunks = await purge_blobs(self._bus, BLOBS, gone.blobs)
         crash_point("trim.blobs_purged")
         messages = await self._purge_messages(gone)
         crash_point("trim.purged")
@@ -167,8 +167,11 @@ class Trimmer:
         self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
         await self._say(STREAM_TRIMMED, message, f"{gone.below}")
 
-    async def _end(self) -> int | None:
-        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
+    def _blobs_in_use(self) -> set[str]:
+        return self.fold.blobs
+
+    async def _arrived(self) -> bool:
+        """Wait until everything that the payload stream holds now was folded; False if that does not come."""
         fill = await self._fill(TRAJECTORIES)
         try:
             async with asyncio.timeout(_HEAR_S):
@@ -177,6 +180,13 @@ class Trimmer:
                     await self._heard.wait()
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
+            return False
+        return True
+
+    async def _end(self) -> int | None:
+        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
+        fill = await self._fill(TRAJECTORIES)
+        if not await self._arrived():
             return None
         queue = QUEUES["reward"]
         subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
@@ -215,30 +225,7 @@ class Trimmer:
         for name, end in gone.ended.items():
             some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
         wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]
-        return await self._purge(TRAJECTORIES, [{"seq": gone.below}, *wanted])
-
-    async def _purge_blobs(self, blobs: list[Blob]) -> int:
-        """Purge the chunks of blobs; returns how many."""
-        total = 0
-        for blob in blobs:
-            for start in range(0, blob.chunks, _AT_ONCE):
-                keys = [f"{blob.name}-{number}" for number in range(start, min(start + _AT_ONCE, blob.chunks))]
-                purged = await self._purge(BLOBS, [{"filter": BLOB_STORED.subject(self._bus.run, key)} for key in keys])
-                total += purged
-                if not purged:
-                    break  # a header may claim any number of chunks
-        return total
-
-    async def _purge(self, stream: Stream, wanted: list[dict[str, Any]]) -> int:
-        subject = f"STREAM.PURGE.{stream.full_name(self._bus.run)}"
-
-        async def purge(body: dict[str, Any]) -> int:
-            return int((await patiently(self._bus, lambda: self._bus.api(subject, body)))["purged"])
-
-        count = 0
-        for start in range(0, len(wanted), _AT_ONCE):
-            count += sum(await asyncio.gather(*map(purge, wanted[start : start + _AT_ONCE])))
-        return count
+        return await purge(self._bus, TRAJECTORIES, [{"seq": gone.below}, *wanted])
 
     async def _press(self, fullest: _Fill) -> None:
         """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""

@@ -17,8 +17,10 @@ import msgspec
 from asyncrl.cast_check import Finding, contradictions
 from asyncrl.cast_docs import expected_text, is_table, join_key, known_settings, toml_text
 from asyncrl.cast_files import check_files
+from asyncrl.cast_sizes import plan
 from asyncrl.errors import Fault
 from asyncrl.settings import Cast, Settings
+from asyncrl.tasks.data import DataError
 
 PACKAGE = Path(__file__).parent
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "casts").glob("*.toml"))}
@@ -144,10 +146,17 @@ def _resolved(
     if whole:
         # What depends on a key that is itself wrong would be judged by a default nobody wrote.
         wrong = {key for finding in findings for key in finding.keys}
-        further = [*contradictions(cast), *(check_files(cast, base) if base else [])]
+        further = [*contradictions(cast), *([*check_files(cast, base), *_shortages(cast, base)] if base else [])]
         findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
     places = _Places(lines, wanted)
     return cast, problems + [places.problem(finding) for finding in findings]
+
+
+def _shortages(cast: Cast, base: Path) -> list[Finding]:
+    try:
+        return list(plan(cast, base).shortages())
+    except (DataError, OSError):
+        return []  # told where the data itself is checked
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:

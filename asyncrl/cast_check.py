@@ -9,10 +9,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, payload_room
 from asyncrl.settings import Cast, CreateModelSettings, LearnerSettings
 
-_MB = 1_000_000
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 FILE_ENDINGS = (".jsonl", ".parquet")
 
@@ -29,7 +27,6 @@ def contradictions(cast: Cast) -> list[Finding]:
     """Settings that are each in range and cannot hold together."""
     checks = (
         _nats,
-        _room,
         _model,
         _lengths,
         _sampling,
@@ -77,18 +74,6 @@ def _nats(cast: Cast) -> Iterator[Finding]:
         yield Finding(
             (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
         )
-
-
-def _room(cast: Cast) -> Iterator[Finding]:
-    room, given = payload_room(cast), cast.nats.stream_max_mb * _MB
-    if room.least > given:
-        message = (
-            f"nats.stream_max_mb = {cast.nats.stream_max_mb} cannot hold open trajectories and the next batches: up to "
-            f"(buffer.max_lag + 3) * {cast.buffer.batch_groups} groups of {cast.rollout.group_size} trajectories of "
-            f"{room.trajectory / 1e3:,.0f} kB are {room.least / _MB:,.0f} MB, and a full stream may stop the run for "
-            f"ever; set it to {math.ceil(room.least / _MB / PAUSE_SHARE):,} or more"
-        )
-        yield Finding(("nats.stream_max_mb", "buffer.max_lag", "buffer.batch_groups", "rollout.group_size"), message)
 
 
 def _model(cast: Cast) -> Iterator[Finding]:
@@ -339,7 +324,7 @@ def _slot_groups(cast: Cast) -> float:
 
 def hints(cast: Cast) -> list[str]:
     """What will work, but slower or otherwise than its writer may think."""
-    return [*_speed_hints(cast), *_room_hints(cast), *_meaning_hints(cast)]
+    return [*_speed_hints(cast), *_meaning_hints(cast)]
 
 
 _BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
@@ -360,20 +345,6 @@ def _speed_hints(cast: Cast) -> Iterator[str]:
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
-
-
-def _room_hints(cast: Cast) -> Iterator[str]:
-    room, nats = payload_room(cast), cast.nats
-    needed = room.full if nats.keep == "checkpoint" else room.batch * cast.learner.steps
-    if needed <= CHECKPOINT_SHARE * nats.stream_max_mb * _MB:
-        return
-    most = math.ceil(needed / CHECKPOINT_SHARE / _MB)
-    size = f"{needed / _MB:,.0f} MB if trajectories are as long as they may be; nats.stream_max_mb = {most:,} has room"
-    if nats.keep == "run":
-        yield f'nats.keep = "run" may fill the stream before the end: {cast.learner.steps} batches are {size}'
-    else:
-        kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
-        yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {size}"
 
 
 def _meaning_hints(cast: Cast) -> Iterator[str]:

@@ -42,17 +42,19 @@ class NatsSettings(Settings):
     """Client certificate, where the server asks for one."""
     tls_key: str = ""
     """Its key."""
-    stream_max_mb: Positive = 4096
-    """MB that each payload stream may hold on the server's disk."""
+    stream_max_mb: Count = 0
+    """MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk."""
     keep: Literal["checkpoint", "run"] = "checkpoint"
     """How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
-    replay a run from its beginning; size `stream_max_mb` for that)."""
+    replay a run from its beginning; `asyncrl check` says what that may take)."""
     servers: Literal[1, 3] = 1
     """NATS servers that the run starts here when `url` is empty; of three, any one may die at any time."""
     replicas: Literal[1, 3, 5] = 1
     """Servers that keep each stream, on a cluster given as `url`; with `servers = 3` they are three."""
-    ledger_max_mb: Positive = 1024
-    """MB that each ledger log may hold on the server's disk."""
+    ledger_max_mb: Count = 0
+    """MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk."""
+    disk_max_mb: Count = 0
+    """MB that the streams of a server started here may take on the disk; 0: what is free, but for a small rest."""
     publish_deadline_s: Seconds = 120.0
     """Seconds without an acknowledgement after which an actor gives its work back and exits."""
 

@@ -12,7 +12,7 @@ from actors.actor import Context, RunFiles, start_actor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import ROLES
-from asyncrl.bus.provision import provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.settings import Cast
 from asyncrl.telemetry.logs import open_log
@@ -78,7 +78,7 @@ async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
 async def bus(connect: Connect) -> Bus:
     """A connection to a provisioned run with an id of its own."""
     bus = await connect(f"t-{secrets.token_hex(4)}")
-    await provision(bus, payload_mb=64, ledger_mb=16, lease_s=LEASE_S)
+    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=LEASE_S)
     return bus
 
 

@@ -15,8 +15,6 @@ from test_supervision import topics_left_by
 from actors.learner_fold import LearnerFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import stream_states
-from asyncrl.cast_check import contradictions, hints
-from asyncrl.cast_room import payload_room
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.settings import Cast
 from topics.streams import (
@@ -103,31 +101,6 @@ def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
     assert [step for step in range(-4, 3) if fed.fold.wants_checkpoint(step, every=4)] == [0, 1, 2]
     fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
     assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
-
-
-def test_a_cast_says_how_much_room_it_needs():
-    cast = msgspec.convert({"rollout": {"max_new_tokens": 64}, "model": {"create": {"context": 100}}}, Cast)
-    room = payload_room(cast)
-    assert room.trajectory == 100 * 18 + 2048
-    assert room.batch == 64 * 8 * room.trajectory
-    assert room.least == 5 * room.batch  # 3 open with max_lag = 2, 2 between checkpoints
-    assert room.full == (3 + 2 * 20) * room.batch
-    assert (contradictions(cast), [hint for hint in hints(cast) if "stream" in hint]) == ([], [])
-
-    cast.nats.stream_max_mb = 20
-    assert [hint for hint in hints(cast) if "stream" in hint] == [
-        "checkpoints may come early: open work and 40 batches between those that are kept are 85 MB if trajectories "
-        "are as long as they may be; nats.stream_max_mb = 122 has room"
-    ]
-    cast.nats.stream_max_mb = 9
-    (found,) = contradictions(cast)
-    assert "9 cannot hold open trajectories and the next batches" in found.message
-    assert found.message.endswith("for ever; set it to 11 or more")
-
-
-def test_progress_of_long_trajectories_takes_room_too():
-    cast = msgspec.convert({"rollout": {"max_new_tokens": 1000, "progress_tokens": 100}}, Cast)
-    assert payload_room(cast).trajectory > 512 * 18 + 2 * 512 * 12
 
 
 # --- whole runs

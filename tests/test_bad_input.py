@@ -20,7 +20,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.provision import provision, stream_states
+from asyncrl.bus.provision import equal_sizes, provision, stream_states
 from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
@@ -30,7 +30,7 @@ from asyncrl.settings import Cast
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
 from topics.table import BY_NAME, TOPICS
-from topics.topic import ACTORS, BLOBS, DEAD, FLEET, STREAMS, VITALS, Topic
+from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, TRAJECTORIES, VITALS, Topic
 
 # --- servers that cannot be used
 
@@ -73,7 +73,7 @@ async def test_a_server_without_jetstream_is_named_with_the_remedy():
     try:
         bus = await Bus.connect(BusAddress(f"nats://127.0.0.1:{port}"), "a-run")
         with pytest.raises(BusUnreachable, match=r"the NATS server has no JetStream; start it with .*-js"):
-            await provision(bus, payload_mb=1, ledger_mb=1, lease_s=1)
+            await provision(bus, equal_sizes(payload_mb=1, ledger_mb=1), lease_s=1)
         await bus.close()
     finally:
         process.kill()
@@ -109,17 +109,21 @@ async def test_a_server_with_a_broken_store_says_what_is_wrong(tmp_path: Path):
 
 
 async def test_a_stream_with_other_settings_is_named_with_the_difference(bus: Bus):
+    name = TRAJECTORIES.full_name(bus.run)
+    config = (await bus.api(f"STREAM.INFO.{name}"))["config"]
+    await bus.api(f"STREAM.UPDATE.{name}", {**config, "discard": "old"})
+
     with pytest.raises(ProvisionError) as error:
-        await provision(bus, payload_mb=65, ledger_mb=16, lease_s=1)
+        await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=1)
 
     assert str(error.value) == (
-        f"stream ASYNCRL_{bus.run}_TRAJECTORIES is already there with other settings: max_bytes is 64000000, "
-        "expected 65000000; choose another run id, or delete that stream if nobody needs it"
+        f"stream {name} is already there with other settings: discard is 'old', expected 'new'; choose another run "
+        "id, or delete that stream if nobody needs it"
     )
 
 
 async def test_provisioning_the_same_run_again_changes_nothing(bus: Bus):
-    await provision(bus, payload_mb=64, ledger_mb=16, lease_s=1)
+    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=1)
 
     assert set(await stream_states(bus)) == {stream.name for stream in STREAMS}
 
@@ -129,14 +133,7 @@ async def test_a_stream_of_somebody_else_that_takes_our_subjects_is_named(connec
     await bus.api("STREAM.CREATE.GREEDY", {"name": "GREEDY", "subjects": [f"_R_.*.asyncrl.{bus.run}.>"]})
 
     with pytest.raises(ProvisionError, match="PROMPTS could not be made: subjects overlap with an existing stream"):
-        await provision(bus, payload_mb=1, ledger_mb=1, lease_s=1)
-
-
-async def test_a_server_without_room_is_named(connect: Connect):
-    bus = await connect(f"t-{secrets.token_hex(4)}")
-
-    with pytest.raises(ProvisionError, match="PROMPTS could not be made: insufficient storage resources"):
-        await provision(bus, payload_mb=10**9, ledger_mb=10**9, lease_s=1)
+        await provision(bus, equal_sizes(payload_mb=1, ledger_mb=1), lease_s=1)
 
 
 def launch(directory: Path, **tables: object) -> Launch:
@@ -195,7 +192,8 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 # --- messages that are not what they should be
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
-UNREAD_STREAMS = {BLOBS, VITALS, DEAD, ACTORS, FLEET}  # by reference, by people, and by the warden, who is not here
+# Read by reference, by people, and by the warden, who is not here.
+UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, VITALS, DEAD, ACTORS, FLEET}
 UNREAD = {
     "trajectory.progressed",
     "progress.stored",

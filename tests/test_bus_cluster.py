@@ -12,7 +12,7 @@ from test_bus_keeper import Counting, log_of
 from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last, read_message
-from asyncrl.bus.provision import provision, settled
+from asyncrl.bus.provision import equal_sizes, provision, settled
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import MESSAGE_ID, say
 from asyncrl.settings import Cast
@@ -35,7 +35,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
 @pytest.fixture
 async def bus(cluster: EmbeddedCluster) -> AsyncIterator[Bus]:
     bus = await Bus.connect(cluster.address, "c", deadline_s=LIMIT_S, publish_deadline_s=LIMIT_S)
-    await provision(bus, payload_mb=16, ledger_mb=16, lease_s=1.0, copies=SERVERS)
+    await provision(bus, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=1.0, copies=SERVERS)
     await settled(bus)
     yield bus
     await bus.close()

@@ -30,8 +30,8 @@ from asyncrl.bus.talk import (
     say,
     say_fenced,
 )
-from topics.actors import ACTOR_STOPPED, BLOB_STORED, FLEET_SCALED, ActorStopped
-from topics.topic import ACTORS, BLOBS, FLEET, TRAJECTORIES
+from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStopped
+from topics.topic import ACTORS, FLEET, LEDGER_BLOBS, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
@@ -250,10 +250,10 @@ async def test_a_message_of_3_mb_travels_in_chunks_and_is_read_whole(bus: Bus):
     record = await read_message(bus, ACTORS, sequence)
     assert record is not None
     assert record.data == b""
-    assert re.fullmatch(r"[0-9a-f]{24}:\d+:[0-9a-f]{16}:4", record.headers[BLOB])
+    assert re.fullmatch(r"actor_stopped_0_[0-9a-f]{16}:\d+:[0-9a-f]{16}:4", record.headers[BLOB])
     assert (await read(bus, ActorStopped, record)).reason == big.reason
     assert msgpack.unpackb(await body_of(bus, record))["reason"] == big.reason
-    assert (await stream_states(bus))["BLOBS"]["messages"] == 4
+    assert (await stream_states(bus))["LEDGER_BLOBS"]["messages"] == 4
 
 
 @pytest.mark.parametrize("size", [INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1])
@@ -281,8 +281,8 @@ async def blob_record(bus: Bus) -> Record:
 async def test_a_blob_with_a_missing_chunk_is_not_read(bus: Bus):
     record = await blob_record(bus)
     blob = record.headers[BLOB].split(":")[0]
-    subject = BLOB_STORED.subject(bus.run, f"{blob}-1")
-    await bus.api(f"STREAM.PURGE.{BLOBS.full_name(bus.run)}", {"filter": subject})
+    subject = BLOB_KEPT.subject(bus.run, f"{blob}-1")
+    await bus.api(f"STREAM.PURGE.{LEDGER_BLOBS.full_name(bus.run)}", {"filter": subject})
 
     with pytest.raises(BlobMissing, match=f"blob {blob}: chunk 1 of 3 is gone"):
         await read(bus, ActorStopped, record)
@@ -291,7 +291,7 @@ async def test_a_blob_with_a_missing_chunk_is_not_read(bus: Bus):
 async def test_a_blob_with_another_content_than_its_digest_is_not_read(bus: Bus):
     record = await blob_record(bus)
     blob = record.headers[BLOB].split(":")[0]
-    await bus.store(BLOB_STORED.subject(bus.run, f"{blob}-0"), b"x" * INLINE_BYTES, {})
+    await bus.store(BLOB_KEPT.subject(bus.run, f"{blob}-0"), b"x" * INLINE_BYTES, {})
 
     with pytest.raises(BlobMissing, match="or their digest differs"):
         await read(bus, ActorStopped, record)

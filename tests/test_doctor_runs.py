@@ -21,7 +21,7 @@ from runs import Run, address_of, command, resume, up
 from test_backpressure import SCRIPTED
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
 from asyncrl.doctor.diagnose import diagnose
@@ -188,7 +188,7 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
-SMALL = ["nats.ledger_max_mb=16", "nats.stream_max_mb=64", "learner.steps=9000", "learner.scripted_step_s=0.05"]
+SMALL = ["nats.stream_max_mb=64", "learner.steps=9000", "learner.scripted_step_s=0.05"]
 
 
 async def audited_clean(folder: Path) -> None:
@@ -329,7 +329,7 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
 
 async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
     bus = await connect("full")
-    await provision(bus, payload_mb=64, ledger_mb=1, lease_s=10)
+    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=1), lease_s=10)
     await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
     rows = [PromptRow("x" * 9000)]
     for number in range(107):

@@ -16,7 +16,7 @@ from yarl import URL
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
-from asyncrl.bus.provision import provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import BLOB, say, unpack
 from asyncrl.cli.audit import audit_run
@@ -37,7 +37,7 @@ from topics.actors import (
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.table import TOPICS, topic_of
-from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, STREAMS, TRAINING, VITALS, Stream, Topic
+from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, LEDGER_BLOBS, STREAMS, TRAINING, VITALS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
 from topics.wire import WireError, decode
 
@@ -58,7 +58,9 @@ UNREAD = {"trajectory.progressed", "progress.stored", "prompter.beat", "prompter
 HEARD = {
     topic.name
     for topic in TOPICS
-    if topic.stream not in (BLOBS, DEAD, VITALS) and topic.name not in UNREAD and topic.message is not KeeperFolded
+    if topic.stream not in (BLOBS, LEDGER_BLOBS, DEAD, VITALS)
+    and topic.name not in UNREAD
+    and topic.message is not KeeperFolded
 }
 
 HOMELESS = ["never.said", "trajectory.graded", "trajectory.graded.a.b.c", "batch.packed.x", "graded", "x" * 500]
@@ -139,7 +141,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
     connect: Connect, server: EmbeddedServer, tmp_path: Path
 ):
     bus = await connect(f"t-{secrets.token_hex(4)}")
-    await provision(bus, payload_mb=256, ledger_mb=256, lease_s=LEASE_S)
+    await provision(bus, equal_sizes(payload_mb=256, ledger_mb=256), lease_s=LEASE_S)
     stage = Stage(tmp_path / "run", server, msgspec.convert({"run": bus.run, **CAST}, Cast))
     stage.make_model()
     try:

@@ -23,7 +23,7 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import ROLES
-from asyncrl.bus.provision import provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer, find_server, free_port
 from asyncrl.bus.talk import say
 from asyncrl.cli.reach import read_log
@@ -212,11 +212,11 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
         nats = NatsSettings(url=f"nats://127.0.0.1:{port}", credentials="users")
         logins = given_logins(nats, tmp_path)
         operator = await Bus.connect(logins["operator"], "mine")
-        await provision(operator, payload_mb=8, ledger_mb=8, lease_s=5)
+        await provision(operator, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         monitor = await Bus.connect(logins["monitor"], "mine")
         assert await read_last(monitor, ACTORS, "asyncrl.mine.run.opened") is None
         with pytest.raises(BusDenied, match="does not allow user 'mine-monitor'"):
-            await provision(monitor, payload_mb=8, ledger_mb=8, lease_s=5)
+            await provision(monitor, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         await operator.close()
         await monitor.close()
     assert len({login.password for login in read_logins(users).values()}) == len(ROLES)
@@ -230,7 +230,7 @@ async def test_commands_that_only_read_work_as_monitor_and_others_say_why_not(tm
     await server.start()
     try:
         owner = await Bus.connect(server.address, "mine")
-        await provision(owner, payload_mb=8, ledger_mb=8, lease_s=5)
+        await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         await say(owner, ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 1), key="warden-1")
         await owner.close()
         monitor = ("--credentials", str(tmp_path / "own" / "credentials" / "monitor.json"))
@@ -331,7 +331,7 @@ async def test_an_actor_whose_login_is_revoked_ends_for_good_and_says_why(tmp_pa
     stage = Stage(tmp_path / "run", server, msgspec.convert({"run": "mine"}, Cast))
     try:
         owner = await Bus.connect(server.address, "mine")
-        await provision(owner, payload_mb=8, ledger_mb=8, lease_s=5)
+        await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         login = BusAddress.read(server.directory / "credentials" / "recorder.json")
         login.save(stage.files.credentials / "recorder.json")
         recorder = await stage.start("recorder")

@@ -16,14 +16,14 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.permissions import ROLES, permissions
-from asyncrl.bus.provision import QUEUES, provision
+from asyncrl.bus.provision import QUEUES, equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import WRITER, say, unpack
 from asyncrl.cli.roles import roles_text
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.table import TOPICS
-from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, STREAMS, TRAINING, TRAJECTORIES, Stream
+from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, Stream
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
@@ -64,7 +64,7 @@ async def served(tmp_path: Path) -> AsyncIterator[Served]:
     await server.start()
     logins = {role: BusAddress.read(tmp_path / "credentials" / f"{role}.json") for role in ROLES}
     operator = await Bus.connect(logins["operator"], RUN)
-    await provision(operator, payload_mb=16, ledger_mb=16, lease_s=5)
+    await provision(operator, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
     await operator.close()
     try:
         yield Served(server, logins)
@@ -170,7 +170,7 @@ async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(se
             may |= {"knows"} if knows(role, stream) else set()
             may |= {"reads"} if reads(role, stream) else set()
             may |= {"counts"} if role in ("monitor", "warden") else set()
-            may |= {"trims"} if role == "warden" and stream in (TRAJECTORIES, BLOBS) else set()
+            may |= {"trims"} if role == "warden" and stream in (TRAJECTORIES, BLOBS, LEDGER_BLOBS) else set()
             asked |= calls(stream).keys()
             allowed |= {subject for subject, who in calls(stream).items() if who in may}
 

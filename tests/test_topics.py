@@ -212,7 +212,7 @@ def test_the_patterns_of_two_streams_never_meet():
 def test_every_stream_has_topics_and_every_topic_a_stream_of_the_table():
     assert {topic.stream for topic in TOPICS} == set(STREAMS)
     for stream in STREAMS:
-        assert stream_config("a-run", stream, payload_mb=1, ledger_mb=1)["subjects"]
+        assert stream_config("a-run", stream, 1)["subjects"]
 
 
 @EVERY_TOPIC

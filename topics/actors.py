@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, PROMPTS, TRAINING, VITALS, Topic
+from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, LEDGER_BLOBS, PROMPTS, TRAINING, VITALS, Topic
 from topics.wire import Count, Id, Message, Sequence
 
 Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
@@ -164,6 +164,7 @@ VITALS_TAKEN = Topic(
     "vitals.taken", Vitals, VITALS, said_by=_ALL, heard_by=("monitor", "warden"), key="actor_id", json=True
 )
 BLOB_STORED = Topic("blob.stored", BlobStored, BLOBS, said_by=_ALL, heard_by=_ALL, key="blob_id")
+BLOB_KEPT = Topic("blob.kept", BlobStored, LEDGER_BLOBS, said_by=_ALL, heard_by=_ALL, key="blob_id")
 DEAD_LETTER = Topic("dead.kept", DeadLetter, DEAD, said_by=_ALL, heard_by=("operator",), key="place")
 
 
@@ -175,7 +176,8 @@ def _keeper_topics() -> tuple[Topic[Any], ...]:
         role = stream.keeper
         heard = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
         for name, message in kinds:
-            topics.append(Topic(f"{role}.{name}", message, stream, said_by=(role,), heard_by=heard))
+            topic = Topic(f"{role}.{name}", message, stream, said_by=(role,), heard_by=heard, replaced=name == "folded")
+            topics.append(topic)
     return tuple(topics)
 
 
@@ -192,6 +194,7 @@ TOPICS: tuple[Topic[Any], ...] = (
     WORK_ISOLATED,
     VITALS_TAKEN,
     BLOB_STORED,
+    BLOB_KEPT,
     DEAD_LETTER,
     *KEEPER_TOPICS,
 )

@@ -60,12 +60,19 @@ class Topic(Generic[M]):
     key: str = ""  # what stands behind the participle: "trajectory_id"; "" for nothing
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
     heads: type[msgspec.Struct] | None = None  # what the headers say, where folds read nothing else
+    replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
 
     def subject(self, run: str, key: str = "") -> str:
         """The subject that one message is stored under."""
         if bool(key) != bool(self.key):
             raise ValueError(f"topic {self.name} takes {'a key (' + self.key + ')' if self.key else 'no key'}")
         return f"asyncrl.{run}.{self.name}.{key}" if key else f"asyncrl.{run}.{self.name}"
+
+    @property
+    def blobs(self) -> Stream:
+        """Where a body lies that is too large for one message: it is kept for as long as the message is needed."""
+        kept = self.stream is not None and self.stream.keep is Keep.LEDGER and not self.replaced
+        return LEDGER_BLOBS if kept else BLOBS
 
     def pattern(self, run: str) -> str:
         """The subjects of all its messages."""
@@ -86,7 +93,8 @@ EVALS = Stream("EVALS", Keep.LEDGER, "", "results of evaluations")
 FLEET = Stream("FLEET", Keep.LEDGER, "warden", "how many actors play each role")
 ACTORS = Stream("ACTORS", Keep.LEDGER, "", "actors' lives, and what people ask of the run")
 VITALS = Stream("VITALS", Keep.LAST, "", "each actor's newest vital signs")
-BLOBS = Stream("BLOBS", Keep.PAYLOAD, "", "chunks of messages too large to travel inline")
+BLOBS = Stream("BLOBS", Keep.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
+LEDGER_BLOBS = Stream("LEDGER_BLOBS", Keep.LEDGER, "", "chunks of ledger messages too large to travel inline")
 DEAD = Stream("DEAD", Keep.LEDGER, "", "messages nobody could read, and poison")
 
 STREAMS: tuple[Stream, ...] = (
@@ -101,5 +109,6 @@ STREAMS: tuple[Stream, ...] = (
     ACTORS,
     VITALS,
     BLOBS,
+    LEDGER_BLOBS,
     DEAD,
 )

@@ -327,9 +327,10 @@ class Bus:
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if "error" in answer:
             said = answer["error"]
-            if said.get("err_code") in PASSING:
-                raise BusUnreachable(f"the NATS cluster is not ready for {subject}: {said.get('description', '')}")
-            raise BusRefused(subject, int(said.get("err_code", said["code"])), str(said.get("description", "")))
+            code, words = int(said.get("err_code", said["code"])), str(said.get("description", ""))
+            if code in PASSING and "insufficient" not in words:  # room does not come by waiting
+                raise BusUnreachable(f"the NATS cluster is not ready for {subject}: {words}")
+            raise BusRefused(subject, code, words)
         return answer
 
     async def _on_reply(self, message: Msg) -> None:

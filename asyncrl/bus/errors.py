@@ -36,3 +36,15 @@ class WrongSequence(BusError):
 
 class ProvisionError(BusError):
     """The server cannot hold this run's streams."""
+
+
+class ServerFull(ProvisionError):
+    """The server has no room for the sizes that this run's streams shall have."""
+
+    def __init__(self, wanted: int, room: int) -> None:
+        super().__init__(
+            f"the run's streams reserve {wanted / 1e6:,.0f} MB on the NATS server, which has {room / 1e6:,.0f} MB for "
+            "them: its max_file_store or the limit of this account, less what other streams reserve"
+        )
+        self.wanted = wanted  # bytes
+        self.room = room  # bytes

@@ -14,7 +14,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import QUEUES, WorkQueue
 from topics.actors import ACTOR_STARTED
 from topics.table import TOPICS
-from topics.topic import STREAMS, Keep, Stream, Topic
+from topics.topic import LEDGER_BLOBS, STREAMS, Keep, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
 MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
@@ -75,7 +75,7 @@ def _allowed(role: str, stream: Stream, run: str) -> list[str]:
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
     if role == WARDEN:
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
-        calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Keep.PAYLOAD else []
+        calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Keep.PAYLOAD or stream is LEDGER_BLOBS else []
     if queue is not None and queue.stream is stream:
         pool = f"{name}.{queue.name}"
         calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusRefused, ProvisionError
+from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
 from asyncrl.bus.log import patiently
 from topics.evals import EVAL_REQUESTED
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import DEAD, PROMPTS, STREAMS, Keep, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 
-_NAME_IN_USE = 10058
 NO_STREAM = 10059
+_NO_ROOM = (10002, 10005, 10047)  # of the account, of every server of a cluster, of this server
 _MB = 1_000_000
 _SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
@@ -40,7 +40,13 @@ QUEUES = {
 }
 
 
-def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int, copies: int = 1) -> dict[str, Any]:
+def equal_sizes(*, payload_mb: int, ledger_mb: int) -> dict[str, int]:
+    """Bytes that each stream may hold, by name, where all of one kind are equal."""
+    megabytes = {Keep.PAYLOAD: payload_mb, Keep.LEDGER: ledger_mb, Keep.LAST: 64}
+    return {stream.name: megabytes[stream.keep] * _MB for stream in STREAMS}
+
+
+def stream_config(run: str, stream: Stream, size: int, *, copies: int = 1) -> dict[str, Any]:
     """The server-side configuration of one stream."""
     stored, published = f"asyncrl.{run}.>", stream.ingest(f"asyncrl.{run}.>")
     last = stream.keep is Keep.LAST
@@ -51,7 +57,7 @@ def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int, 
         "retention": "limits",
         "storage": "memory" if last else "file",
         "discard": "old" if last or stream is DEAD else "new",  # no flood of bad messages stops who reports them
-        "max_bytes": (payload_mb if stream.keep is Keep.PAYLOAD else 64 if last else ledger_mb) * _MB,
+        "max_bytes": size,
         "max_msgs_per_subject": 1 if last else -1,
         "allow_direct": True,
         "allow_msg_ttl": True,
@@ -61,23 +67,33 @@ def stream_config(run: str, stream: Stream, *, payload_mb: int, ledger_mb: int, 
     }
 
 
-async def provision(bus: Bus, *, payload_mb: int, ledger_mb: int, lease_s: float, copies: int = 1) -> None:
-    """Make what is missing; what is there must be as the table says.
+async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copies: int = 1) -> None:
+    """Make what is missing, and give each stream its size; what is there must otherwise be as the table says.
 
     Args:
+        sizes: bytes that each stream may hold, by name.
         copies: servers that keep each stream; a cluster that finds itself is waited for.
 
     Raises:
-        ProvisionError: a stream of that name is there with other settings, or the server has no room.
+        ServerFull: the server has no room; streams are as they were before.
+        ProvisionError: a stream of that name is there with other settings, or cannot be made.
         BusUnreachable, BusGone: JetStream does not answer.
     """
-    for stream in STREAMS:
-        config = stream_config(bus.run, stream, payload_mb=payload_mb, ledger_mb=ledger_mb, copies=copies)
+    infos = {stream: await _info(bus, stream.full_name(bus.run)) for stream in STREAMS}
+    found = {stream: info["config"] for stream, info in infos.items() if info is not None}
+    done: list[Stream] = []
+    # Those that shrink come first: their room may be what others need.
+    for stream in sorted(STREAMS, key=lambda stream: sizes[stream.name] - found.get(stream, {}).get("max_bytes", 0)):
+        config = stream_config(bus.run, stream, sizes[stream.name], copies=copies)
         try:
-            await _ask(bus, f"STREAM.CREATE.{config['name']}", config)
+            await _give(bus, config, found.get(stream))
+            done.append(stream)
         except BusRefused as error:
-            if error.code == _NAME_IN_USE:
-                raise ProvisionError(await _difference(bus, config)) from error
+            for changed in reversed(done):
+                await _give_back(bus, changed, found.get(changed))
+            if error.code in _NO_ROOM and config["storage"] == "file":
+                total = sum(sizes[stream.name] for stream in STREAMS if stream.keep is not Keep.LAST)
+                raise ServerFull(total, await _room(bus, total, copies)) from error
             raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
     for queue in QUEUES.values():
         await make_queue(bus, queue, lease_s)
@@ -108,13 +124,24 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
 
 async def is_provisioned(bus: Bus) -> bool:
     """Whether the run has streams on this server."""
-    try:
-        await _ask(bus, f"STREAM.INFO.{STREAMS[0].full_name(bus.run)}")
-    except BusRefused as error:
-        if error.code == NO_STREAM:
-            return False
-        raise
-    return True
+    return await _info(bus, STREAMS[0].full_name(bus.run)) is not None
+
+
+class Held(NamedTuple):
+    """Bytes of a stream."""
+
+    stored: int
+    most: int
+
+
+async def held_bytes(bus: Bus) -> dict[str, Held]:
+    """What is in each of a run's streams on the disk that are there, and what it may hold, by name."""
+    held = {}
+    for stream in STREAMS:
+        info = await _info(bus, stream.full_name(bus.run)) if stream.keep is not Keep.LAST else None
+        if info is not None:
+            held[stream.name] = Held(int(info["state"]["bytes"]), int(info["config"]["max_bytes"]))
+    return held
 
 
 async def runs_on(bus: Bus) -> list[str]:
@@ -192,12 +219,76 @@ async def _ask(bus: Bus, call: str, body: object = None) -> dict[str, Any]:
     return await patiently(bus, lambda: bus.api(call, body))
 
 
-async def _difference(bus: Bus, wanted: dict[str, Any]) -> str:
-    found = (await bus.api(f"STREAM.INFO.{wanted['name']}"))["config"]
-    differing = [
-        f"{key} is {found.get(key)!r}, expected {value!r}" for key, value in wanted.items() if found.get(key) != value
-    ]
-    return (
-        f"stream {wanted['name']} is already there with other settings: {'; '.join(differing) or 'unknown'}; "
-        "choose another run id, or delete that stream if nobody needs it"
-    )
+async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) -> None:
+    """Make a stream, or give one that is there its size.
+
+    Args:
+        found: settings of the one that is there.
+
+    Raises:
+        BusRefused: the server does not take it.
+        ProvisionError: the one that is there has other settings.
+    """
+    if found is None:
+        await _ask(bus, f"STREAM.CREATE.{config['name']}", config)
+        return
+    differing = [key for key, value in config.items() if found.get(key, "") != value and key != "max_bytes"]
+    if differing:
+        told = "; ".join(f"{key} is {found.get(key)!r}, expected {config[key]!r}" for key in differing)
+        raise ProvisionError(
+            f"stream {config['name']} is already there with other settings: {told}; choose another run id, or delete "
+            "that stream if nobody needs it"
+        )
+    # Asked for only where it differs: a server whose disk has become smaller refuses even what it has.
+    if found["max_bytes"] != config["max_bytes"]:
+        await _ask(bus, f"STREAM.UPDATE.{config['name']}", config)
+
+
+async def _give_back(bus: Bus, stream: Stream, found: dict[str, Any] | None) -> None:
+    """Let a stream be as it was before."""
+    if found is None:
+        await _ask(bus, f"STREAM.DELETE.{stream.full_name(bus.run)}")
+    else:
+        await _ask(bus, f"STREAM.UPDATE.{found['name']}", found)
+
+
+async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
+    """What the server tells of a stream; None where there is none."""
+    try:
+        return await _ask(bus, f"STREAM.INFO.{name}")
+    except BusRefused as error:
+        if error.code == NO_STREAM:
+            return None
+        raise
+
+
+async def _room(bus: Bus, most: int, copies: int) -> int:
+    """Bytes, to a MB, that a server has for the streams of a run, with what they have there already.
+
+    It does not tell: the size of one stream is tried until the server refuses.
+
+    Args:
+        most: more is not tried.
+    """
+    infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Keep.LAST]
+    there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
+    tried = there[0] if there else stream_config(bus.run, STREAMS[0], 0, copies=copies)
+
+    async def fits(size: int) -> bool:
+        try:
+            await _ask(bus, f"STREAM.{'UPDATE' if there else 'CREATE'}.{tried['name']}", {**tried, "max_bytes": size})
+        except BusRefused as error:
+            if error.code in _NO_ROOM:
+                return False
+            raise
+        if there:
+            await _ask(bus, f"STREAM.UPDATE.{tried['name']}", tried)
+        else:
+            await _ask(bus, f"STREAM.DELETE.{tried['name']}")
+        return True
+
+    least, beyond = 0, most + _MB
+    while beyond - least > _MB:
+        middle = (least + beyond) // 2
+        least, beyond = (middle, beyond) if await fits(tried["max_bytes"] + middle) else (least, middle)
+    return least + sum(int(found["max_bytes"]) for found in there)

@@ -19,6 +19,9 @@ from asyncrl.bus.permissions import Permissions, authorization, permissions
 from asyncrl.processes import end, with_parent
 
 _PORTS = range(20000, 32000)
+# Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
+# a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
+_MOST = "1PB"
 _READY = b"Server is ready"
 _WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
 
@@ -78,7 +81,12 @@ def _config(port: int, users: Users, store: Path, place: Place | None) -> str:
     return f"""listen: "127.0.0.1:{port}"
 max_payload: 8MB
 max_pending: 256MB
-jetstream {{ store_dir: {_quoted(store)}, sync_interval: "10s" }}
+jetstream {{
+  store_dir: {_quoted(store)}
+  sync_interval: "10s"
+  max_file_store: {_MOST}
+  max_memory_store: {_MOST}
+}}
 {authorization(users)}{place.config if place is not None else ""}"""
 
 

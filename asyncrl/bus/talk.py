@@ -14,9 +14,9 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.crash import crash_point
-from topics.actors import BLOB_STORED
-from topics.table import topic_of
-from topics.topic import BLOBS, Topic
+from topics.actors import BLOB_KEPT, BLOB_STORED
+from topics.table import BY_NAME, topic_of
+from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.wire import ID_PATTERN, Message, WireError, decode, encode
 
 M = TypeVar("M", bound=Message)
@@ -29,6 +29,7 @@ _TRAJECTORY = re.compile(r"^[a-z]\d{1,12}-\d{1,5}\Z")
 _REFERENCE = re.compile(
     r"^(?P<blob>\w{1,64}):(?P<size>\d{1,12}):(?P<digest>[0-9a-f]{2,32}):(?P<chunks>\d{1,7})\Z", re.ASCII
 )
+_BLOB_NAME = re.compile(r"(?P<topic>[a-z]+_[a-z]+)_(?P<sequence>\d{1,19})_[0-9a-f]{16}\Z")
 EXPECT_LAST = "Nats-Expected-Last-Sequence"
 EXPECT_MESSAGE = "Nats-Expected-Last-Msg-Id"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
@@ -37,7 +38,8 @@ MESSAGE_ID = "Nats-Msg-Id"
 TIME_TO_LIVE = "Nats-TTL"
 WRITER = "writer"  # header that says which writer appended a record to a keeper's log
 BY = "by"  # header that says who speaks: "rollout-2"
-BLOB = "blob"  # header of a record whose body lies in the blob stream: id:size:xxh3:chunks
+BLOB = "blob"  # header of a record whose body lies in a blob stream: id:size:xxh3:chunks
+CHUNKS = {BLOBS: BLOB_STORED, LEDGER_BLOBS: BLOB_KEPT}  # topic of the chunks in each blob stream
 
 
 class Fenced(BusError):
@@ -53,7 +55,7 @@ class BlobMissing(BusError):
 
 
 class Blob(NamedTuple):
-    """A body that lies in the blob stream."""
+    """A body that lies in a blob stream."""
 
     name: str
     size: int  # bytes
@@ -117,14 +119,15 @@ def _headers(topic: Topic[M], message: M, id: str, further: dict[str, str] | Non
 
 
 async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
-    """Store a body, in the blob stream where it is large.
+    """Store a body, in a blob stream where it is large.
 
     Raises:
         TwoContents: another content is stored under this message id.
     """
     stored = body
     if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
-        headers[BLOB] = await _store_blob(bus, body)
+        sequence = int(headers[EXPECT_LAST]) + 1 if EXPECT_LAST in headers else 0
+        headers[BLOB] = await _store_blob(bus, topic, body, sequence)
         stored = b""
     if bus.name:
         headers[BY] = bus.name
@@ -232,18 +235,25 @@ def attempt_of(record: Record) -> int | None:
 async def body_of(bus: Bus, record: Record) -> bytes:
     """The body of a record, from the blob stream where it lies there."""
     reference = record.headers.get(BLOB)
-    return record.data if reference is None else await _fetch_blob(bus, reference)
+    if reference is None:
+        return record.data
+    topic = topic_of(record.subject)
+    return await _fetch_blob(bus, BLOBS if topic is None else topic.blobs, reference)
 
 
-async def _store_blob(bus: Bus, body: bytes) -> str:
-    """Store a body in chunks, all acknowledged, and return the reference that names it."""
-    blob = secrets.token_hex(12)
+async def _store_blob(bus: Bus, topic: Topic[Any], body: bytes, sequence: int) -> str:
+    """Store a body in chunks, all acknowledged, and return the reference that names it.
+
+    Args:
+        sequence: that the message which names it has on a keeper's log, if it is not refused; 0 elsewhere.
+    """
+    blob, stored = f"{topic.name.replace('.', '_')}_{sequence}_{secrets.token_hex(8)}", CHUNKS[topic.blobs]
     size = min(INLINE_BYTES, bus.max_payload - HEADER_ROOM)
     chunks = [body[start : start + size] for start in range(0, len(body), size)]
 
     async def store(number: int, chunk: bytes) -> None:
         key = f"{blob}-{number}"
-        await bus.store(BLOB_STORED.subject(bus.run, key), chunk, {MESSAGE_ID: f"blob.stored:{key}"})
+        await bus.store(stored.subject(bus.run, key), chunk, {MESSAGE_ID: f"{stored.name}:{key}"})
         crash_point("blob.inside")
 
     limit = asyncio.Semaphore(_CHUNKS_AT_ONCE)
@@ -259,6 +269,20 @@ async def _store_blob(bus: Bus, body: bytes) -> str:
     return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
 
 
+class BlobOwner(NamedTuple):
+    """The message that a blob was stored for."""
+
+    topic: Topic[Any]
+    sequence: int  # on a keeper's log, if it was not refused; 0 elsewhere
+
+
+def blob_owner(name: str) -> BlobOwner | None:
+    """What the name of a blob tells; None for one that nothing here stores."""
+    parts = _BLOB_NAME.match(name)
+    topic = BY_NAME.get(parts["topic"].replace("_", ".")) if parts is not None else None
+    return BlobOwner(topic, int(parts["sequence"])) if parts is not None and topic is not None else None
+
+
 def blob_named(reference: str) -> Blob:
     """What the header of a record says of its blob.
 
@@ -271,13 +295,13 @@ def blob_named(reference: str) -> Blob:
     return Blob(parts["blob"], int(parts["size"]), parts["digest"], int(parts["chunks"]))
 
 
-async def _fetch_blob(bus: Bus, reference: str) -> bytes:
+async def _fetch_blob(bus: Bus, stream: Stream, reference: str) -> bytes:
     blob, expected, digest, chunks = blob_named(reference)
     body = bytearray()
     for start in range(0, chunks, _CHUNKS_AT_ONCE):
         numbers = range(start, min(chunks, start + _CHUNKS_AT_ONCE))
-        subjects = [BLOB_STORED.subject(bus.run, f"{blob}-{number}") for number in numbers]
-        found = await asyncio.gather(*(read_last(bus, BLOBS, subject) for subject in subjects))
+        subjects = [CHUNKS[stream].subject(bus.run, f"{blob}-{number}") for number in numbers]
+        found = await asyncio.gather(*(read_last(bus, stream, subject) for subject in subjects))
         missing = [subject for subject, record in zip(subjects, found, strict=True) if record is None]
         if missing:
             raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")

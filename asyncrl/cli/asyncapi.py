@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.topics_docs import ARRAYS, about, fields_of, headers_of, parts_of
-from topics.actors import BLOB_STORED
+from topics.actors import BlobStored
 from topics.table import TOPICS
 from topics.topic import Topic
 
@@ -93,7 +93,7 @@ def _message(topic: Topic[Any]) -> dict[str, Any]:
         "headers": {"type": "object", "properties": {name: {"type": "string"} for name in headers}},
         "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
     }
-    if topic is BLOB_STORED:
+    if topic.message is BlobStored:
         message["contentType"] = "application/octet-stream"
         message["payload"] = {**_BINARY, "description": "one chunk; its number follows the id in the subject"}
     return message

@@ -6,6 +6,7 @@ import argparse
 
 from asyncrl.cast import load_cast
 from asyncrl.cast_check import hints
+from asyncrl.cast_sizes import plan
 from asyncrl.cli.options import add_settings
 
 
@@ -16,9 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok` with hints, where there is no problem."""
+    """Print `ok`, hints, and what each stream needs and may hold, where there is no problem."""
     loaded = load_cast(arguments.cast, overrides=arguments.set, files=True)
+    planned = plan(loaded.cast, loaded.base)
     print("ok")
-    for hint in hints(loaded.cast):
+    for hint in (*hints(loaded.cast), *planned.hints()):
         print(f"hint: {hint}")
+    print(planned.table())
     return 0

@@ -29,6 +29,7 @@ from asyncrl.cast import LoadedCast
 from asyncrl.cli.find import WARDEN, is_locked
 from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
+from asyncrl.cli.sizing import provision_sized
 from asyncrl.processes import exit_text, log_size
 from topics.actors import RUN_OPENED, RunOpened
 
@@ -61,6 +62,7 @@ class Launch:
         self._keeping: list[asyncio.Task[None]] = []
         self._lock = -1
         self._logged = 0  # bytes in the warden's log before it was started
+        self._sizes: dict[str, int] = {}  # bytes that each stream may hold
 
     @classmethod
     def of(cls, root: Path, overrides: Sequence[str]) -> Launch:
@@ -154,7 +156,7 @@ class Launch:
             bus = await Bus.connect(self.address, self.cast.run, name="up")
             if self.cast.nats.url:
                 await self._check_owner(bus)
-            await self._provision(bus)
+            self._sizes = await provision_sized(bus, self.cast, self.base, self.files.root)
             await making
             opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
             await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
@@ -264,16 +266,6 @@ class Launch:
             f"{where} already holds a run called {self.cast.run}; give this one another id: --set run=NAME"
         )
 
-    async def _provision(self, bus: Bus) -> None:
-        nats = self.cast.nats
-        await provision(
-            bus,
-            payload_mb=nats.stream_max_mb,
-            ledger_mb=nats.ledger_max_mb,
-            lease_s=self.cast.rollout.lease_s,
-            copies=nats.copies,
-        )
-
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Do a part of keeping the run up; without it there is no run."""
 
@@ -333,7 +325,8 @@ class Launch:
         try:
             bus = await Bus.connect(self.address, self.cast.run, name="up again")
             try:
-                await self._provision(bus)
+                lease_s, copies = self.cast.rollout.lease_s, self.cast.nats.copies
+                await provision(bus, self._sizes, lease_s=lease_s, copies=copies)
             finally:
                 await bus.close()
         except BusError as error:

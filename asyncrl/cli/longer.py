@@ -1,4 +1,4 @@
-"""What may change when a run goes on: how long it goes, and nothing of what it has done."""
+"""What may change when a run goes on: how long it goes and how much room it has, and nothing of what it has done."""
 
 from __future__ import annotations
 
@@ -9,25 +9,31 @@ import msgspec
 from asyncrl.cli.making import LaunchError
 from asyncrl.settings import Cast
 
+_SIZES = ("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb")
+_CHANGEABLE = ("learner.steps", "task.epochs", *_SIZES)
+
 
 def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
-    """The settings of a run that goes on: those it began with, but for more steps or epochs.
+    """The settings of a run that goes on: those it began with, but for more steps or epochs, and other sizes.
 
     Args:
-        overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), or nothing.
+        overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `nats.ledger_max_mb=N`, or nothing.
 
     Raises:
         LaunchError: another setting, fewer of these, or steps that would change the learning rates of those taken.
     """
-    learner, task = cast.learner, cast.task
+    learner, task, nats = cast.learner, cast.task, cast.nats
     for override in overrides:
         key, _, value = (word.strip() for word in override.partition("="))
-        if key not in ("learner.steps", "task.epochs") or not value.isdecimal():
+        if key not in _CHANGEABLE or not value.isdecimal():
             raise LaunchError(
                 f"--set {override}: a run goes on with the settings it began with; only learner.steps and task.epochs "
-                "may be raised"
+                f"may be raised, and {', '.join(_SIZES)} may change"
             )
         number = int(value)
+        if key in _SIZES:
+            nats = msgspec.structs.replace(nats, **{key.removeprefix("nats."): number})
+            continue
         if key == "task.epochs":
             if number and not 0 < task.epochs <= number:
                 raise LaunchError(f"--set {override}: the run began with {task.epochs}; it may be raised, 0 is no end")
@@ -41,4 +47,4 @@ def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
                 "the learning rates of the steps already taken"
             )
         learner = msgspec.structs.replace(learner, steps=number)
-    return msgspec.structs.replace(cast, learner=learner, task=task)
+    return msgspec.structs.replace(cast, learner=learner, task=task, nats=nats)

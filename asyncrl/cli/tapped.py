@@ -14,7 +14,7 @@ import numpy as np
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB
 from asyncrl.errors import WrongUsage
-from topics.actors import BLOB_STORED
+from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.wire import decode
 
@@ -51,7 +51,7 @@ class Tapped:
         topic = topic_of(self.subject)
         if topic is None:
             return None, f"{len(self.data)} bytes on a subject that is in no row of the topic table"
-        if topic is BLOB_STORED:
+        if topic.message is BlobStored:
             return None, f"{len(self.data)} bytes of a larger message"
         if BLOB in self.headers:
             _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")

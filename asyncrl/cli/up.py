@@ -17,6 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cast import load_cast
 from asyncrl.cast_check import hints
+from asyncrl.cast_sizes import plan
 from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.launch import Launch
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
     launch = Launch(load_cast(arguments.cast or "demo", overrides=overrides, files=True))
-    for hint in hints(launch.cast):
+    for hint in (*hints(launch.cast), *plan(launch.cast, launch.base).hints()):
         print(f"hint: {hint}")
     return launch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.cast_room import MB, RESERVE_MB
 from asyncrl.doctor.findings import Finding
 from asyncrl.doctor.picture import Actor, Engine, Picture
 from topics.engines import ENGINE_STOPPED
@@ -14,7 +15,6 @@ _GONE_S = 2.0  # a process that ended is started again sooner
 _OFTEN = 3  # starts within a minute
 _CLOCK_S = 3.0
 _FULL, _NEARLY_FULL = 0.985, 0.9  # of a stream's bytes
-_DISK_MB = 500
 _RECENT_S = 60.0
 _LATELY_S = 15.0
 _ANSWER_S = 5.0  # a server that does not answer for this long is dead
@@ -42,8 +42,8 @@ def faults(picture: Picture) -> Iterator[Finding]:
 
 def _machine(picture: Picture) -> Iterator[Finding]:
     for disk in picture.disks:
-        if disk.free < _DISK_MB * 1e6:
-            evidence = f"{disk.free / 1e6:,.0f} of {disk.total / 1e6:,.0f} MB are free"
+        if disk.free < RESERVE_MB * MB:
+            evidence = f"{disk.free // MB:,} of {disk.total // MB:,} MB are free"
             yield Finding("disk full", disk.path, evidence, blocks=True)
     if picture.denied:
         yield Finding("permission missing", "doctor", picture.denied, blocks=True)

@@ -12,7 +12,7 @@ ADVICE: dict[Cause, str] = {
     "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
     "permission missing": "give this role its user of the run (nats.user, nats.password_file), or grant the subject",
     "disk full": "free space; everybody goes on by itself, or from the last checkpoint with `asyncrl up --resume RUN`",
-    "stream full": "go on with more room: `asyncrl fork RUN --at STEP NEW --set nats.stream_max_mb=N` (ledger_max_mb)",
+    "stream full": "stop; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (stream_max_mb) gives it more room",
     "clock off": "let NTP set the clock of that machine; deadlines and times are wrong until then",
     "dead letters": "read them with `asyncrl dead`, mend the cause, then `asyncrl dead --reissue`",
     "actor silent": "nothing: the warden kills it after keepers.lease_s; if it comes back, look at its machine",

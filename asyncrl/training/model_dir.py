@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,6 +54,15 @@ def check_model_directory(path: Path) -> ModelInfo:
     return ModelInfo(architectures[0], vocab_size, context)
 
 
+def count_parameters(path: Path) -> int:
+    """Parameters of a model directory, by the headers of its weights.
+
+    Raises:
+        ModelError: it holds no whole weights.
+    """
+    return sum(_check_weights(file) for file in _weight_files(path))
+
+
 def _weight_files(path: Path) -> Iterator[Path]:
     index = path / "model.safetensors.index.json"
     if not index.is_file():
@@ -65,11 +75,11 @@ def _weight_files(path: Path) -> Iterator[Path]:
         yield path / name
 
 
-def _check_weights(file: Path) -> None:
-    """Refuse a file whose header is broken, or promises more or fewer bytes than there are."""
+def _check_weights(file: Path) -> int:
+    """Count the parameters in a file, whose header must be whole and promise as many bytes as there are."""
     try:
-        with safe_open(file, framework="np"):
-            pass
+        with safe_open(file, framework="np") as tensors:
+            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error
 

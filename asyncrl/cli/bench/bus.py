@@ -17,7 +17,7 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import MESSAGE_ID, say
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
@@ -83,7 +83,7 @@ async def bench_bus(*, rounds: int = 5, sizes: Sizes | None = None) -> dict[str,
         address = await server.start()
         try:
             bus = await Bus.connect(address, _RUN, name="bench")
-            await provision(bus, payload_mb=4096, ledger_mb=4096, lease_s=10)
+            await provision(bus, equal_sizes(payload_mb=4096, ledger_mb=4096), lease_s=10)
             for _ in range(rounds):
                 for name, message, count in (
                     ("prompt", prompt(), sizes.prompts),

@@ -18,7 +18,7 @@ import xxhash
 from actors.actor import RunFiles, start_actor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.provision import provision, stream_states
+from asyncrl.bus.provision import equal_sizes, provision, stream_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import BY, MESSAGE_ID, WRITER, pack
 from asyncrl.cli.bench.stage import BenchError, bench_cast, tell
@@ -38,7 +38,6 @@ _TOKENS = 100
 _ROW = PromptRow("^abcdefgh=", "hgfedcba")
 _NONCE = "history"
 _BURST = 512  # messages of which the last alone is acknowledged: a stream stores them in their order
-_STEPS = 10_000_000  # of the run, more than are written: it can be resumed
 _BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
 _DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is what the scripted trainer has
 _SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
@@ -65,7 +64,8 @@ async def bench_history(*, trajectories: int, directory: str | None, snapshots: 
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(directory or temporary)
-        cast = bench_cast("history", directory=str(folder), learner={"steps": _STEPS})
+        steps = trajectories // 256 + 1000  # more than are written: it can be resumed
+        cast = bench_cast("history", directory=str(folder), learner={"steps": steps})
         tell(f"writing the logs of {trajectories:,} trajectories")
         began = time.monotonic()
         await write_history(folder, cast, trajectories, snapshots=snapshots)
@@ -82,17 +82,15 @@ async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshot
     """
     files = RunFiles(folder / cast.run)
     files.logs.mkdir(parents=True)
-    ledger_mb = max(cast.nats.ledger_max_mb, trajectories * _BYTES // 1_000_000)
-    nats = msgspec.structs.replace(cast.nats, ledger_max_mb=ledger_mb)
     keepers = msgspec.structs.replace(cast.keepers, snapshot_every=min(trajectories, cast.keepers.snapshot_every))
-    cast = msgspec.structs.replace(cast, nats=nats, keepers=keepers)
+    cast = msgspec.structs.replace(cast, keepers=keepers)
     files.cast.write_bytes(msgspec.json.encode(cast))
     (files.root / "base").write_text(str(folder))
     server = EmbeddedServer(files.root, run=cast.run)
     bus = await Bus.connect(await server.start(), cast.run, name="bench")
     try:
-        payload_mb, lease_s = nats.stream_max_mb, cast.rollout.lease_s
-        await provision(bus, payload_mb=payload_mb, ledger_mb=ledger_mb, lease_s=lease_s)
+        sizes = equal_sizes(payload_mb=1, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
+        await provision(bus, sizes, lease_s=cast.rollout.lease_s)
         history = History(bus, cast)
         await history.write(trajectories)
         if snapshots:

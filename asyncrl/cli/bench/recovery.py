@@ -52,7 +52,7 @@ lease_s = {_LEASE_S}
 [buffer]
 batch_groups = 8
 [learner]
-steps = 1000000
+steps = 100000
 checkpoint_every = {_CHECKPOINT_EVERY}
 [eval]
 prompts = 8
@@ -182,7 +182,7 @@ async def _holds(condition: Callable[[], bool]) -> None:
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
     """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
-    cast = bench_cast("long", directory=str(folder), learner={"steps": 1_000_000})
+    cast = bench_cast("long", directory=str(folder), learner={"steps": messages // 256 + 1000})
     history = await write_history(folder, cast, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
     async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:

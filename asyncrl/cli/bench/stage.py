@@ -17,7 +17,7 @@ from actors.actor import RunFiles, start_actor
 from actors.warden import first_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.provision import provision, queue_states
+from asyncrl.bus.provision import equal_sizes, provision, queue_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.making import create_model_aside
 from asyncrl.errors import Fault
@@ -28,6 +28,7 @@ from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
 T = TypeVar("T")
 
 SERVER = "nats-server"
+ROOMY = equal_sizes(payload_mb=4096, ledger_mb=4096)  # sizes of streams
 _LEAVE_S = 10.0
 
 
@@ -134,13 +135,7 @@ class Stage:
         (self.files.root / "base").write_text(str(self.files.root))
         address = await self._server.start()
         self.bus = await Bus.connect(address, self.cast.run, name="bench")
-        nats = self.cast.nats
-        await provision(
-            self.bus,
-            payload_mb=nats.stream_max_mb,
-            ledger_mb=nats.ledger_max_mb,
-            lease_s=self.cast.rollout.lease_s,
-        )
+        await provision(self.bus, ROOMY, lease_s=self.cast.rollout.lease_s)
 
     async def _seen(self, stream: Stream, topic: Topic[Any], count: int) -> None:
         seen: list[Record] = []
