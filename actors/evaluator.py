@@ -17,7 +17,7 @@ from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
-from asyncrl.tasks.data import DataError, open_source
+from asyncrl.tasks.data import DataError, label_reader, open_source
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
@@ -60,6 +60,7 @@ class Evaluator:
                 options=cast.task.options,
                 seed=cast.seed + _HELD_OUT,
                 base=context.files.base,
+                labels_for=label_reader(cast.reward.function, warmup_steps=0),
             )
             self._tokenizer = TaskTokenizer.load(context.files.model_path(cast))
         except (DataError, TokenizerError) as error:

@@ -9,7 +9,7 @@ import xxhash
 from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from actors.prompter_fold import PrompterFold, Wanted
-from asyncrl.tasks.data import DataError, DataSource, open_source
+from asyncrl.tasks.data import DataError, DataSource, label_reader, open_source
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
@@ -27,7 +27,12 @@ async def main(context: Context) -> None:
     cast = context.cast
     try:
         source = await asyncio.to_thread(
-            open_source, cast.task.source, options=cast.task.options, seed=cast.seed, base=context.files.base
+            open_source,
+            cast.task.source,
+            options=cast.task.options,
+            seed=cast.seed,
+            base=context.files.base,
+            labels_for=label_reader(cast.reward.function, warmup_steps=cast.warmup.steps),
         )
     except DataError as error:
         raise ActorFault(str(error)) from error

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from asyncrl.cast_check import Finding, contradictions
-from asyncrl.cast_docs import expected_text, is_table, join_key, known_settings, toml_text
+from asyncrl.cast_docs import expected_text, is_table, join_key, known_settings, text_settings, toml_text
 from asyncrl.cast_files import check_files
 from asyncrl.cast_sizes import plan
 from asyncrl.errors import Fault
@@ -266,17 +266,19 @@ def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem 
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             return Problem(None, f"--set {key}", f"{'.'.join(parts[:depth])} is not a table in the cast")
-    table[parts[-1]] = _override_value(text.strip())
+    table[parts[-1]] = _override_value(key, text.strip())
     wanted.append(key)
     return None
 
 
-def _override_value(text: str) -> Any:
+def _override_value(key: str, text: str) -> Any:
+    """What a person means who writes a value on the command line: TOML, or else text; `run=42` is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    return parsed["value"] if len(parsed) == 1 else text
+    wants_text = key in text_settings() and not isinstance(parsed["value"], str)
+    return text if len(parsed) > 1 or wants_text else parsed["value"]
 
 
 def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: list[Finding]) -> Table:

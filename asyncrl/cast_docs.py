@@ -158,6 +158,11 @@ def known_settings() -> list[str]:
     return [setting.key for table in documented_tables() for setting in table.settings]
 
 
+def text_settings() -> set[str]:
+    """Dotted keys of the settings that are text."""
+    return {setting.key for table in documented_tables() for setting in table.settings if setting.type == "string"}
+
+
 def settings_text() -> str:
     """The tree for a terminal."""
     lines = []

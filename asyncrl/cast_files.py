@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins
 from asyncrl.cast_check import Finding
-from asyncrl.processes import python
+from asyncrl.cast_model import check_machine, check_model
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError, DataSource, open_source
+from asyncrl.tasks.data import DataError, DataSource, label_reader, open_source
+from asyncrl.tasks.frames import Setup, reward_setup
+from asyncrl.tasks.sandbox import load_problem
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 from asyncrl.training.model_dir import ModelError, check_model_directory
 
 REWARDS = ("exact", "math", "reasoning-gym")
-OTHER_REWARDS = ("http://", "https://", "reasoning-gym:")  # and something behind it
 ROLLOUTS = ("single_turn",)
 
-_LOAD_LIMIT_S = 300
-_LOADED = 77  # not 0: a file that exits while it is imported may say 0
 _CHECKED_ROWS = 1000
-# In a process of its own: a user's file may print, hang or exit while it is imported.
-_LOAD = """
-import sys
-from pathlib import Path
-spec, base, *sys.path[:] = sys.argv[1:]
-from asyncrl.tasks.functions import FunctionError, load_function
-try:
-    load_function(spec, base=Path(base))
-except FunctionError as error:
-    sys.exit(str(error))
-sys.exit(77)
-"""
+_LEAST_MEMORY_MB = 128
 
 
 def check_files(cast: Cast, base: Path) -> list[Finding]:
     """Everything about the files of a cast that can be known before a start.
 
-    User functions are imported in a child process, data is opened and its first thousand rows are read.
+    User functions are loaded in child processes; data is read, and its first thousand rows are turned into tokens.
 
     Args:
         cast: the settings.
         base: folder that the cast's relative paths are looked for in.
     """
-    checks = (_secrets, _logins, _model, _start, _functions, _data)
-    return [*_directory(cast, base), *(finding for check in checks for finding in check(cast, base))]
+    checks = (_directory, _secrets, _logins, check_model, _start, _functions, _data)
+    return [*(finding for check in checks for finding in check(cast, base)), *check_machine(cast)]
 
 
 def _directory(cast: Cast, base: Path) -> Iterator[Finding]:
@@ -91,24 +79,6 @@ def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
         yield Finding(tuple(f"nats.{key}" for key in given), str(error))
 
 
-def _model(cast: Cast, base: Path) -> Iterator[Finding]:
-    if not cast.model.path:
-        return
-    path = base / cast.model.path
-    try:
-        context = check_model_directory(path).context
-    except ModelError as error:
-        yield Finding(("model.path",), str(error))
-        return
-    for key, tokens in (
-        ("rollout.max_new_tokens", cast.rollout.max_new_tokens + 1),
-        ("engine.context", cast.engine.context),
-    ):
-        if tokens > context:
-            message = f"a request would take {tokens} tokens, but the model at {path} takes {context}; lower it"
-            yield Finding((key, "model.path"), message)
-
-
 def _start(cast: Cast, base: Path) -> Iterator[Finding]:
     if not cast.start.checkpoint:
         return
@@ -124,48 +94,71 @@ def _start(cast: Cast, base: Path) -> Iterator[Finding]:
 
 
 def _functions(cast: Cast, base: Path) -> Iterator[Finding]:
-    for key, spec, known in (
-        ("reward.function", cast.reward.function, REWARDS),
-        ("task.rollout", cast.task.rollout, ROLLOUTS),
+    """User functions are loaded where rewards run, with their limits: a file may print, hang or exit at its import."""
+    reward = cast.reward
+    if 0 < reward.memory_mb < _LEAST_MEMORY_MB:
+        message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
+        yield Finding(("reward.memory_mb",), message)
+    setup = reward_setup(reward.function, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
+    rollout = Setup(cast.task.rollout, str(base), reward.time_limit_s, rollout=True)
+    asked = {}
+    for key, spec, known, how in (
+        ("reward.function", reward.function, REWARDS, setup),
+        ("task.rollout", cast.task.rollout, ROLLOUTS, rollout),
     ):
-        if spec in known or (key == "reward.function" and spec.startswith(OTHER_REWARDS)):
-            continue
         near = difflib.get_close_matches(spec, known, n=1)
+        if spec in known:
+            continue
         if ":" not in spec:
             meant = f"; did you mean {near[0]}?" if near else ""
             message = (
                 f'found "{spec}", expected {", ".join(known)}, path/to/file.py:function or package.module:function'
             )
             yield Finding((key,), message + meant)
-        elif problem := _load_problem(spec, base):
+        elif how is not None:
+            asked[key] = how
+        elif not _has_host(spec):
+            yield Finding((key,), f'found "{spec}", expected http://host:port/path')
+    for key, problem in zip(asked, asyncio.run(_load_problems(list(asked.values()))), strict=True):
+        if problem:
             yield Finding((key,), problem)
 
 
-def _load_problem(spec: str, base: Path) -> str:
-    """Why a function cannot be loaded; empty when it can."""
-    command = python("-c", _LOAD, spec, str(base), *sys.path)
+async def _load_problems(setups: list[Setup]) -> list[str]:
+    return await asyncio.gather(*map(load_problem, setups))
+
+
+def _has_host(url: str) -> bool:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{spec} was not imported within {_LOAD_LIMIT_S} s; keep slow work out of the top of the file"
-    if done.returncode == _LOADED:
-        return ""
-    return done.stderr.strip() or f"{spec}: importing it ended the process with status {done.returncode}"
+        return bool(urlsplit(url).hostname)
+    except ValueError:  # a bracket left open
+        return False
 
 
 def _data(cast: Cast, base: Path) -> Iterator[Finding]:
-    needs_label = cast.reward.function in REWARDS or cast.warmup.steps > 0
-    for key, spec in (("task.source", cast.task.source), ("eval.source", cast.eval.source)):
+    for key, spec, warmup in (
+        ("task.source", cast.task.source, cast.warmup.steps),
+        ("eval.source", cast.eval.source, 0),
+    ):
         if not spec:
             continue
         try:
-            source = open_source(spec, options=cast.task.options, seed=cast.seed, base=base, needs_label=needs_label)
+            source = open_source(
+                spec,
+                options=cast.task.options,
+                seed=cast.seed,
+                base=base,
+                labels_for=label_reader(cast.reward.function, warmup_steps=warmup),
+            )
         except (DataError, OSError) as error:
             yield Finding((key, "task.options"), str(error))
             continue
         if key == "task.source" and cast.task.epochs:
             yield from _epochs(cast, source)
-        yield from (_rows_for_model if cast.model.path else _rows_for_made_model)(cast, base, key, source)
+        if cast.model.path:
+            yield from _rows_for_model(cast, base, key, source, supervised=warmup > 0)
+        else:
+            yield from _rows_for_made_model(cast, key, source)
 
 
 def _epochs(cast: Cast, source: DataSource) -> Iterator[Finding]:
@@ -181,21 +174,28 @@ def _epochs(cast: Cast, source: DataSource) -> Iterator[Finding]:
         yield Finding(("task.epochs", "learner.steps"), message)
 
 
-def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource) -> Iterator[Finding]:
-    """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
+def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource, *, supervised: bool) -> Iterator[Finding]:
+    """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer.
+
+    Args:
+        supervised: whether they are also rows of a warm-up, with an answer that must fit and end.
+    """
     path = base / cast.model.path
     try:
-        room = check_model_directory(path).context - 1
-        tokenizer = TaskTokenizer.load(path)
+        context, tokenizer = check_model_directory(path).context, TaskTokenizer.load(path)
+    except (ModelError, TokenizerError):
+        return  # told where the model itself is checked
+    try:
         for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):
-            tokenizer.encode_prompt(source.row(index), max_tokens=room)
+            row = source.row(index)
+            tokenizer.encode_prompt(row, max_tokens=context - 1)
+            if supervised:
+                tokenizer.encode_supervised(row, max_tokens=context)
     except TokenizerError as error:
         yield Finding((key, "model.path"), f"{key}: {error}")
-    except ModelError:
-        return  # told where the model itself is checked
 
 
-def _rows_for_made_model(cast: Cast, _base: Path, key: str, source: DataSource) -> Iterator[Finding]:
+def _rows_for_made_model(cast: Cast, key: str, source: DataSource) -> Iterator[Finding]:
     """Rows that a model made from `model.create`, with one token per character, cannot read."""
     alphabet, context = set(cast.model.create.alphabet), cast.model.create.context
     for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):

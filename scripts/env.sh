@@ -9,6 +9,12 @@ if [ ! -x .venv/bin/python ]; then
   [ -n "$python" ] || { echo "asyncrl needs Python 3.11 or 3.12; none was found (set PYTHON to name one)" >&2; exit 1; }
   "$python" -m venv .venv
 fi
+# An interrupted start, or a Python without ensurepip (Debian's without python3-venv), leaves one without pip.
+if ! .venv/bin/python -c 'import pip' 2> /dev/null && ! .venv/bin/python -m ensurepip > /dev/null 2>&1; then
+  echo "$PWD/.venv has no pip, and its Python cannot make it: install its venv package (Debian and Ubuntu: apt install" \
+    "python3-venv), remove .venv and start again" >&2
+  exit 1
+fi
 installed=$(cat .venv/asyncrl-installed 2>/dev/null || true)
 extras=${1:+[$1]}
 case "$installed" in "[dev] "*) extras="[dev]" ;; esac # never take the test tools away

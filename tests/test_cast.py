@@ -219,6 +219,11 @@ def test_an_override_is_read_as_toml_and_else_as_plain_text(override, key, value
     assert getattr(from_settings(override).cast.learner, key) == value
 
 
+@pytest.mark.parametrize("text", ["42", "nan", "true", "1979-05-27", '"42"'])
+def test_an_override_of_a_text_is_text_whatever_it_would_be_in_toml(text):
+    assert from_settings(f"run={text}").cast.run == text.strip('"')
+
+
 def test_an_override_wins_over_the_file_and_the_last_over_the_first(written):
     loaded = load_cast(written(SOUND + "seed = 1\n"), overrides=["seed=2", "seed=3"])
 

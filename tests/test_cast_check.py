@@ -6,11 +6,8 @@ import json
 import re
 from contextlib import nullcontext
 
-import numpy as np
 import pytest
-from casts import SOUND, from_settings, problems, the_problem
-from safetensors.numpy import save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from casts import SOUND, from_settings, made_model, problems, the_problem
 
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import busy_share, contradictions, hints
@@ -197,7 +194,7 @@ def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, p
     ("code", "message"),
     [
         ("def rewrad(): ...", "my.py has no function 'reward'; it has rewrad"),
-        ("import sys; sys.exit()", "importing it ended the process with status 0"),
+        ("import sys; sys.exit()", "its process ended at loading: exit code 0"),
         ("raise SystemExit('no licence')", "no licence"),
         ("1 / 0", "ZeroDivisionError"),
     ],
@@ -214,12 +211,7 @@ def test_a_user_function_that_cannot_be_loaded_is_told_and_harms_nobody(written,
 @pytest.fixture
 def model(tmp_path):
     """A model directory with a context of 100 tokens, one for each letter, and no chat template."""
-    config = {"architectures": ["LlamaForCausalLM"], "vocab_size": 2, "max_position_embeddings": 100}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    save_file({"weight": np.zeros(2, np.float32)}, tmp_path / "model.safetensors")
+    made_model(tmp_path)
 
 
 def test_a_request_must_fit_the_context_of_the_named_model(model, written, tmp_path):

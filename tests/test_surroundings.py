@@ -1,7 +1,11 @@
 """A run works in whatever folder it is started, and whatever files lie there."""
 
+import importlib
 import os
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,7 @@ from test_supervision import prepared
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import load_cast
+from asyncrl.cli.main import run as run_command
 from asyncrl.processes import python
 
 ODD = "é 测试 'q' \"d\" [b] #$%\\x41"  # letters of other scripts, a space, and what shells and configurations quote
@@ -99,6 +104,38 @@ def test_a_terminal_of_few_letters_gets_the_others_escaped(tmp_path):
 
     assert done.returncode == 1
     assert done.stderr.startswith("\\u6d4b\\u8bd5.toml: no such file")
+
+
+@pytest.mark.parametrize("name", ["status", "audit", "logs"])
+def test_a_run_of_another_user_is_refused_in_one_line(name, monkeypatch, capsys):
+    importlib.import_module(f"asyncrl.cli.{name}")  # another user may not be able to
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder, "runs", "demo")
+        root.mkdir(parents=True)
+        Path(folder).chmod(0o755)
+        (root / "cast.json").write_text("{}")
+        (root / "lock").touch(0o600)
+        monkeypatch.chdir(folder)
+        with as_nobody(root):
+            code = run_command([name])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 1
+    assert "Permission denied; a run's files are its owner's" in line
+
+
+@contextmanager
+def as_nobody(root: Path) -> Iterator[None]:
+    """As a user who may not read a run: for root another user, for others one who lost the right."""
+    if os.geteuid():
+        (root / "lock").chmod(0)
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 async def test_a_warden_that_cannot_start_ends_the_run_with_the_last_lines_of_its_log(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.tasks.data import DataError, DataSource, epoch_order, open_source
+from asyncrl.tasks.data import DataError, DataSource, epoch_order, label_reader, open_source
 from topics.prompts import PromptRow
 
 EXAMPLES = Path(__file__).parent.parent / "asyncrl" / "examples"
@@ -24,19 +24,17 @@ def numbered(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"p{number}", "label": number} for number in range(count)]
 
 
-def opened(
-    base: Path, spec: str = "rows.jsonl", *, seed: int = 1, needs_label: bool = False, **options: Any
-) -> DataSource:
-    return open_source(spec, options=options, seed=seed, base=base, needs_label=needs_label)
+def opened(base: Path, spec: str = "rows.jsonl", *, seed: int = 1, labels_for: str = "", **options: Any) -> DataSource:
+    return open_source(spec, options=options, seed=seed, base=base, labels_for=labels_for)
 
 
 def first(source: DataSource, count: int) -> list[Any]:
     return [source.row(index).label for index in range(count)]
 
 
-def refused(base: Path, spec: str = "rows.jsonl", *, needs_label: bool = False, **options: Any) -> str:
+def refused(base: Path, spec: str = "rows.jsonl", *, labels_for: str = "", **options: Any) -> str:
     with pytest.raises(DataError) as error:
-        opened(base, spec, needs_label=needs_label, **options)
+        opened(base, spec, labels_for=labels_for, **options)
     return str(error.value)
 
 
@@ -129,7 +127,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path):
 
 
 def test_the_shipped_questions_are_rows_with_labels():
-    source = opened(EXAMPLES, "questions.jsonl", needs_label=True)
+    source = opened(EXAMPLES, "questions.jsonl", labels_for="the reward")
 
     assert source.describe() == "questions.jsonl: 32 rows"
     for index in range(32):
@@ -169,19 +167,67 @@ def test_at_most_five_problems_are_listed(tmp_path):
     assert "... and 4 more" in text
 
 
-@pytest.mark.parametrize("row", [{"question": "a"}, {"prompt": None, "question": 1}, {"prompt": "", "question": 1}])
-def test_a_row_without_prompt_says_what_it_has(tmp_path, row):
-    text = refused(write_rows(tmp_path, [row]))
+def test_a_row_without_prompt_says_what_it_has(tmp_path):
+    text = refused(write_rows(tmp_path, [{"question": "a"}]))
 
-    assert "line 1: no prompt under 'prompt'; found" in text
-    assert "'question'" in text
+    assert "line 1: no prompt under 'prompt'; found 'question'" in text
+
+
+@pytest.mark.parametrize(("prompt", "found"), [(None, "null"), ("", "empty"), ([], "empty"), (7, "a number")])
+def test_a_prompt_that_is_none_says_what_it_is(tmp_path, prompt, found):
+    text = refused(write_rows(tmp_path, [{"prompt": prompt, "label": 1}]))
+
+    assert f"line 1: the prompt under 'prompt' is {found}; expected text or a list of chat messages" in text
+
+
+CHAT = [{"role": "user", "content": "1+1?"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("hello", "is text"),
+        ({"role": "user", "text": "abc"}, "has no 'content' but 'role', 'text'"),
+        ({"content": "abc"}, "has no 'role' but 'content'"),
+        ({}, "has no 'role' but nothing"),
+        ({"role": "user", "content": None}, "has null as 'content'"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}]}, "has a list as 'content'"),
+        ({"role": 1, "content": "a"}, "has a number as 'role'"),
+        ({"role": "", "content": "a"}, "has an empty 'role'"),
+    ],
+)
+def test_a_chat_message_without_role_or_content_is_refused(tmp_path, message, found):
+    text = refused(write_rows(tmp_path, [{"prompt": CHAT}] * 1500 + [{"prompt": [*CHAT, message]}]))
+
+    assert f'line 1501: message 1 of the prompt {found}; expected {{"role": text, "content": text}}' in text
+
+
+def test_an_assistant_may_call_tools_instead_of_speaking(tmp_path):
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "add"}}]}
+
+    assert opened(write_rows(tmp_path, [{"prompt": [*CHAT, call]}])).rows_per_epoch == 1
+
+
+def test_who_needs_a_label_is_named_and_a_chat_with_an_answer_is_its_own(tmp_path):
+    answered = [*CHAT, {"role": "assistant", "content": "2"}]
+    write_rows(tmp_path, [{"prompt": answered}, {"prompt": CHAT}, {"prompt": "a"}])
+
+    warmup, reward = (refused(tmp_path, labels_for=who) for who in ("the warm-up", "the reward"))
+
+    assert [line.split(";")[0] for line in warmup.splitlines()[1:]] == [
+        f"  line {number}: the warm-up needs a label and there is none under 'label'" for number in (2, 3)
+    ]
+    assert reward.count("the reward needs a label") == 3
+    assert label_reader("my.py:reward", warmup_steps=5) == "the warm-up"
+    assert label_reader("exact", warmup_steps=5) == "the reward"
+    assert label_reader("my.py:reward", warmup_steps=0) == ""
 
 
 def test_a_missing_label_is_an_error_only_where_the_reward_needs_it(tmp_path):
     write_rows(tmp_path, [{"prompt": "a", "label": "b"}, {"prompt": "a", "answer": "b"}])
 
     assert opened(tmp_path).rows_per_epoch == 2
-    text = refused(tmp_path, needs_label=True)
+    text = refused(tmp_path, labels_for="the reward")
     assert "line 2: the reward needs a label and there is none under 'label'; found 'prompt', 'answer'" in text
 
 
@@ -189,8 +235,6 @@ def test_a_missing_label_is_an_error_only_where_the_reward_needs_it(tmp_path):
     ("row", "message"),
     [
         (["a"], "expected an object with the key 'prompt', found a list"),
-        ({"prompt": 7}, "the prompt is a number; expected text or a list of chat messages"),
-        ({"prompt": ["hello"]}, "message 0 of the prompt is no chat message"),
         ({"prompt": "a", "metadata": "x"}, "'metadata' is text; expected an object"),
         ({"prompt": "a", "label": 10**30}, "line 1: "),
     ],

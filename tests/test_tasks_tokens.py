@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from asyncrl.tasks.messages import message_problem
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.prompts import PromptRow
 
@@ -109,13 +111,21 @@ def test_text_is_tokenised_as_transformers_does_it(both, text):
     assert ours.decode(tokens) == theirs.decode(tokens.tolist(), skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("encode", ["encode_prompt", "encode_supervised"])
+def test_a_bad_message_is_refused_with_the_words_of_the_row_reader(both, encode):
+    row = PromptRow([SYSTEM, {"role": "user", "text": "abc"}, ANSWER], "x")
+
+    with pytest.raises(TokenizerError, match=re.escape(message_problem(row.prompt))):
+        getattr(both[0], encode)(row, max_tokens=None)
+
+
 @pytest.mark.parametrize(
     "messages",
     [
         [USER],
         [SYSTEM, USER],
         [SYSTEM, USER, ANSWER, AGAIN],
-        [SYSTEM, {**USER, "name": None}, {"role": "assistant", "content": None}, AGAIN],
+        [SYSTEM, {**USER, "name": None}, {"role": "assistant", "content": None, "tool_calls": [{}]}, AGAIN],
     ],
 )
 @pytest.mark.parametrize("tools", [None, [{"type": "function", "function": {"name": "ça", "x": "<&'"}}]])

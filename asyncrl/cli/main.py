@@ -34,6 +34,7 @@ COMMANDS = {
     "chaos": "run a cast while killing and freezing its processes, then audit it",
     "bench": "measure asyncrl on this machine",
 }
+_WHOSE = "a run's files are its owner's: be that user, or watch it with --credentials and the monitor's file"
 _EXAMPLES = """\
 examples:
   asyncrl up                              run the demo here and watch it
@@ -70,6 +71,9 @@ def run(words: Sequence[str]) -> int:
     except Fault as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
+    except PermissionError as error:
+        print(f"{error.filename}: {error.strerror}; {_WHOSE}", file=sys.stderr)
+        return 1
 
 
 def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:

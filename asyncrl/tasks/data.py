@@ -13,19 +13,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.tasks.messages import has_answer, message_problem, plain_type
 from topics.prompts import PromptRow
 
 _SHOWN_PROBLEMS = 5
+_WARMUP = "the warm-up"
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
-_PLAIN_TYPES = {
-    str: "text",
-    int: "a number",
-    float: "a number",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
 
 
 class DataError(ValueError):
@@ -46,7 +40,14 @@ class DataSource(Protocol):
         ...
 
 
-def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, needs_label: bool = False) -> DataSource:
+def label_reader(reward: str, *, warmup_steps: int) -> str:
+    """What reads the label of each row, so that a row without one is an error; empty where nothing does."""
+    if reward in ("exact", "math") or reward.startswith("reasoning-gym"):
+        return "the reward"
+    return _WARMUP if warmup_steps else ""
+
+
+def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "") -> DataSource:
     """Open the data that `spec` names.
 
     Args:
@@ -57,7 +58,7 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, ne
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
         base: folder that a relative path is looked for in.
-        needs_label: whether the reward compares with a label, so that a row without one is an error.
+        labels_for: what reads labels, as `label_reader` tells.
 
     Raises:
         DataError: says what is wrong with spec, options or file.
@@ -68,7 +69,7 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, ne
     path = match["path"] if match else spec
     if path.endswith((".jsonl", ".parquet")):
         keys = _Keys(**check_options(spec, options, _Keys.__struct_fields__))
-        rows = read_rows(base / path, bounds=match["bounds"] if match else ":", keys=keys, needs_label=needs_label)
+        rows = read_rows(base / path, bounds=match["bounds"] if match else ":", keys=keys, labels_for=labels_for)
         return FileSource(rows, seed=seed, name=spec)
     if spec in procedural.RULES:
         return procedural.RULES[spec](options, seed)
@@ -144,7 +145,7 @@ class _Keys(msgspec.Struct):
     metadata_key: str = "metadata"
 
 
-def read_rows(path: Path, *, bounds: str, keys: _Keys, needs_label: bool) -> list[bytes]:
+def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[bytes]:
     """Read the rows of a JSONL or Parquet file that `bounds`, such as `10:-10`, selects.
 
     Returns:
@@ -164,7 +165,7 @@ def read_rows(path: Path, *, bounds: str, keys: _Keys, needs_label: bool) -> lis
     for place, value in read(path, slice(*(int(text) if text else None for text in selected.groups())), keys):
         try:
             found = msgspec.json.decode(value) if isinstance(value, bytes) else value
-            rows.append(_encode_row(found, keys, needs_label))
+            rows.append(_encode_row(found, keys, labels_for))
         except (ValueError, OverflowError, TypeError) as error:
             problems.append(f"{place}: {error}")
     if problems:
@@ -203,25 +204,21 @@ def _read_parquet(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[st
     return ((f"row {number}", row) for number, row in zip(numbers, rows, strict=True))
 
 
-def _encode_row(value: Any, keys: _Keys, needs_label: bool) -> bytes:
+def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
     if not isinstance(value, dict):
-        raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {_plain_type(value)}")
+        raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {plain_type(value)}")
     prompt, label, metadata = (value.get(key) for key in (keys.prompt_key, keys.label_key, keys.metadata_key))
     found = ", ".join(map(repr, value)) or "no key"
-    if prompt is None or prompt == "" or prompt == []:
+    if keys.prompt_key not in value:
         raise DataError(f"no prompt under {keys.prompt_key!r}; found {found}")
-    if needs_label and label is None:
-        raise DataError(f"the reward needs a label and there is none under {keys.label_key!r}; found {found}")
+    if not isinstance(prompt, str | list) or not prompt:
+        empty = "empty" if prompt in ("", []) else plain_type(prompt)
+        raise DataError(f"the prompt under {keys.prompt_key!r} is {empty}; expected text or a list of chat messages")
+    problem = message_problem(prompt) if isinstance(prompt, list) else ""
+    if problem:
+        raise DataError(problem)
+    if label is None and labels_for and not (labels_for == _WARMUP and isinstance(prompt, list) and has_answer(prompt)):
+        raise DataError(f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}")
     if not isinstance(metadata, dict | None):
-        raise DataError(f"{keys.metadata_key!r} is {_plain_type(metadata)}; expected an object")
-    if isinstance(prompt, list):
-        for number, message in enumerate(prompt):
-            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-                raise DataError(f"message {number} of the prompt is no chat message with 'role' and 'content'")
-    elif not isinstance(prompt, str):
-        raise DataError(f"the prompt is {_plain_type(prompt)}; expected text or a list of chat messages")
+        raise DataError(f"{keys.metadata_key!r} is {plain_type(metadata)}; expected an object")
     return msgspec.msgpack.encode(PromptRow(prompt, label, metadata or {}))
-
-
-def _plain_type(value: Any) -> str:
-    return _PLAIN_TYPES.get(type(value), type(value).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import msgspec
@@ -54,6 +55,19 @@ class Setup(msgspec.Struct):
     arguments: dict[str, Any] | None = None  # not None: `spec` makes the function when called with these
     memory_mb: int = 0  # that each of its processes may take; 0 for no limit
     rollout: bool = False  # not a reward: it is only loaded, and looked at
+
+
+def reward_setup(spec: str, *, base: Path, time_limit_s: float, memory_mb: int) -> Setup | None:
+    """How a child finds the reward that `spec` names; None where that is no function."""
+    kind, colon, name = spec.partition(":")
+    if spec == "math":
+        return Setup("asyncrl.tasks.scorers:make_math", "", time_limit_s, {}, memory_mb)
+    if kind == "reasoning-gym":
+        dataset = {"dataset": name or None}
+        return Setup("asyncrl.tasks.scorers:make_reasoning_gym", "", time_limit_s, dataset, memory_mb)
+    if colon and kind not in ("http", "https"):
+        return Setup(spec, str(base), time_limit_s, None, memory_mb)
+    return None
 
 
 class Ready(msgspec.Struct):

@@ -10,7 +10,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
-from asyncrl.tasks.frames import GradeRequest, RewardFailed, Setup, read_score
+from asyncrl.tasks.frames import GradeRequest, RewardFailed, read_score, reward_setup
 from asyncrl.tasks.sandbox import Sandbox
 
 __all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed", "open_grader"]
@@ -65,19 +65,12 @@ async def open_grader(
         GraderError: unknown reward.
         FunctionError: the user's function cannot be found or loaded.
     """
-    kind, colon, name = spec.partition(":")
     if spec == "exact":
         return ExactGrader()
-    if kind in ("http", "https"):
+    if spec.startswith(("http:", "https:")):
         return HttpGrader(spec, time_limit_s)
-    if spec == "math":
-        setup = Setup("asyncrl.tasks.scorers:make_math", "", time_limit_s, {}, memory_mb)
-    elif kind == "reasoning-gym":
-        dataset = {"dataset": name or None}
-        setup = Setup("asyncrl.tasks.scorers:make_reasoning_gym", "", time_limit_s, dataset, memory_mb)
-    elif colon:
-        setup = Setup(spec, str(base), time_limit_s, None, memory_mb)
-    else:
+    setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb)
+    if setup is None:
         known = "exact, math, reasoning-gym, reasoning-gym:NAME, http://ADDRESS, FILE.py:FUNCTION, MODULE:FUNCTION"
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
     return SandboxGrader(await Sandbox.open(setup, workers=workers))

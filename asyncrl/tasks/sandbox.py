@@ -11,20 +11,15 @@ started: where it has ended, nothing of the function runs any more.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
-import socket
-import sys
-from asyncio.subprocess import Process
+import tempfile
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
 
 import msgspec
 import structlog
 
-from asyncrl.processes import end, python
+from asyncrl.processes import log_tail
 from asyncrl.tasks.frames import (
     REPLY_BYTES,
     Call,
@@ -35,15 +30,11 @@ from asyncrl.tasks.frames import (
     Reply,
     RewardFailed,
     Setup,
-    memory_text,
     pack,
 )
 from asyncrl.tasks.functions import FunctionError
+from asyncrl.tasks.link import Link
 
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.tasks.supervisor import main; "
-    "main(int(sys.argv[1]), float(sys.argv[2]))"
-)
 _LOAD_LIMIT_S = 300.0
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
@@ -55,31 +46,8 @@ _replies = msgspec.msgpack.Decoder(Reply)
 log = structlog.get_logger()
 
 
-class _Link(NamedTuple):
-    """A supervisor, and a pipe to its child and back: not the process object's, whose `wait` would wait for it too."""
-
-    process: Process
-    replies: asyncio.StreamReader
-    calls: asyncio.StreamWriter
-
-    @classmethod
-    async def open(cls, time_limit_s: float) -> _Link:
-        """Start a supervisor."""
-        ours, theirs = socket.socketpair()
-        try:
-            # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
-            process = await asyncio.create_subprocess_exec(
-                *python("-c", _BOOT, str(os.getpid()), str(time_limit_s), *sys.path),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
-                start_new_session=True,
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        return cls(process, *await asyncio.open_unix_connection(sock=ours))
+class LoadEnded(FunctionError):
+    """A function's file ended its process while it was loaded."""
 
 
 class _Job:
@@ -95,7 +63,7 @@ class _Job:
 class _Child:
     """One child process and the jobs given to it, in order."""
 
-    def __init__(self, link: _Link, ready: Ready, frames: Frames, setup: Setup) -> None:
+    def __init__(self, link: Link, ready: Ready, frames: Frames, setup: Setup) -> None:
         self.link = link
         self.ready = ready
         self.jobs: dict[int, _Job] = {}
@@ -174,7 +142,7 @@ class _Child:
         if self._timer:
             self._timer.cancel()
         if self._ending is None:
-            self._ending = asyncio.create_task(_end(self.link, self.ready.pid))
+            self._ending = asyncio.create_task(self.link.end(self.ready.pid))
         await asyncio.shield(self._ending)
 
     def _watch(self) -> None:
@@ -189,7 +157,7 @@ class _Child:
             self.retiring = True
             detail = f"no reward within {self._setup.time_limit_s:g} s; the function's process was killed"
             self.fault = Reply(0, reason="time_limit", detail=detail)
-            self._ending = asyncio.create_task(_end(self.link, self.ready.pid))
+            self._ending = asyncio.create_task(self.link.end(self.ready.pid))
 
 
 class Sandbox:
@@ -278,7 +246,7 @@ class Sandbox:
 
     def _bury(self, child: _Child) -> None:
         """Fail the call that ended its process, and give back those that did not."""
-        how = _describe_exit(child.link.process.returncode, self._setup.memory_mb)
+        how = child.link.exit_text(self._setup.memory_mb)
         running = child.running
         reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
         log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)
@@ -302,13 +270,32 @@ def _settle(job: _Job, reply: Reply) -> None:
         job.reply.set_result(reply)
 
 
-async def _start(setup: Setup) -> _Child:
-    """Start a child and wait until it has loaded the function."""
-    opening = asyncio.create_task(_Link.open(setup.time_limit_s))
+async def load_problem(setup: Setup) -> str:
+    """Why a function cannot be loaded, with what it prints where it ends its process; empty when it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        with said.open("wb") as stderr:
+            try:
+                child = await _start(setup, stderr.fileno())
+            except LoadEnded as error:
+                return f"{error}: {log_tail(said)}"
+            except FunctionError as error:
+                return str(error)
+            await child.end()
+    return ""
+
+
+async def _start(setup: Setup, stderr: int | None = None) -> _Child:
+    """Start a child and wait until it has loaded the function.
+
+    Args:
+        stderr: where what it prints goes; None for this process's own.
+    """
+    opening = asyncio.create_task(Link.open(setup.time_limit_s, stderr))
     try:
         link = await asyncio.shield(opening)
     except asyncio.CancelledError:
-        await _end(await opening)
+        await (await opening).end()
         raise
     child: _Child | None = None
     try:
@@ -322,8 +309,8 @@ async def _start(setup: Setup) -> _Child:
                         raise FunctionError(ready.error)
                     child = _Child(link, ready, frames, setup)
                     return child
-            how = _describe_exit(await link.process.wait(), setup.memory_mb)
-            raise FunctionError(f"{setup.spec}: its process ended at loading: {how}")
+            await link.process.wait()
+            raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup.memory_mb)}")
     except (FrameError, msgspec.MsgspecError) as error:
         raise FunctionError(
             f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
@@ -332,30 +319,4 @@ async def _start(setup: Setup) -> _Child:
         raise FunctionError(f"{setup.spec}: not loaded within {_LOAD_LIMIT_S:g} s") from error
     finally:
         if child is None:
-            await _end(link)
-
-
-async def _end(link: _Link, group: int = 0) -> None:
-    """End a child by its supervisor, which kills until nothing is left; a supervisor that does not is killed.
-
-    Args:
-        group: of the child, to be killed where its supervisor was; the child itself dies with the supervisor.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        link.process.send_signal(signal.SIGCONT)  # a function may have stopped it
-    await end(link.process)
-    if group and link.process.returncode == -signal.SIGKILL:
-        with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
-            os.killpg(group, signal.SIGKILL)
-    link.calls.transport.abort()
-
-
-def _describe_exit(code: int | None, memory_mb: int) -> str:
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    text = f"killed by {signal.Signals(-code).name}"
-    if -code == signal.SIGKILL:
-        return f"{text}, as the kernel does where the machine has no memory left"
-    if -code == signal.SIGABRT and memory_mb:
-        return f"{text}, as native code ends that needs more than {memory_text(memory_mb)}"
-    return text
+            await link.end()

@@ -13,6 +13,7 @@ import numpy as np
 from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 
+from asyncrl.tasks.messages import has_answer, message_problem
 from asyncrl.tasks.templates import ChatTemplate, Span
 from asyncrl.training.model_dir import named_eos_ids, read_json
 from topics.prompts import PromptRow
@@ -67,6 +68,11 @@ class TaskTokenizer:
             raise TokenizerError(f"{model_dir}: the chat template is broken: {error}") from error
         return cls(tokenizer, template, _read_eos_ids(model_dir, tokenizer, special.get("eos_token")), model_dir.name)
 
+    @property
+    def greatest(self) -> tuple[int, str]:
+        """The greatest of its token ids, and that token."""
+        return max((number, token) for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items())
+
     def encode_prompt(self, row: PromptRow, *, max_tokens: int | None) -> Int32Array:
         """Tokens of a prompt: text as it is, chat messages through the template, ready for an answer.
 
@@ -110,7 +116,7 @@ class TaskTokenizer:
         Raises:
             TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is whose.
         """
-        if isinstance(row.prompt, str) or not any(message.get("role") == "assistant" for message in row.prompt):
+        if isinstance(row.prompt, str) or not has_answer(row.prompt):
             prompt, answer = self.encode_prompt(row, max_tokens=max_tokens), self.encode_answer(row)
             tokens = np.concatenate([prompt, answer])
             mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
@@ -146,6 +152,9 @@ class TaskTokenizer:
                 f"prompt {_shown(row)} is a chat and {self._name} has no chat template; "
                 "put chat_template.jinja into the model directory, or give prompts as text"
             )
+        problem = message_problem(messages)
+        if problem:
+            raise TokenizerError(f"prompt {_shown(row)}: {problem}")
         try:
             return self._template.render(
                 messages, tools=row.metadata.get("tools"), add_generation_prompt=add_generation_prompt
@@ -188,7 +197,8 @@ def _array(ids: list[int]) -> Int32Array:
 
 
 def _shown(row: PromptRow) -> str:
-    text = row.prompt if isinstance(row.prompt, str) else str(row.prompt[-1].get("content") if row.prompt else "")
+    last: Any = row.prompt if isinstance(row.prompt, str) or not row.prompt else row.prompt[-1]
+    text = str(last.get("content") if isinstance(last, dict) else last)
     return repr(text if len(text) <= 60 else text[:60] + "...")
 
 

@@ -54,13 +54,22 @@ def check_model_directory(path: Path) -> ModelInfo:
     return ModelInfo(architectures[0], vocab_size, context)
 
 
+def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes of the weights of a model directory by name, from the headers of its files.
+
+    Raises:
+        ModelError: a file is missing or cut short.
+    """
+    return {name: shape for file in _weight_files(path) for name, shape in _check_weights(file).items()}
+
+
 def count_parameters(path: Path) -> int:
     """Parameters of a model directory, by the headers of its weights.
 
     Raises:
         ModelError: it holds no whole weights.
     """
-    return sum(_check_weights(file) for file in _weight_files(path))
+    return sum(math.prod(shape) for shape in tensor_shapes(path).values())
 
 
 def _weight_files(path: Path) -> Iterator[Path]:
@@ -75,11 +84,11 @@ def _weight_files(path: Path) -> Iterator[Path]:
         yield path / name
 
 
-def _check_weights(file: Path) -> int:
-    """Count the parameters in a file, whose header must be whole and promise as many bytes as there are."""
+def _check_weights(file: Path) -> dict[str, tuple[int, ...]]:
+    """Shapes in a file; refuse one whose header is broken, or promises more or fewer bytes than there are."""
     try:
-        with safe_open(file, framework="np") as tensors:
-            return sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+        with safe_open(file, framework="np") as weights:
+            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error
 

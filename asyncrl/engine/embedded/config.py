@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.model_dir import ARCHITECTURES, named_eos_ids, read_json
+
+if TYPE_CHECKING:
+    import torch
+
+
+ROPES = ("default", "llama3")
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
@@ -29,6 +34,8 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
         Source: RoFormer (arXiv 2104.09864) section 3.4.2; the piecewise stretch is Llama 3.1's (arXiv 2407.21783).
         """
+        import torch  # takes seconds, which those who only read a configuration need not pay
+
         frequencies = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
         if self.kind == "default":
             return frequencies
@@ -54,6 +61,29 @@ class ModelConfig(msgspec.Struct, frozen=True):
     max_positions: int
     rope: RopeConfig
 
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the weights that every model of this shape has."""
+        hidden, ffn = self.hidden, self.intermediate
+        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm.weight": (hidden,),
+            "post_attention_layernorm.weight": (hidden,),
+            "self_attn.o_proj.weight": (hidden, self.heads * self.head_dim),
+            "mlp.gate_proj.weight": (ffn, hidden),
+            "mlp.up_proj.weight": (ffn, hidden),
+            "mlp.down_proj.weight": (hidden, ffn),
+        }
+        for kind, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
+            layer[f"self_attn.{kind}_proj.weight"] = (count * self.head_dim, hidden)
+            if self.has_qkv_bias:
+                layer[f"self_attn.{kind}_proj.bias"] = (count * self.head_dim,)
+            if self.has_qk_norm and kind != "v":
+                layer[f"self_attn.{kind}_norm.weight"] = (self.head_dim,)
+        for number in range(self.layers):
+            found |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+        found["model.norm.weight"] = (hidden,)
+        return found if self.tied else found | {"lm_head.weight": (self.vocab_size, hidden)}
+
     @property
     def has_qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head before the rotation."""
@@ -66,10 +96,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
 
 def read_config(directory: Path) -> ModelConfig:
-    """The model's shape from `config.json`.
+    """The shape of a model that is served here, from `config.json`.
 
     Raises:
-        EngineError: the file is missing or torn, a field is missing, or the model is of a kind not served here.
+        EngineError: as `read_shape`, or the model is of a kind not served here.
     """
     raw = read_json(directory / "config.json", EngineError)
     architecture = (raw.get("architectures") or ["none named"])[0]
@@ -86,6 +116,22 @@ def read_config(directory: Path) -> ModelConfig:
     ):
         if raw.get(key, plain) != plain:
             raise EngineError(f"model {directory}: {key} is {raw[key]!r}; the embedded engine serves only {plain!r}")
+    config = read_shape(directory)
+    if config.rope.kind not in ROPES:
+        raise EngineError(
+            f"model {directory}: rope type {config.rope.kind!r}; the embedded engine serves {' and '.join(ROPES)}"
+        )
+    return config
+
+
+def read_shape(directory: Path) -> ModelConfig:
+    """The model's shape from `config.json`.
+
+    Raises:
+        EngineError: the file is missing or torn, or a field is missing or no number.
+    """
+    raw = read_json(directory / "config.json", EngineError)
+    architecture = (raw.get("architectures") or ["none named"])[0]
     try:
         heads = int(raw["num_attention_heads"])
         return ModelConfig(
@@ -100,21 +146,21 @@ def read_config(directory: Path) -> ModelConfig:
             norm_eps=float(raw["rms_norm_eps"]),
             tied=bool(raw.get("tie_word_embeddings", False)),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
-            rope=_read_rope(directory, raw),
+            rope=_read_rope(raw),
         )
     except KeyError as fault:
         raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
+    except (ValueError, TypeError, ArithmeticError, AttributeError) as fault:
+        raise EngineError(f"model {directory}: config.json holds what is no number of a model: {fault}") from fault
 
 
-def _read_rope(directory: Path, raw: Mapping[str, Any]) -> RopeConfig:
+def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     """Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`."""
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    if kind == "default":
-        return RopeConfig(theta=theta)
     if kind != "llama3":
-        raise EngineError(f"model {directory}: rope type {kind!r}; the embedded engine serves 'default' and 'llama3'")
+        return RopeConfig(kind, theta)
     return RopeConfig(
         kind=kind,
         theta=theta,
