@@ -11,15 +11,17 @@ import numpy as np
 
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool, version_of
+from actors.rows import as_faults, open_rows
 from actors.suspects import Suspects
 from actors.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
-from asyncrl.tasks.data import DataError, label_reader, open_source
+from asyncrl.tasks.data import label_reader
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from asyncrl.tasks.row_maker import RowMaker
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
 from topics.prompts import PromptRow
@@ -38,8 +40,12 @@ async def main(context: Context) -> None:
         )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
+    cast = context.cast
     try:
-        await Evaluator(context, grader).run()
+        labels_for = label_reader(cast.reward.function, warmup_steps=0)
+        source, seed = cast.eval.source or cast.task.source, cast.seed + _HELD_OUT
+        async with open_rows(context, source, seed, labels_for) as rows:
+            await Evaluator(context, grader, rows).run()
     finally:
         await grader.close()
 
@@ -47,23 +53,17 @@ async def main(context: Context) -> None:
 class Evaluator:
     """Takes one evaluation at a time, all its prompts at once."""
 
-    def __init__(self, context: Context, grader: Grader) -> None:
+    def __init__(self, context: Context, grader: Grader, rows: RowMaker) -> None:
         cast = context.cast
         self._context = context
         self._grader = grader
         self._sampling = cast.rollout
+        self._rows = rows
         self._pool = EnginePool(context)
         self._suspects = Suspects(context)
         try:
-            self._source = open_source(
-                cast.eval.source or cast.task.source,
-                options=cast.task.options,
-                seed=cast.seed + _HELD_OUT,
-                base=context.files.base,
-                labels_for=label_reader(cast.reward.function, warmup_steps=0),
-            )
             self._tokenizer = TaskTokenizer.load(context.files.model_path(cast))
-        except (DataError, TokenizerError) as error:
+        except TokenizerError as error:
             raise ActorFault(str(error)) from error
 
     async def run(self) -> None:
@@ -78,9 +78,10 @@ class Evaluator:
         if self._suspects.doubts(delivery.at.deliveries - 1):
             return bool(await self._suspects.alone(delivery))
         began = time.monotonic()
-        count = min(request.prompts, self._source.rows_per_epoch or request.prompts)
-        answering = (self._answer(self._source.row(number), request) for number in range(count))
-        with delivery.waiting("answers and their rewards"):  # each request and each reward has a limit of its own
+        count = min(request.prompts, self._rows.opened.rows_per_epoch or request.prompts)
+        self._rows.want(range(count))
+        answering = (self._answer(number, request) for number in range(count))
+        with delivery.waiting("answers and their rewards"):  # each row, request and reward has a limit of its own
             answers = await asyncio.gather(*answering)
         crash_point("eval.answered")
         versions: Counter[int] = Counter()
@@ -100,8 +101,10 @@ class Evaluator:
             await say(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
         return True
 
-    async def _answer(self, row: PromptRow, request: EvalRequested) -> dict[str, Any]:
+    async def _answer(self, number: int, request: EvalRequested) -> dict[str, Any]:
         """One prompt: sample and grade. What cannot be answered or graded counts as reward 0, with the reason."""
+        with as_faults():
+            row = await self._rows.row(number)
         versions: Counter[int] = Counter()
         completion, reward, failed = "", 0.0, ""
         try:

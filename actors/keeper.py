@@ -79,7 +79,7 @@ class Keeper:
         self._own_log = self._listener(Input(own, [], own_headers_only))
         self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
 
-    async def start(self, make_ready: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def start(self, make_ready: Callable[[], Awaitable[object]] | None = None) -> None:
         """Fold all logs, then claim the own log once no other process of this role writes it.
 
         Args:
@@ -189,6 +189,10 @@ class Keeper:
         if self.context.stop.is_set():
             return  # and it stays news
         self._news.clear()
+
+    def wake(self) -> None:
+        """Let `changes` return: something new has come from elsewhere than the logs."""
+        self._news.set()
 
     async def _hear_stop(self) -> None:
         await self.context.stop.wait()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 
 import xxhash
 
-from actors.actor import ActorFault, Context
+from actors.actor import Context
 from actors.keeper import Decision, Input, Keeper
 from actors.prompter_fold import PrompterFold, Wanted
-from asyncrl.tasks.data import DataError, DataSource, label_reader, open_source
+from actors.rows import as_faults, open_rows
+from asyncrl.tasks.data import DataError, label_reader
+from asyncrl.tasks.row_maker import RowMaker
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
@@ -20,24 +23,13 @@ from topics.trajectories import TRAJECTORY_DROPPED
 from topics.weights import TRAINING_FINISHED
 
 _AT_ONCE = 512  # decisions of one append
+_ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
 
 
 async def main(context: Context) -> None:
     """Play the prompter until the run ends."""
     cast = context.cast
-    try:
-        source = await asyncio.to_thread(
-            open_source,
-            cast.task.source,
-            options=cast.task.options,
-            seed=cast.seed,
-            base=context.files.base,
-            labels_for=label_reader(cast.reward.function, warmup_steps=cast.warmup.steps),
-        )
-    except DataError as error:
-        raise ActorFault(str(error)) from error
-    rows = source.rows_per_epoch
-    fold = PrompterFold(cast, end=cast.task.epochs * rows if cast.task.epochs and rows else None)
+    fold = PrompterFold(cast)
     keeper = Keeper(
         context,
         PROMPTS,
@@ -50,25 +42,72 @@ async def main(context: Context) -> None:
         fold,
         own_headers_only=True,
     )
-    await keeper.start()
-    while not context.stop.is_set():
-        wanted = fold.wanted()
-        context.vitals["open_groups"] = fold.open_groups
-        context.vitals["no_more_prompts"] = float(fold.at_end)
-        if wanted:
-            await keeper.append(
-                [
-                    decide(item, cast.seed, _rows(item, cast.warmup.rows_per_trajectory, source))
-                    for item in wanted[:_AT_ONCE]
-                ]
-            )
-        else:
-            await keeper.changes()
+    opened = asyncio.Event()
+    starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
+    labels_for = label_reader(cast.reward.function, warmup_steps=cast.warmup.steps)
+    async with open_rows(context, cast.task.source, cast.seed, labels_for, on_rows=keeper.wake) as rows:
+        per_epoch = rows.opened.rows_per_epoch
+        fold.end = cast.task.epochs * per_epoch if cast.task.epochs and per_epoch else None
+        opened.set()
+        await starting
+        with as_faults():
+            await Prompter(context, keeper, fold, rows).run()
     await keeper.close()
 
 
-def _rows(wanted: Wanted, rows_per_trajectory: int, source: DataSource) -> list[PromptRow]:
-    return [source.row(number) for number in wanted.rows(rows_per_trajectory)] if wanted.carries_rows else []
+class Prompter:
+    """Issues what there is credit for, as soon as its rows are made."""
+
+    def __init__(self, context: Context, keeper: Keeper, fold: PrompterFold, rows: RowMaker) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._fold = fold
+        self._rows = rows
+        self._rows_each = context.cast.warmup.rows_per_trajectory
+        self._waits_for: int | None = None  # a row
+
+    async def run(self) -> None:
+        """Issue prompts until asked to stop."""
+        fold, vitals = self._fold, self._context.vitals
+        while not self._context.stop.is_set():
+            wanted = fold.wanted()
+            vitals["open_groups"] = fold.open_groups
+            vitals["no_more_prompts"] = float(fold.at_end)
+            decisions = self._decide(wanted[:_AT_ONCE])
+            self._tell(self._rows.making if wanted and not decisions else None)
+            if decisions:
+                await self._keeper.append(decisions)
+            else:
+                await self._keeper.changes()
+
+    def _decide(self, wanted: list[Wanted]) -> list[Decision]:
+        """Issue the first of what is wanted, up to the first row that is not made yet.
+
+        Raises:
+            DataError: the very first needs a row that cannot be made.
+        """
+        if wanted:
+            coming = (place for item in self._fold.coming() for place in item.rows(self._rows_each))
+            self._rows.want(islice(coming, max(_ROWS_AHEAD, self._rows_each)))
+        decisions: list[Decision] = []
+        for item in wanted:
+            places = item.rows(self._rows_each) if item.carries_rows else range(0)
+            try:
+                rows = [row for place in places if (row := self._rows.get(place)) is not None]
+            except DataError:
+                if not decisions:
+                    raise
+                break  # what comes before it is issued first
+            if len(rows) < len(places):
+                break
+            decisions.append(decide(item, self._context.cast.seed, rows))
+        return decisions
+
+    def _tell(self, row: int | None) -> None:
+        """Let the vital signs show the row that everything waits for, and for how long."""
+        if row != self._waits_for:
+            self._waits_for = row
+            self._context.doing("" if row is None else f"makes row {row}")
 
 
 def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:

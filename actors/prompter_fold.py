@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -93,7 +94,7 @@ class PrompterFold:
         Args:
             end: number of the first prompt of RL that there is not; None where there is no end.
         """
-        self._end = end
+        self.end = end
         self._plans = stage_plans(cast)
         self._max_lag = cast.buffer.max_lag
         self.state = PrompterState(
@@ -147,6 +148,19 @@ class PrompterFold:
         warm = packed >= self._plans["warmup"].steps
         return again + (self._wanted_of("rl") if warm else self._wanted_of("warmup"))
 
+    def coming(self) -> Iterator[Wanted]:
+        """First members of all groups that the steps still need, wanted now or later, in the order of their issue."""
+        for stage, plan in self._plans.items():
+            if stage == "rl":
+                yield from (item for item in self._reissues(len(self.state.origins))[0] if item.carries_rows)
+            first = self.state.issued[stage]
+            first += prompt_name(stage, first) in self.state.members
+            last = first + max(0, self._still_needed(stage) - len(self.state.open[stage]))
+            if stage == "rl" and self.end is not None:
+                last = min(last, self.end)
+            for number in range(first, last):
+                yield Wanted(stage, number, 0, plan.group_size, self._min_version)
+
     @property
     def open_groups(self) -> int:
         """Groups issued and not yet ended."""
@@ -155,7 +169,7 @@ class PrompterFold:
     @property
     def at_end(self) -> bool:
         """Whether every prompt of RL is issued."""
-        return self._end is not None and self.state.issued["rl"] >= self._end
+        return self.end is not None and self.state.issued["rl"] >= self.end
 
     @property
     def _min_version(self) -> int:
@@ -166,20 +180,23 @@ class PrompterFold:
         # While admission is paused no more is open than the next batch takes: with less nothing would ever be trained,
         # and only what is trained makes room.
         limit = plan.batch_groups if self.state.paused else (self._max_lag + 1) * plan.batch_groups
-        still_needed = (plan.steps - self.state.done[stage]) * plan.batch_groups
-        room = max(0, min(limit, still_needed) - len(self.state.open[stage]))
+        room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
         first = self.state.issued[stage]
         # A group cut short by a crash is finished first: it is open already and takes no new room.
         unfinished = self.state.members.get(prompt_name(stage, first), 0)
         reissues, room = self._reissues(room) if stage == "rl" else ([], room)
         last = first + room + bool(unfinished)
-        if stage == "rl" and self._end is not None:
-            last = min(last, self._end)
+        if stage == "rl" and self.end is not None:
+            last = min(last, self.end)
         return reissues + [
             Wanted(stage, number, member, plan.group_size, self._min_version)
             for number in range(first, last)
             for member in range(unfinished if number == first else 0, plan.group_size)
         ]
+
+    def _still_needed(self, stage: Stage) -> int:
+        """Groups that the steps to come take, those open among them."""
+        return (self._plans[stage].steps - self.state.done[stage]) * self._plans[stage].batch_groups
 
     def _reissues(self, room: int) -> tuple[list[Wanted], int]:
         """Members of groups that were asked for again, as far as there is room; and the room left for new prompts."""

@@ -13,31 +13,28 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins
 from asyncrl.cast_check import Finding
 from asyncrl.cast_model import check_machine, check_model
+from asyncrl.cast_rows import check_data
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError, DataSource, label_reader, open_source
 from asyncrl.tasks.frames import Setup, reward_setup
 from asyncrl.tasks.sandbox import load_problem
-from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
-from asyncrl.training.model_dir import ModelError, check_model_directory
 
 REWARDS = ("exact", "math", "reasoning-gym")
 ROLLOUTS = ("single_turn",)
 
-_CHECKED_ROWS = 1000
 _LEAST_MEMORY_MB = 128
 
 
 def check_files(cast: Cast, base: Path) -> list[Finding]:
     """Everything about the files of a cast that can be known before a start.
 
-    User functions are loaded in child processes; data is read, and its first thousand rows are turned into tokens.
+    User functions are loaded in child processes; data is opened and some of its rows are turned into tokens.
 
     Args:
         cast: the settings.
         base: folder that the cast's relative paths are looked for in.
     """
-    checks = (_directory, _secrets, _logins, check_model, _start, _functions, _data)
+    checks = (_directory, _secrets, _logins, check_model, _start, _functions, check_data)
     return [*(finding for check in checks for finding in check(cast, base)), *check_machine(cast)]
 
 
@@ -133,89 +130,3 @@ def _has_host(url: str) -> bool:
         return bool(urlsplit(url).hostname)
     except ValueError:  # a bracket left open
         return False
-
-
-def _data(cast: Cast, base: Path) -> Iterator[Finding]:
-    for key, spec, warmup in (
-        ("task.source", cast.task.source, cast.warmup.steps),
-        ("eval.source", cast.eval.source, 0),
-    ):
-        if not spec:
-            continue
-        try:
-            source = open_source(
-                spec,
-                options=cast.task.options,
-                seed=cast.seed,
-                base=base,
-                labels_for=label_reader(cast.reward.function, warmup_steps=warmup),
-            )
-        except (DataError, OSError) as error:
-            yield Finding((key, "task.options"), str(error))
-            continue
-        if key == "task.source" and cast.task.epochs:
-            yield from _epochs(cast, source)
-        if cast.model.path:
-            yield from _rows_for_model(cast, base, key, source, supervised=warmup > 0)
-        else:
-            yield from _rows_for_made_model(cast, key, source)
-
-
-def _epochs(cast: Cast, source: DataSource) -> Iterator[Finding]:
-    """Whether so many epochs are prompts enough for all steps, if no group is dropped."""
-    if source.rows_per_epoch is None:
-        message = f"task.epochs = {cast.task.epochs} needs a file: {source.describe()}, each once; leave it at 0"
-        yield Finding(("task.epochs", "task.source"), message)
-        return
-    prompts, groups = cast.task.epochs * source.rows_per_epoch - cast.start.prompt, cast.buffer.batch_groups
-    if prompts < (cast.learner.steps - cast.start.step) * groups:
-        found = f"{cast.task.epochs} epochs of {source.rows_per_epoch} rows fill {prompts // groups} batches"
-        message = f"{found} of {groups} groups, learner.steps is {cast.learner.steps}; raise the one or lower the other"
-        yield Finding(("task.epochs", "learner.steps"), message)
-
-
-def _rows_for_model(cast: Cast, base: Path, key: str, source: DataSource, *, supervised: bool) -> Iterator[Finding]:
-    """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer.
-
-    Args:
-        supervised: whether they are also rows of a warm-up, with an answer that must fit and end.
-    """
-    path = base / cast.model.path
-    try:
-        context, tokenizer = check_model_directory(path).context, TaskTokenizer.load(path)
-    except (ModelError, TokenizerError):
-        return  # told where the model itself is checked
-    try:
-        for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):
-            row = source.row(index)
-            tokenizer.encode_prompt(row, max_tokens=context - 1)
-            if supervised:
-                tokenizer.encode_supervised(row, max_tokens=context)
-    except TokenizerError as error:
-        yield Finding((key, "model.path"), f"{key}: {error}")
-
-
-def _rows_for_made_model(cast: Cast, key: str, source: DataSource) -> Iterator[Finding]:
-    """Rows that a model made from `model.create`, with one token per character, cannot read."""
-    alphabet, context = set(cast.model.create.alphabet), cast.model.create.context
-    for index in range(min(source.rows_per_epoch or _CHECKED_ROWS, _CHECKED_ROWS)):
-        row = source.row(index)
-        if not isinstance(row.prompt, str):
-            yield Finding(
-                (key, "model.path"), f"{key} holds chat messages, but a made model has no chat template; set model.path"
-            )
-            return
-        label = str(row.label) if cast.warmup.steps and row.label is not None else ""
-        unknown = "".join(sorted(set(row.prompt + label) - alphabet))
-        if unknown:
-            message = f'{key} has the prompt "{row.prompt}", but model.create.alphabet lacks "{unknown}"; add it'
-            yield Finding((key, "model.create.alphabet", "model.path"), message)
-            return
-        tokens = len(row.prompt) + max(cast.rollout.max_new_tokens, len(label) + 1 if label else 0)
-        if tokens > context:
-            message = (
-                f'{key} has the prompt "{row.prompt}", which takes {tokens} tokens with its answer, but '
-                f"model.create.context = {context}; raise it"
-            )
-            yield Finding((key, "model.create.context", "rollout.max_new_tokens", "model.path"), message)
-            return

@@ -103,6 +103,8 @@ class TaskSettings(Settings):
     """Options of the source, such as `letters = 8` or `prompt_key = "question"`."""
     epochs: Annotated[int, Meta(ge=0)] = 0
     """Times each row of a file is issued as a prompt of RL, in a new order each time; 0: as often as is needed."""
+    row_limit_s: Seconds = 300.0
+    """Seconds that making one row may take; a row that takes longer ends the run with an error."""
     rollout: str = "single_turn"
     """Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`."""
 

@@ -12,6 +12,7 @@ from casts import SOUND, from_settings, made_model, problems, the_problem
 from asyncrl.cast import CastError, load_cast
 from asyncrl.cast_check import busy_share, contradictions, hints
 from asyncrl.settings import Cast
+from asyncrl.tasks.data import open_source
 
 # Contradictions
 
@@ -230,6 +231,22 @@ def test_a_prompt_longer_than_the_context_is_named(model, written, tmp_path):
 
     assert problem.key == "task.source"
     assert "150 tokens" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "finding"), [(0, ""), (1, "supervised row 'aaa' has 101 tokens and at most 100 fit")]
+)
+def test_the_longest_rows_of_a_file_are_read_wherever_they_stand(model, written, tmp_path, steps, finding):
+    config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = [{"prompt": "aaa", "label": "a" * (97 if number == 2500 else 9)} for number in range(3000)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = f"model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\nwarmup.steps = {steps}\n"
+    source = open_source("rows.jsonl", options={}, seed=1, base=tmp_path)
+    assert all(len(source.row(place).label) == 9 for place in range(1000))  # not among the first thousand
+
+    with pytest.raises(CastError, match=finding) if finding else nullcontext():
+        load_cast(written(text), files=True)
 
 
 def test_chat_rows_need_a_chat_template(model, written, tmp_path):

@@ -365,6 +365,13 @@ def test_credit_without_prompts_is_the_end_of_data():
     assert Told().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
 
 
+def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
+    told = Told().vitals("prompter-1", open_groups=1, doing="makes row 17", doing_s=42.4)
+
+    assert told.found() == [("slow data", "prompter")]
+    assert told.evidence() == ("it makes row 17 of reverse for 42 s; 1 groups are open, 6 may be, and a batch takes 2")
+
+
 def test_a_stall_that_nothing_explains_says_so_after_a_minute():
     assert Told(last_step_s=NOW_S - 50).found() == []
     assert Told(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]

@@ -28,6 +28,7 @@ Cause: TypeAlias = Literal[
     "groups dropped",
     "no credit",
     "end of data",
+    "slow data",
     "unexplained",
 ]
 

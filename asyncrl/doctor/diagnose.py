@@ -234,7 +234,12 @@ def _credit(picture: Picture) -> Iterator[Finding]:
     open_groups = picture.gauge("prompter", "open_groups")
     ready = int(picture.gauge("buffer", "ready_groups") or 0)
     dropped = sum(picture.drops.values())
-    if open_groups is not None and open_groups < groups and picture.gauge("prompter", "no_more_prompts"):
+    doing = next((actor.vitals.doing for actor in picture.playing("prompter") if actor.vitals is not None), "")
+    if doing.startswith("makes row"):
+        waits_s = picture.gauge("prompter", "doing_s") or 0.0
+        evidence = f"it {doing} of {cast.task.source} for {waits_s:.0f} s; {open_groups or 0:.0f} groups are open"
+        yield Finding("slow data", "prompter", f"{evidence}, {limit} may be, and a batch takes {groups}")
+    elif open_groups is not None and open_groups < groups and picture.gauge("prompter", "no_more_prompts"):
         times = f"{cast.task.epochs} time{'s' * (cast.task.epochs > 1)}"
         evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
         yield Finding("end of data", "prompter", evidence)

@@ -29,6 +29,7 @@ ADVICE: dict[Cause, str] = {
     "groups dropped": "change what drops them: reward, buffer.zero_variance, buffer.max_lag, buffer.group_deadline_s",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
+    "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
     "unexplained": "run `asyncrl status` and `asyncrl logs`, and say so in an issue",
 }
 

@@ -76,7 +76,7 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     return signature
 
 
-def _take_pipes() -> tuple[int, BinaryIO]:
+def take_pipes() -> tuple[int, BinaryIO]:
     """Keep the pipes for ourselves: what a function reads finds nothing, what it prints goes to stderr."""
     inbox, outbox = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -166,9 +166,9 @@ async def _serve_async(
 
 def main() -> None:
     """Serve until the pipe is closed."""
-    inbox, outbox = _take_pipes()
+    inbox, outbox = take_pipes()
     frames = Frames()
-    setup = msgspec.msgpack.decode(_first_frame(inbox, frames), type=Setup)
+    setup = msgspec.msgpack.decode(first_frame(inbox, frames), type=Setup)
     _limit_memory(setup.memory_mb)
     try:
         if setup.rollout:
@@ -192,7 +192,8 @@ def main() -> None:
         _serve(call, _read_calls(inbox, frames), outbox, memory_mb=setup.memory_mb)
 
 
-def _first_frame(inbox: int, frames: Frames) -> bytes:
+def first_frame(inbox: int, frames: Frames) -> bytes:
+    """The frame that sets a child up; the process ends where the parent closes first."""
     while data := os.read(inbox, _READ_BYTES):
         for frame in frames.feed(data):
             return frame  # nothing follows before our answer

@@ -134,6 +134,11 @@ class FileSource:
         number = epoch_order(self._rows, self._seed, epoch)[place]
         return self._decoder.decode(self._block[self._ends[number] : self._ends[number + 1]])
 
+    def longest(self, count: int) -> list[int]:
+        """Places, in the first epoch, of the rows with the most bytes, the longest first."""
+        sizes = np.diff(self._ends)[epoch_order(self._rows, self._seed, 0)]
+        return [int(place) for place in np.argsort(-sizes, kind="stable")[:count]]
+
     def describe(self) -> str:
         """The file and its number of rows."""
         return f"{self._name}: {self._rows} rows"
