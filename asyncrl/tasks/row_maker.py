@@ -126,8 +126,7 @@ class RowMaker:
             for frame in frames:
                 self._take(_made.decode(frame))
             self._on_rows()
-        if self._ticks > _TICKS:
-            assert self.making is not None
+        if self._ticks > _TICKS and self.making in self._rows:
             hint = f"within task.row_limit_s = {self._limit_s:g}; raise it, or change the options of the data"
             self._fail(self.making, self._fault(self.making, f"was not made {hint}"))
             self._on_rows()
