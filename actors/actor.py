@@ -112,6 +112,19 @@ class RunFiles:
         """The Hugging Face directory that training starts from."""
         return self.base / cast.model.path if cast.model.path else self.model
 
+    def engine_key_file(self, cast: Cast) -> Path | None:
+        """File with the API key of the run's servers: the one given; those started here have one of their own."""
+        if cast.engine.api_key_file:
+            return self.base / Path(cast.engine.api_key_file).expanduser()
+        return self.root / "engine.key" if cast.engine.kind in ("embedded", "sglang") else None
+
+    def engine_key(self, cast: Cast) -> str | None:
+        """The API key of the run's servers, where they have one by now."""
+        file = self.engine_key_file(cast)
+        if file is None or not (cast.engine.api_key_file or file.exists()):
+            return None
+        return file.read_text().strip()
+
     def read_cast(self) -> Cast:
         """Read the run's settings."""
         return msgspec.json.decode(self.cast.read_bytes(), type=Cast)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from actors.actor import Context
 from asyncrl.bus.log import Record
-from asyncrl.engine.client import Chunk, EngineClient, Generation, SamplingParams
+from asyncrl.engine.answer import OnTokens
+from asyncrl.engine.client import EngineClient, Generation, SamplingParams
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.scripted import ScriptedClient
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineReady
@@ -18,6 +20,8 @@ from topics.topic import ENGINES, Topic
 from topics.wire import Int32Array, WireError
 
 _ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two questions whether an engine is well again
 
 
 class Sampler(Protocol):
@@ -29,8 +33,9 @@ class Sampler(Protocol):
         sampling: SamplingParams,
         *,
         extra_key: str | None = None,
-        on_tokens: Callable[[Chunk], None] | None = None,
+        on_tokens: OnTokens | None = None,
         stream_interval: int = 16,
+        alone: bool = False,
     ) -> Generation:
         """Sample a continuation."""
         ...
@@ -52,6 +57,8 @@ class Engine:
         self.ready: EngineReady | None = None  # None: updating, gone, or not answering
         self.running = 0  # requests of this worker
         self.words = 0  # facts it has said
+        self.checking = False  # its health is being asked for
+        self.doubts = 0  # how often it was asked whether it is well again, since tokens came from it
 
     @property
     def load(self) -> float:
@@ -68,13 +75,11 @@ class EnginePool:
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener = context.listen(ENGINES, self._fold)
-        settings = context.cast.engine
-        key_file = context.files.base / settings.api_key_file
-        self._api_key = key_file.read_text().strip() if settings.api_key_file else None
 
     async def start(self) -> None:
-        """Begin to follow."""
+        """Follow from the beginning; returns when all that was said of engines before is known."""
         await self._listener.start()
+        await self._listener.caught_up()
 
     async def close(self) -> None:
         """Stop following and close all connections."""
@@ -108,21 +113,50 @@ class EnginePool:
         ]
         return min(ready, key=lambda engine: engine.load) if ready else None
 
-    def suspect(self, engine: Engine) -> None:
-        """An engine did not answer: no more requests to it until it does, with the weights it said it has."""
+    def suspect(self, engine: Engine, *, mislabelled: bool = False) -> None:
+        """Send an engine no more requests until it is well again, with the weights it said it has.
+
+        Args:
+            mislabelled: its tokens came from other weights; else it did not answer, or is not well.
+        """
         said, engine.ready = engine.ready, None
         if said is not None and isinstance(engine.client, EngineClient):
-            self._context.watch(asyncio.create_task(self._probe(engine, engine.client, said)))
+            confirming = self._confirm(engine, engine.client, said, mislabelled=mislabelled)
+            self._context.watch(asyncio.create_task(confirming))
 
-    async def _probe(self, engine: Engine, client: EngineClient, said: EngineReady) -> None:
-        """Ask until the server answers or the engine has said something new: nothing else tells that a fault passed."""
-        words, pause = engine.words, 0.2
-        while engine.words == words and not self._context.stop.is_set():
-            await asyncio.sleep(pause)
-            pause = min(5.0, pause * 2)
+    def mislabelled(self, engine: Engine, label: str) -> None:
+        """An engine sampled with other weights than it was asked for. Those of the update that it has told of since
+        are no reason to doubt it: the request was late."""
+        if engine.ready is not None and engine.ready.key != label:
+            self.suspect(engine, mislabelled=True)
+
+    def check(self, engine: Engine) -> None:
+        """A request failed: ask the engine for its health, beside the work that goes on."""
+        if not engine.checking and isinstance(engine.client, EngineClient):
+            engine.checking = True
+            self._context.watch(asyncio.create_task(self._check(engine, engine.client)))
+
+    async def _check(self, engine: Engine, client: EngineClient) -> None:
+        try:
+            if not await client.health():
+                self.suspect(engine)
+        finally:
+            engine.checking = False
+
+    async def _confirm(self, engine: Engine, client: EngineClient, said: EngineReady, *, mislabelled: bool) -> None:
+        """Ask until the server is well or the engine has said something new: nothing else tells that a fault passed."""
+        words = engine.words
+        while True:
+            engine.doubts += 1
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(engine.doubts - 1, 10)))
+            if engine.words != words or self._context.stop.is_set():
+                return
+            if mislabelled:  # and it is no update, which would have been told of by now
+                self._context.vitals["mislabelled_at_s"] = time.time()
+                mislabelled = False
             with contextlib.suppress(EngineError):
-                key = (await client.model_info()).get("weight_version")
-                if engine.words == words and key == said.key:
+                well = await client.health() and (await client.model_info()).get("weight_version") == said.key
+                if engine.words == words and well:
                     engine.ready = said
                     await self._notify()
                     return
@@ -133,14 +167,24 @@ class EnginePool:
             engine.words += 1
         if topic is ENGINE_READY:
             if engine is None or engine.address != message.address:
-                engine = Engine(message.engine_id, message.address, self._open(message.address))
-                self._engines[message.engine_id] = engine
-            engine.ready = message
+                client = self._open(message.address)
+                self._retire(message.engine_id)
+                engine = self._engines[message.engine_id] = Engine(message.engine_id, message.address, client)
+            engine.ready, engine.doubts = message, 0
             if isinstance(engine.client, ScriptedClient):
                 engine.client.now_at(message.key)
-        elif engine is not None and (topic is ENGINE_UPDATING or topic is ENGINE_GONE):
+        elif topic is ENGINE_GONE:
+            self._retire(message.engine_id)
+        elif engine is not None and topic is ENGINE_UPDATING:
             engine.ready = None
         self._tell()
+
+    def _retire(self, engine_id: str) -> None:
+        """An engine left, or has another address: what is under way there goes on elsewhere."""
+        engine = self._engines.pop(engine_id, None)
+        if engine is not None:
+            engine.ready = None
+            self._spawn(engine.client.close())
 
     def _open(self, address: str) -> Sampler:
         settings = self._context.cast.engine
@@ -150,10 +194,13 @@ class EnginePool:
             )
         if not _ADDRESS.match(address):
             raise WireError(f"{address!r} is no address of an engine; expected http://host:port")
-        return EngineClient(address, api_key=self._api_key)
+        return EngineClient(address, api_key=self._context.files.engine_key(self._context.cast))
 
     def _tell(self) -> None:
-        task = asyncio.create_task(self._notify())
+        self._spawn(self._notify())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

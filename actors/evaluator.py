@@ -7,25 +7,25 @@ import time
 from collections import Counter
 from typing import Any
 
-import numpy as np
-
 from actors.actor import ActorFault, Context
-from actors.engines import EnginePool, version_of
+from actors.engines import EnginePool
+from actors.generator import Asker, Generator, as_served
 from actors.rows import as_faults, open_rows
 from actors.suspects import Suspects
 from actors.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
-from asyncrl.engine.client import EngineRefused, EngineUnavailable, SamplingParams
+from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.tasks.data import label_reader
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from asyncrl.tasks.row_maker import RowMaker
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from asyncrl.training.model_dir import ModelError, check_model_directory
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
 from topics.prompts import PromptRow
-from topics.wire import Int32Array
+from topics.trajectories import Answer
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
 _SHOWN = 5
@@ -63,8 +63,10 @@ class Evaluator:
         self._suspects = Suspects(context)
         try:
             self._tokenizer = TaskTokenizer.load(context.files.model_path(cast))
-        except TokenizerError as error:
+            served = as_served(check_model_directory(context.files.model_path(cast)), cast.engine)
+        except (TokenizerError, ModelError) as error:
             raise ActorFault(str(error)) from error
+        self._generator = Generator(context, self._pool, self._tokenizer, served, Asker())
 
     async def run(self) -> None:
         """Work until asked to stop."""
@@ -105,10 +107,13 @@ class Evaluator:
         """One prompt: sample and grade. What cannot be answered or graded counts as reward 0, with the reason."""
         with as_faults():
             row = await self._rows.row(number)
-        versions: Counter[int] = Counter()
+        answer = Answer("generate", "")
         completion, reward, failed = "", 0.0, ""
+        sampling = SamplingParams(self._sampling.max_new_tokens, request.temperature, stop=self._sampling.stop)
         try:
-            completion = self._tokenizer.decode(await self._sample(row, request, versions))
+            ids = self._tokenizer.encode_prompt(row, max_tokens=None)
+            await self._generator.extend(ids, answer, sampling, request.version)
+            completion = self._tokenizer.decode(answer.tokens)
             result = await self._grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
             reward = result.reward
         except (EngineRefused, TokenizerError, RewardFailed) as error:
@@ -119,33 +124,5 @@ class Evaluator:
             "label": row.label,
             "reward": reward,
             "failed": failed,
-            "versions": versions,
+            "versions": Counter(answer.versions.tolist()),  # a new one continues what its update interrupted
         }
-
-    async def _sample(self, row: PromptRow, request: EvalRequested, versions: Counter[int]) -> Int32Array:
-        """Sample an answer; what a new version cuts short is continued by it, and `versions` counts whose tokens."""
-        settings = self._sampling
-        ids = self._tokenizer.encode_prompt(row, max_tokens=None)
-        tokens = np.empty(0, np.int32)
-        while len(tokens) < settings.max_new_tokens:
-            sampling = SamplingParams(
-                max_new_tokens=settings.max_new_tokens - len(tokens),
-                temperature=request.temperature,
-                stop=settings.stop,
-            )
-            engine = await self._pool.choose(request.version)
-            assert engine.ready is not None
-            key = engine.ready.key
-            try:
-                generation = await engine.client.generate(np.append(ids, tokens), sampling, extra_key=key)
-            except EngineUnavailable:
-                self._pool.suspect(engine)
-                continue
-            finally:
-                self._pool.release(engine)
-            tokens = np.append(tokens, generation.token_ids)
-            for span in generation.weight_versions:
-                versions[version_of(span.version)[1]] += span.end - span.start
-            if generation.finish_reason != "abort":
-                break
-        return tokens

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from actors.actor import Context
-from actors.engines import Engine, EnginePool, version_of
+from actors.engines import EnginePool
 from actors.failures import say_failure
+from actors.generator import Asker, Generator
 from actors.progress import Progress
 from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
@@ -19,11 +20,12 @@ from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.talk import Fenced
-from asyncrl.engine.client import Chunk, EngineRefused, EngineUnavailable, SamplingParams
+from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.tasks.functions import last_lines
-from asyncrl.tasks.journal import Diverged, Tape
+from asyncrl.tasks.journal import Diverged
 from asyncrl.tasks.rollout import Limits, RolloutContext, RolloutFunction
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from asyncrl.training.model_dir import ModelInfo
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
@@ -32,9 +34,7 @@ from topics.trajectories import (
     TrajectoryGenerated,
     count_versions,
 )
-from topics.wire import Float32Array, Int32Array
-
-_QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
+from topics.wire import Int32Array
 
 
 class RolloutFailed(Exception):
@@ -52,12 +52,13 @@ class Tools(NamedTuple):
     suspects: Suspects
     rows: GroupRows
     model_context: int  # tokens that the trained model takes
+    served: ModelInfo  # the model as engines serve it
     log: ProgressLog
     reader: ProgressReader
 
 
-class Execution:
-    """One trajectory on this worker: the host of its rollout context."""
+class Execution(Asker):
+    """One trajectory on this worker: the host of its rollout context, and whoever asks for its generations."""
 
     def __init__(self, tools: Tools, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
         self._tools = tools
@@ -66,6 +67,10 @@ class Execution:
         self._issued = issued
         self._delivery = delivery
         self._progress = self._open_progress()
+        self._generator = Generator(tools.context, tools.pool, tools.tokenizer, tools.served, self)
+        # What may be lost with the worker is bounded: what comes at a time is no more than that.
+        self.chunk_tokens = min(self.chunk_tokens, self._settings.progress_limit)
+        self.quiet_tokens = min(self.quiet_tokens, self._settings.progress_limit)
 
     async def run(self, *, look: bool) -> bool:
         """Run the rollout function and publish what came of it; True when the work is done and said.
@@ -135,39 +140,60 @@ class Execution:
 
     async def _engine_there(self) -> None:
         """Wait until an engine could take a request."""
-        self._tools.pool.release(await self._choose_engine())
-
-    async def _choose_engine(self) -> Engine:
         with self.waiting(f"an engine with version {self._issued.min_version}"):
-            return await self._tools.pool.choose(self._issued.min_version)
+            self._tools.pool.release(await self._tools.pool.choose(self._issued.min_version))
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
-        while True:
-            budget = limits.max_new_tokens - len(answer.tokens)
-            if budget <= 0:
-                answer.done, answer.finish = True, "length"
-                return
-            if self._progress.unkept + min(budget, self._quiet) > self._settings.progress_limit:
-                await self.keep()  # a short request tells nothing while it is under way
-            engine = await self._choose_engine()
-            self._delivery.advanced()
-            self._delivery.place = engine.engine_id
-            try:
-                finish = await self._sample_on(engine, input_ids, answer, limits)
-            except EngineUnavailable as error:
-                self._context.count("engine_unavailable")
-                self._context.log.warning("engine unavailable", engine=engine.engine_id, reason=str(error))
-                self._tools.pool.suspect(engine)
-                continue
-            finally:
-                self._tools.pool.release(engine)
-                self._delivery.place = ""
-            self._delivery.advanced()
-            if finish != "abort":
-                answer.done, answer.finish = True, finish
-                return
-            self._context.count("resumed")
+        if self._delivery.tokens and len(input_ids) >= self._tools.served.context:
+            answer.done, answer.finish = True, "length"  # a conversation has reached the end of the context
+            return
+        settings = self._settings
+        sampling = SamplingParams(
+            max_new_tokens=limits.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            stop=limits.stop,
+            seed=self._issued.seed,
+        )
+        await self._generator.extend(input_ids, answer, sampling, self._issued.min_version)
+
+    # -- what the generator tells
+
+    async def prepare(self, budget: int) -> None:
+        """Keep what would be lost by more than the bound: a short request tells nothing while it is under way."""
+        if self._progress.unkept + min(budget, self.quiet_tokens) > self._settings.progress_limit:
+            await self.keep()
+
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """The time of something that has a limit of its own, or waits for an engine."""
+        return self._delivery.waiting(place)
+
+    def requested(self, engine_id: str, budget: int) -> None:
+        """A request for so many tokens is made."""
+        self._delivery.place = engine_id
+        self._progress.left += budget
+
+    def sampled(self, tokens: int, line: int) -> None:
+        """New tokens came."""
+        self._progress.lines.add(line)
+        self._progress.left -= tokens
+        self._delivery.tokens += tokens
+        self._delivery.advanced()
+        self._context.count("tokens", tokens)
+
+    def streamed(self) -> None:
+        """A chunk of a longer request came: progress may be due."""
+        if self._progress.due:
+            for progress in list(self._tools.under_way):
+                progress.keep_with_others()
+
+    def ended(self, rest: int) -> None:
+        """The request is over; so many of its tokens did not come."""
+        self._progress.left -= rest
+        self._delivery.place = ""
 
     async def _roll_out(self, rows: list[PromptRow]) -> None:
         issued, tools = self._issued, self._tools
@@ -194,75 +220,9 @@ class Execution:
             raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
         await self._say_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
 
-    async def _sample_on(self, engine: Engine, input_ids: Int32Array, answer: Answer, limits: Limits) -> str:
-        """One request to one engine; returns how it ended: "stop", "length" or "abort"."""
-        assert engine.ready is not None
-        ready, settings = engine.ready, self._settings
-        budget = limits.max_new_tokens - len(answer.tokens)
-        sampling = SamplingParams(
-            max_new_tokens=budget,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            min_p=settings.min_p,
-            stop=limits.stop,
-            seed=self._issued.seed if engine.scripted else None,
-        )
-        streamed = budget > self._quiet
-        key, tape = ready.key if engine.exact else "", Tape(answer)
-        true = True
-
-        def on_tokens(chunk: Chunk) -> None:
-            nonlocal true
-            true &= self._extend(tape, chunk.token_ids, chunk.logprobs, chunk.weight_version, key)
-            if self._progress.due:
-                for progress in list(self._tools.under_way):
-                    progress.keep_with_others()
-
-        self._progress.left += budget
-        try:
-            generation = await engine.client.generate(
-                np.concatenate([input_ids, answer.tokens]) if len(answer.tokens) else input_ids,
-                sampling,
-                extra_key=ready.key,
-                on_tokens=on_tokens if streamed else None,
-                stream_interval=min(16, settings.progress_limit),
-            )
-            if not streamed:
-                for span in generation.weight_versions:
-                    part = slice(span.start, span.end)
-                    true &= self._extend(tape, generation.token_ids[part], generation.logprobs[part], span.version, key)
-        finally:
-            self._progress.left -= limits.max_new_tokens - len(answer.tokens)
-        return generation.finish_reason if true else "abort"
-
-    def _extend(self, tape: Tape, tokens: Int32Array, logprobs: Float32Array, label: str, key: str) -> bool:
-        """Take sampled tokens over, unless they come from other weights than `key` names ("" for any)."""
-        if key and label != key:
-            # Other weights than those whose cache it was filed under: no version can vouch for these tokens.
-            self._context.count("mislabelled_tokens", len(tokens))
-            return False
-        line, version = version_of(label)
-        self._progress.lines.add(line)
-        tape.extend(tokens, logprobs, version)
-        self._delivery.advanced()
-        self._delivery.tokens += len(tokens)
-        self._progress.left -= len(tokens)
-        self._context.count("tokens", len(tokens))
-        return True
-
     async def keep(self) -> None:
         """Publish what the rollout function was told; returns when it is stored."""
         await self._progress.keep()
-
-    def waiting(self, place: str) -> AbstractContextManager[None]:
-        """The time of something that has a limit of its own, or waits for an engine."""
-        return self._delivery.waiting(place)
-
-    @property
-    def _quiet(self) -> int:
-        """Longer requests are streamed."""
-        return min(_QUIET_TOKENS, self._settings.progress_limit)
 
     def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
         """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""

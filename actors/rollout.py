@@ -8,6 +8,7 @@ from typing import Any
 from actors.actor import ActorFault, Context
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
+from actors.generator import as_served
 from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
@@ -41,7 +42,7 @@ class RolloutWorker:
         cast = context.cast
         name = cast.task.rollout
         try:
-            model_context = check_model_directory(context.files.model_path(cast)).context
+            model = check_model_directory(context.files.model_path(cast))
             tokenizer = TaskTokenizer.load(context.files.model_path(cast))
             function: RolloutFunction = (
                 single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
@@ -57,7 +58,8 @@ class RolloutWorker:
             set(),
             Suspects(context),
             GroupRows(context.bus),
-            model_context,
+            model.context,
+            as_served(model, cast.engine),
             ProgressLog(context),
             ProgressReader(context.bus, context.refuse),
         )

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.cli.bench.engine import save_random_model, served
 from asyncrl.engine.client import EngineClient, EngineRefused, EngineUnavailable, SamplingParams, VersionSpan
+from asyncrl.engine.errors import RequestFailed
 
 VOCAB = 64
 OPTIONS = ("--max-running-requests", "8", "--weight-version", "0", "--api-key", "secret")
@@ -134,7 +135,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(http):
         (ask(sampling_params={"stop": ["x"]}), "stop strings need"),
         (ask(sampling_params=[{}, {}]), "2 entries for 1 prompts"),
         (ask(input_ids=[1, 64]), "token id 64 is outside the vocabulary of 64"),
-        (ask(input_ids=[1] * 128), "the context of 128"),
+        (ask(input_ids=[1] * 128), "longer than the model's context length (128 tokens)"),
         (ask(input_ids=[]), "input_ids is missing or empty"),
         (ask(input_ids=[[1], []]), "input_ids is empty"),
         (ask(input_ids=[1, [2]]), "mixes token ids and lists"),
@@ -362,7 +363,7 @@ async def test_no_engine_is_unavailable_and_a_wrong_key_says_so(addresses):
             with pytest.raises(EngineUnavailable, match="ClientConnectorError"):
                 await nobody.generate([1], SamplingParams(1))
             assert not await nobody.health()
-            with pytest.raises(EngineUnavailable, match="HTTP 401: Unauthorized"):
+            with pytest.raises(RequestFailed, match="HTTP 401: Unauthorized"):
                 await stranger.model_info()
         finally:
             await nobody.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
 
+from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed, fault_of
 from topics.wire import Float32Array, Int32Array
 
 FinishType = Literal["stop", "length", "abort"]
+_NEVER_STARTED = 499  # status of a request that was aborted before it began
 
 
 class VersionSpan(msgspec.Struct, frozen=True):
@@ -38,8 +40,14 @@ class Generation(msgspec.Struct, frozen=True):
     finish_reason: FinishType
 
 
+OnTokens: TypeAlias = Callable[[Chunk], bool | None]
+"""Takes new tokens; one that returns False wants no more, and the generation ends there as an aborted one."""
+
+
 class _Finish(msgspec.Struct, frozen=True):
     type: str = "abort"
+    message: str | None = None
+    status_code: int | None = None
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -53,6 +61,10 @@ class _Meta(msgspec.Struct, frozen=True):
 class _Fault(msgspec.Struct, frozen=True):
     message: str = ""
     code: int | str | None = None
+
+    def error(self) -> EngineError:
+        """What it means; SGLang names no code where it refuses an input."""
+        return fault_of(self.code, self.message) if isinstance(self.code, int) else EngineRefused(self.message)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -70,7 +82,8 @@ decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 class Assembly:
     """Puts the events of one generation together, whether they are cumulative or carry only what is new."""
 
-    def __init__(self, on_tokens: Callable[[Chunk], None] | None = None) -> None:
+    def __init__(self, on_tokens: OnTokens | None = None) -> None:
+        self.cut = False  # the caller wanted no more while the engine goes on
         self._on_tokens = on_tokens
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
@@ -82,23 +95,36 @@ class Assembly:
         """Whether the last event came."""
         return self._finish is not None
 
+    @property
+    def begun(self) -> bool:
+        """Whether a token came."""
+        return bool(self._tokens)
+
     def add(self, answer: Answer) -> None:
-        """Take one event in."""
-        meta = answer.meta_info
+        """Take one event in.
+
+        Raises:
+            EngineError: the engine ended the generation because of a fault, or a token came without its log-prob.
+        """
+        meta, wanted = answer.meta_info, True
         have, ids = len(self._tokens), answer.output_ids
         total = len(ids) if meta.completion_tokens is None else meta.completion_tokens
         fresh = total - have
         logprobs = meta.output_token_logprobs or []
         # A stream aborted in the queue carries only its last token: the ones before it cannot be known; it is left out.
         if 0 < fresh <= len(ids) and fresh <= len(logprobs):
-            new_ids, new_logprobs = ids[-fresh:], [triple[0] or 0.0 for triple in logprobs[-fresh:]]
+            new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
             self._tokens += new_ids
             self._logprobs += new_logprobs
             self._extend_spans(meta)
             if self._on_tokens is not None:
                 chunk = Chunk(np.array(new_ids, np.int32), np.array(new_logprobs, np.float32), meta.weight_version)
-                self._on_tokens(chunk)
-        self._finish = meta.finish_reason
+                wanted = self._on_tokens(chunk) is not False
+        finish = meta.finish_reason
+        if finish is not None and finish.type == "abort" and finish.status_code not in (None, _NEVER_STARTED):
+            raise fault_of(finish.status_code, finish.message or "aborted")
+        self.cut = not wanted and finish is None
+        self._finish = _Finish("abort") if self.cut else finish
 
     def abort(self) -> None:
         """The engine never started it."""
@@ -123,3 +149,11 @@ class Assembly:
         else:
             start = self._spans[-1].end if self._spans else 0
             self._spans.append(VersionSpan(meta.weight_version, start, count))
+
+
+def _known(logprobs: list[float | None], have: int) -> list[float]:
+    """Log-probs of the tokens behind the first `have`: JSON spells a number that is not finite as null."""
+    known = [logprob for logprob in logprobs if logprob is not None]
+    if len(known) < len(logprobs):
+        raise RequestFailed(f"token {have + logprobs.index(None)} came with no log-prob (null: not a finite number)")
+    return known

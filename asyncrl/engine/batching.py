@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from asyncrl.engine.answer import Answer, Assembly, Chunk, Generation, decode_answer
-from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
+from asyncrl.engine.answer import Answer, Assembly, Generation, OnTokens, decode_answer
+from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed
 
 MAX_BATCH = 64
 _AT_THE_END = 1_000_000_000
@@ -36,7 +36,7 @@ class Member:
         input_ids: list[int],
         sampling: dict[str, Any],
         extra_key: str | None,
-        on_tokens: Callable[[Chunk], None] | None,
+        on_tokens: OnTokens | None,
     ) -> None:
         self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
         self.input_ids = input_ids
@@ -45,13 +45,29 @@ class Member:
         self.streaming = on_tokens is not None
         self.assembly = Assembly(on_tokens)
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self.left = False  # by its caller, while the engine may go on with it
+        self.heard_at = asyncio.get_running_loop().time()  # when something of it came last, or when it was asked for
+
+    def take(self, answer: Answer) -> None:
+        """Take in what came of it; answers the caller if it ended."""
+        if self.future.done():
+            return
+        self.heard_at = asyncio.get_running_loop().time()
+        try:
+            self.assembly.add(answer)
+        except Exception as fault:  # the engine's, or one of the caller's own callback: each is for the caller alone
+            self.left = True
+            self.fail(fault)
+        else:
+            self.left = self.assembly.cut
+            self.settle()
 
     def settle(self) -> None:
         """Answer the caller if the generation ended."""
         if self.assembly.finished and not self.future.done():
             self.future.set_result(self.assembly.result())
 
-    def fail(self, fault: EngineError) -> None:
+    def fail(self, fault: Exception) -> None:
         """Tell the caller, unless it was answered or left."""
         if not self.future.done():
             self.future.set_exception(fault)
@@ -60,28 +76,66 @@ class Member:
 class Batcher:
     """Gathers members for one turn of the loop, then sends them, at most `MAX_BATCH` to a request."""
 
-    def __init__(self, open_request: Opener, abort: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(
+        self, open_request: Opener, abort: Callable[[str], Awaitable[None]], address: str, silent_s: float
+    ) -> None:
+        """
+        Args:
+            silent_s: seconds without a token after which a generation has failed.
+        """
         self._open = open_request
         self._abort = abort
+        self._address = address
+        self._silent_s = silent_s
         self._gathered: list[Member] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def generate(self, member: Member) -> Generation:
-        """Send a member and await its end. A caller that is cancelled has its generation aborted."""
-        if not self._gathered:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._gathered.append(member)
+    async def generate(self, member: Member, *, alone: bool) -> Generation:
+        """Send a member and await its end. A caller that is cancelled has its generation aborted.
+
+        Args:
+            alone: in an HTTP request of its own.
+        """
+        if alone:
+            self._spawn(self._send([member]))
+        else:
+            if not self._gathered:
+                asyncio.get_running_loop().call_soon(self._flush)
+            self._gathered.append(member)
         try:
-            return await member.future
+            return await self._within_deadline(member)
         except asyncio.CancelledError:
             self._spawn(self._abort_quietly(member.rid))
             raise
 
     async def close(self) -> None:
-        """Cancel everything in flight."""
+        """End everything in flight."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _within_deadline(self, member: Member) -> Generation:
+        """The end of a generation, as long as it comes on: a deadline for each, however long its neighbours take."""
+        loop = asyncio.get_running_loop()
+        timer: asyncio.TimerHandle | None = None
+
+        def look() -> None:
+            nonlocal timer
+            due = member.heard_at + self._silent_s
+            if due > loop.time():
+                timer = loop.call_at(due, look)
+            else:
+                member.left = True
+                member.fail(RequestFailed(f"no token for {self._silent_s:g} s"))
+
+        look()
+        try:
+            return await member.future
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if member.left:
+                self._spawn(self._abort_quietly(member.rid))
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
@@ -110,20 +164,28 @@ class Batcher:
                 await self._send_one(members[0])
             else:
                 await self._send_batch(members)
-        except EngineRefused as fault:
-            if len(members) > 1:  # the refusal may concern one prompt only: each gets its own answer
-                for member in members:
-                    if not member.future.done():
-                        self._spawn(self._send([member]))
-            else:
-                members[0].fail(fault)
+        except (EngineRefused, RequestFailed) as fault:
+            self._send_apart(members, fault)
         except EngineError as fault:
             for member in members:
                 member.fail(fault)
         except asyncio.CancelledError:
             for member in members:
-                member.future.cancel()
+                member.fail(EngineUnavailable(self._address, "its client was closed"))
             raise
+
+    def _send_apart(self, members: list[Member], fault: EngineError) -> None:
+        """The fault may concern one member only: each that has no token yet is sent again, alone."""
+        if len(members) == 1:
+            members[0].fail(fault)
+            return
+        for member in members:
+            if member.assembly.begun:  # another generation could not continue this one: it comes back with what it has
+                member.assembly.abort()
+                member.settle()
+            elif not member.future.done():
+                member.rid = secrets.token_hex(16)
+                self._spawn(self._send([member]))
 
     async def _send_one(self, member: Member) -> None:
         body = {
@@ -138,11 +200,13 @@ class Batcher:
                 member.assembly.abort()
             elif member.streaming:
                 async for event in _events(response):
-                    member.assembly.add(_checked(event))
+                    member.take(_checked(event))
+                    if member.future.done():
+                        return  # closing the connection tells a server that goes on that nobody listens
             else:
-                member.assembly.add(_checked(await response.read()))
-        if not member.assembly.finished:
-            raise EngineUnavailable(str(response.url.origin()), "the stream ended before the generation")
+                member.take(_checked(await response.read()))
+        if not (member.assembly.finished or member.future.done()):
+            raise RequestFailed("the stream ended before the generation")
         member.settle()
 
     async def _send_batch(self, members: list[Member]) -> None:
@@ -161,11 +225,13 @@ class Batcher:
                 return
             async for event in _events(response):
                 answer = _checked(event)
-                member = members[answer.index]
-                member.assembly.add(answer)
-                member.settle()
-        if not all(member.assembly.finished for member in members):
-            raise EngineUnavailable(str(response.url.origin()), "the stream ended before all of its generations")
+                if not 0 <= answer.index < len(members):
+                    raise RequestFailed(f"an event of member {answer.index} of {len(members)}")
+                members[answer.index].take(answer)
+                if members[answer.index].future.done() and all(member.future.done() for member in members):
+                    return  # closing the connection tells a server that goes on that nobody listens
+        if not all(member.future.done() for member in members):
+            raise RequestFailed("the stream ended before all of its generations")
 
 
 def _encode(body: dict[str, Any], extra_key: str | None) -> bytes:
@@ -177,7 +243,7 @@ def _encode(body: dict[str, Any], extra_key: str | None) -> bytes:
 def _checked(raw: bytes) -> Answer:
     answer = decode_answer(raw)
     if answer.error is not None:
-        raise EngineRefused(answer.error.message)
+        raise answer.error.error()
     return answer
 
 

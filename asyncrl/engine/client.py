@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -14,9 +14,9 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from asyncrl.engine.answer import Chunk, Generation, VersionSpan
+from asyncrl.engine.answer import Chunk, Generation, OnTokens, VersionSpan
 from asyncrl.engine.batching import Batcher, Member
-from asyncrl.engine.errors import EngineRefused, EngineUnavailable
+from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed, fault_of
 from topics.wire import Int32Array
 
 __all__ = [
@@ -81,9 +81,12 @@ class EngineClient:
     """Samples from one engine and controls it. Every wait has a deadline.
 
     Calls of `generate` made in one turn of the event loop travel as one HTTP request; each is answered when it ends.
+    What goes wrong with one of them is told to that one alone.
 
     Raises, from every method:
-        EngineUnavailable: no connection, a broken answer, a server fault, or the deadline passed.
+        EngineUnavailable: no connection, a broken one, or the deadline passed.
+        RequestFailed: a server fault, or what is no answer to this request.
+        EngineOverloaded: the engine answered 429 or 503.
         EngineRefused: the engine answered 400; repeating the call will not help.
     """
 
@@ -96,6 +99,11 @@ class EngineClient:
         generate_timeout_s: float = 1800.0,
         control_timeout_s: float = 60.0,
     ) -> None:
+        """
+        Args:
+            generate_timeout_s: seconds without a token after which a generation has failed.
+            control_timeout_s: seconds that any other call may take.
+        """
         self.address = address.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
@@ -104,7 +112,7 @@ class EngineClient:
         self._generate_timeout_s = generate_timeout_s
         self._control_timeout_s = control_timeout_s
         self._session: aiohttp.ClientSession | None = None
-        self._batcher = Batcher(self._open, self.abort)
+        self._batcher = Batcher(self._open, self.abort, self.address, generate_timeout_s)
 
     async def generate(
         self,
@@ -112,8 +120,9 @@ class EngineClient:
         sampling: SamplingParams,
         *,
         extra_key: str | None = None,
-        on_tokens: Callable[[Chunk], None] | None = None,
+        on_tokens: OnTokens | None = None,
         stream_interval: int = 16,
+        alone: bool = False,
     ) -> Generation:
         """Continue a token sequence.
 
@@ -121,15 +130,17 @@ class EngineClient:
             input_ids: [P] the tokens so far, at least one.
             sampling: how to sample.
             extra_key: requests with different keys never share cached prefixes.
-            on_tokens: called with new tokens about every `stream_interval` of them, and at the end.
+            on_tokens: called with new tokens about every `stream_interval` of them, and at the end; the generation ends
+                there where it returns False.
             stream_interval: tokens between two calls of `on_tokens`.
+            alone: in an HTTP request of its own.
 
         Returns:
             What was sampled. An aborted generation has its tokens so far, none if it never started.
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         member = Member(ids, sampling.body(stream_interval if on_tokens else None), extra_key, on_tokens)
-        return await self._batcher.generate(member)
+        return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -188,7 +199,7 @@ class EngineClient:
         """Whether the engine answers and is well."""
         try:
             await self._call("GET", "/health")
-        except EngineUnavailable:
+        except EngineError:
             return False
         return True
 
@@ -231,27 +242,28 @@ class EngineClient:
             self._session = aiohttp.ClientSession(
                 connector=connector, headers=self._headers, auto_decompress=False, read_bufsize=2**20
             )
-        timeout = aiohttp.ClientTimeout(
-            total=self._generate_timeout_s if timeout_s is None else timeout_s, sock_connect=10.0
-        )
+        if timeout_s is None:  # a generation has its own deadline; this one is for a server that sends nothing at all
+            timeout = aiohttp.ClientTimeout(sock_connect=10.0, sock_read=self._generate_timeout_s)
+        else:
+            timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         try:
             async with self._session.request(method, self.address + path, data=body, timeout=timeout) as response:
                 if response.status not in (200, 499):
-                    detail = _message(await response.read())
-                    if response.status == 400:
-                        raise EngineRefused(detail)
-                    raise EngineUnavailable(self.address, f"{method} {path}: HTTP {response.status}: {detail}")
+                    raise fault_of(response.status, _message(await response.read()))
                 yield response
         except TimeoutError as fault:
-            raise EngineUnavailable(self.address, f"{method} {path}: no answer in {timeout.total:g} s") from fault
-        except (aiohttp.ClientError, OSError, msgspec.MsgspecError) as fault:
+            waited_s = timeout_s or self._generate_timeout_s
+            raise EngineUnavailable(self.address, f"{method} {path}: no answer in {waited_s:g} s") from fault
+        except msgspec.MsgspecError as fault:
+            raise RequestFailed(f"{method} {path}: unreadable answer: {fault}") from fault
+        except (aiohttp.ClientError, OSError) as fault:
             raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
 
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(raw, type=kind)
         except msgspec.MsgspecError as fault:
-            raise EngineUnavailable(self.address, f"unreadable answer: {fault}") from fault
+            raise RequestFailed(f"unreadable answer: {fault}") from fault
 
 
 class _Load(msgspec.Struct):
@@ -277,5 +289,5 @@ def _message(raw: bytes) -> str:
     except msgspec.MsgspecError:
         return raw[:500].decode(errors="replace").strip()
     if isinstance(refusal.error, dict):
-        return str(refusal.error.get("message", refusal.error))
-    return str(refusal.message or refusal.error or raw[:500].decode(errors="replace"))
+        return str(refusal.error.get("message", refusal.error))[:500]
+    return str(refusal.message or refusal.error or raw[:500].decode(errors="replace"))[:500]

@@ -11,10 +11,26 @@ class EngineRefused(EngineError):
     """The engine understood the request and will never accept it (HTTP 400). Do not retry."""
 
 
+class EngineOverloaded(EngineError):
+    """The engine has no room for the request now (HTTP 429 or 503). Retry after a pause, here or elsewhere."""
+
+
+class RequestFailed(EngineError):
+    """The engine answered this one request with a fault, or with what is no answer. Retry it alone, a few times."""
+
+
 class EngineUnavailable(EngineError):
-    """The engine could not be reached, broke off, or answered with a server fault. Retry, here or elsewhere."""
+    """The engine could not be reached, or its connection broke. Retry, here or elsewhere."""
 
     def __init__(self, address: str, detail: str) -> None:
         super().__init__(f"engine {address}: {detail}")
         self.address = address
         self.detail = detail
+
+
+def fault_of(status: int, words: str) -> EngineError:
+    """The error that an HTTP status means, also where it is the code of an event inside a stream."""
+    if status == 400:
+        return EngineRefused(words)
+    kind = EngineOverloaded if status in (429, 503) else RequestFailed
+    return kind(f"HTTP {status}: {words}")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable
 
 import numpy as np
 import xxhash
 
+from asyncrl.engine.answer import OnTokens
 from asyncrl.engine.client import Chunk, Generation, SamplingParams, VersionSpan
 from topics.wire import Int32Array
 
@@ -45,8 +45,9 @@ class ScriptedClient:
         sampling: SamplingParams,
         *,
         extra_key: str | None = None,
-        on_tokens: Callable[[Chunk], None] | None = None,
+        on_tokens: OnTokens | None = None,
         stream_interval: int = 16,
+        alone: bool = False,
     ) -> Generation:
         """Wait for the scripted duration, then answer."""
         loop = asyncio.get_running_loop()
@@ -68,7 +69,7 @@ class ScriptedClient:
             finish_reason="stop",
         )
 
-    def _tell(self, spans: list[VersionSpan], told: int, until: int, on_tokens: Callable[[Chunk], None] | None) -> int:
+    def _tell(self, spans: list[VersionSpan], told: int, until: int, on_tokens: OnTokens | None) -> int:
         """Hand on the tokens from `told` to `until`, a chunk for each version."""
         for span in spans:
             part = slice(max(told, span.start), min(until, span.end))

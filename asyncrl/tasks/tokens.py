@@ -138,6 +138,10 @@ class TaskTokenizer:
         """Text of tokens, special tokens left out."""
         return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
 
+    def decode_all(self, ids: list[int]) -> str:
+        """Text of tokens with the special ones, as engines look for stop strings in it."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
     def _encode(self, text: str, *, special: bool = False) -> Encoding:
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)

@@ -8,11 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from asyncrl.engine.errors import EngineRefused
+
+_MAX_NEW_TOKENS = 128  # of a request that names no limit
+
 
 class Sampling(msgspec.Struct, frozen=True):
     """How to sample; the names and defaults are SGLang's."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: int | None = None  # 128, or what the context leaves of them
     temperature: float = 1.0  # 0 takes the likeliest token
     top_p: float = 1.0
     top_k: int = -1  # -1: all
@@ -103,7 +107,7 @@ class Request:
         """Settle what depends on the engine: at most `room` tokens, its end tokens, its random number."""
         sampling = self.sampling
         self.seed = seed
-        self.limit = min(sampling.max_new_tokens, room)
+        self.limit = min(_MAX_NEW_TOKENS, room) if sampling.max_new_tokens is None else sampling.max_new_tokens
         self.stops = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos)
         self.plan_check()
 
@@ -133,3 +137,27 @@ class Request:
         """Tell the listener that there is something new."""
         if self.listener is not None:
             self.listener(self)
+
+
+def check_length(prompt: int, new: int | None, context: int) -> None:
+    """Refuse a request that exceeds the context, in SGLang's words.
+
+    Args:
+        prompt: tokens that are given.
+        new: tokens that may be sampled, where the request says it.
+        context: tokens that there is room for.
+
+    Raises:
+        EngineRefused: they do not fit.
+    """
+    if prompt >= context:
+        raise EngineRefused(
+            f"The input ({prompt} tokens) is longer than the model's context length ({context} tokens)."
+        )
+    if new is not None and prompt + new > context:
+        raise EngineRefused(
+            f"Requested token count exceeds the model's maximum context length of {context} tokens. You requested a "
+            f"total of {prompt + new} tokens: {prompt} tokens from the input messages and {new} tokens for the "
+            "completion. Please reduce the number of tokens in the input messages or the completion to fit within the "
+            "limit."
+        )

@@ -17,10 +17,11 @@ from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
 from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
-from asyncrl.engine.embedded.request import Finish, Request
+from asyncrl.engine.embedded.request import Finish, Request, check_length
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
 from asyncrl.engine.embedded.weights import load_weights
 from asyncrl.engine.errors import EngineError, EngineRefused
+from asyncrl.engine.stops import stop_string
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
@@ -142,11 +143,7 @@ class Engine:
         prompt, vocab = request.prompt, self.config.vocab_size
         if not prompt:
             raise EngineRefused(f"request {request.rid}: input_ids is empty; give at least one token")
-        if len(prompt) >= self.context_length:
-            raise EngineRefused(
-                f"request {request.rid}: the prompt has {len(prompt)} tokens; "
-                f"the context of {self.context_length} leaves room for at most {self.context_length - 1}"
-            )
+        check_length(len(prompt), request.sampling.max_new_tokens, self.context_length)
         if min(prompt) < 0 or max(prompt) >= vocab:
             wrong = next(token for token in prompt if not 0 <= token < vocab)
             raise EngineRefused(f"request {request.rid}: token id {wrong} is outside the vocabulary of {vocab}")
@@ -313,9 +310,9 @@ class Engine:
     def _stop_string(self, request: Request) -> str | None:
         if len(request.tokens) < request.sampling.min_new_tokens:
             return None
-        reach = max(len(text.encode()) for text in request.sampling.stop) + 1  # a token is at least one byte
-        tail = self.tokenizer.decode(request.tokens[-reach:], skip_special_tokens=False)
-        return next((text for text in request.sampling.stop if text in tail), None)
+        return stop_string(
+            request.tokens, request.sampling.stop, lambda tail: self.tokenizer.decode(tail, skip_special_tokens=False)
+        )
 
     def _admit(self) -> Block | None:
         free = self.max_running - len(self.running)

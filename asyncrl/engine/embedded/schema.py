@@ -91,7 +91,7 @@ class SamplingBody(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=Tru
                 f"{_LEAST_TEMPERATURE}"
             )
         sampling = Sampling(**given)
-        if sampling.min_new_tokens > sampling.max_new_tokens:
+        if sampling.max_new_tokens is not None and sampling.min_new_tokens > sampling.max_new_tokens:
             raise EngineRefused(
                 f"sampling_params.min_new_tokens = {sampling.min_new_tokens} is above "
                 f"max_new_tokens = {sampling.max_new_tokens}"

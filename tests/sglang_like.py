@@ -1,0 +1,207 @@
+"""A real HTTP server that answers as SGLang 0.5.17 does, by a script: no model, tokens counted up, log-probs of -1."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+class Fault(Exception):
+    """A request that this server cannot serve: the HTTP status, or the code of an event, and its words."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.message = status, message
+
+
+@dataclass
+class Asked:
+    """One generation of a /generate call."""
+
+    ids: list[int]
+    sampling: dict[str, Any]
+    rid: str
+    together: int  # prompts of the same HTTP request
+    index: int = 0  # its place among them
+    streamed: bool = False
+    cumulative: list[int] = field(default_factory=list)
+
+    def tokens(self, count: int | None = None) -> list[int]:
+        """As many tokens as were asked for, counted up from the last of the prompt."""
+        return [(self.ids[-1] + number) % 30 + 3 for number in range(1, (count or self.limit) + 1)]
+
+    @property
+    def limit(self) -> int:
+        return int(self.sampling["max_new_tokens"])
+
+
+Serve = Callable[[Asked], Awaitable[dict[str, Any]]]
+
+
+class LikeSGLang:
+    """What the server has been asked and told; `serve` gives the answer to one generation, or raises a `Fault`."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.weight_version = "default"
+        self.key = ""  # asked for everywhere but /health, where there is one
+        self.healthy = True
+        self.health_asked = self.info_asked = 0
+        self.loads: list[str] = []  # versions it was told to load
+        self.asked: list[Asked] = []
+        self.http_requests = 0  # to /generate
+        self.aborted: list[str] = []  # request ids
+        self.refuses: Callable[[dict[str, Any]], str] = lambda body: ""  # of a weight update: why
+        self.serve: Serve = self.whole
+        self.events: Callable[[Asked], AsyncIterator[dict[str, Any]]] = self.one_event
+
+    def answer(self, asked: Asked, tokens: list[int], finish: str | None = "length", **meta: Any) -> dict[str, Any]:
+        """An answer with these tokens, or an event that brings them."""
+        asked.cumulative += tokens
+        reason = None if finish is None else {"type": finish, "length": len(asked.cumulative)}
+        return {
+            "output_ids": tokens,
+            "meta_info": {
+                "id": asked.rid,
+                "finish_reason": reason,
+                "completion_tokens": len(asked.cumulative),
+                "weight_version": self.weight_version,
+                "output_token_logprobs": [[-1.0, token, None] for token in tokens],
+                **meta,
+            },
+        }
+
+    async def whole(self, asked: Asked) -> dict[str, Any]:
+        """All tokens that were asked for."""
+        return self.answer(asked, asked.tokens())
+
+    async def one_event(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        """The answer of `serve` as the only event of a stream."""
+        yield await self.serve(asked)
+
+    # -- HTTP
+
+    def application(self) -> web.Application:
+        """Its routes."""
+        application = web.Application(middlewares=[self._guard])
+        for path, handler in (
+            ("/generate", self._generate),
+            ("/update_weights_from_disk", self._update),
+            ("/abort_request", self._abort),
+            ("/pause_generation", self._nothing),
+            ("/continue_generation", self._nothing),
+        ):
+            application.router.add_post(path, handler)
+        application.router.add_get("/health", self._health)
+        application.router.add_get("/model_info", self._model_info)
+        application.router.add_get("/v1/loads", self._loads)
+        return application
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        if self.key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
+        return await handler(request)
+
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        self.http_requests += 1
+        batch = isinstance(body["input_ids"][0], list)
+        prompts = body["input_ids"] if batch else [body["input_ids"]]
+        samplings = body["sampling_params"] if batch else [body["sampling_params"]]
+        rids = body["rid"] if batch else [body["rid"]]
+        asked = [
+            Asked(ids, sampling, rid, len(prompts), index, body["stream"])
+            for index, (ids, sampling, rid) in enumerate(zip(prompts, samplings, rids, strict=True))
+        ]
+        self.asked += asked
+        if not body["stream"]:
+            try:
+                return web.json_response(await self.serve(asked[0]))
+            except Fault as fault:
+                return web.json_response({"error": {"message": fault.message}}, status=fault.status)
+            except ConnectionError:
+                return _broken(request)
+        return await self._stream(request, asked, batch)
+
+    async def _stream(self, request: web.Request, asked: list[Asked], batch: bool) -> web.StreamResponse:
+        streams = [self.events(one) for one in asked]
+        try:  # what cannot even begin is an HTTP fault of all
+            first = [await anext(stream) for stream in streams]
+        except Fault as fault:
+            return web.json_response({"error": {"message": fault.message}}, status=fault.status)
+        except ConnectionError:  # SGLang has begun its answer by then: a fault of its own breaks the connection
+            return _broken(request)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        writing = asyncio.Lock()
+
+        async def pour(index: int) -> None:
+            event: dict[str, Any] | None = first[index]
+            while event is not None:
+                async with writing:
+                    event = {**event, "index": index} if batch else event
+                    await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+                event = await anext(streams[index], None)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for index in range(len(asked)):
+                    group.create_task(pour(index))
+        except* Fault as faults:
+            fault = faults.exceptions[0]
+            error = {"message": fault.message, "type": "invalid_request_error", "code": fault.status}
+            await response.write(b"data: " + json.dumps({"error": error}).encode() + b"\n\n")
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def _update(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if why := self.refuses(body):
+            return web.json_response({"success": False, "message": why}, status=400)
+        self.loads.append(body["weight_version"])
+        self.weight_version = body["weight_version"]
+        return web.json_response({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _abort(self, request: web.Request) -> web.StreamResponse:
+        self.aborted.append((await request.json()).get("rid", ""))
+        return web.Response()
+
+    async def _nothing(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "ok"})
+
+    async def _health(self, request: web.Request) -> web.StreamResponse:
+        self.health_asked += 1
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def _model_info(self, request: web.Request) -> web.StreamResponse:
+        self.info_asked += 1
+        return web.json_response({"weight_version": self.weight_version})
+
+    async def _loads(self, request: web.Request) -> web.StreamResponse:
+        return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
+
+
+def _broken(request: web.Request) -> web.StreamResponse:
+    assert request.transport is not None
+    request.transport.close()
+    return web.Response()
+
+
+@asynccontextmanager
+async def like_sglang(port: int = 0) -> AsyncIterator[LikeSGLang]:
+    """Such a server, for the length of the block."""
+    server = LikeSGLang()
+    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", port)
+        await site.start()
+        server.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield server
+    finally:
+        await runner.cleanup()
