@@ -112,18 +112,21 @@ class RunFiles:
         """The Hugging Face directory that training starts from."""
         return self.base / cast.model.path if cast.model.path else self.model
 
+    @property
+    def own_engine_key(self) -> Path:
+        """The API key of inference servers that the run starts; private."""
+        return self.root / "engine.key"
+
     def engine_key_file(self, cast: Cast) -> Path | None:
-        """File with the API key of the run's servers: the one given; those started here have one of their own."""
+        """File with the API key of the run's inference servers: the one given; those started here have their own."""
         if cast.engine.api_key_file:
             return self.base / Path(cast.engine.api_key_file).expanduser()
-        return self.root / "engine.key" if cast.engine.kind in ("embedded", "sglang") else None
+        return self.own_engine_key if cast.engine.kind in ("embedded", "sglang") else None
 
     def engine_key(self, cast: Cast) -> str | None:
-        """The API key of the run's servers, where they have one by now."""
+        """The API key of the run's inference servers."""
         file = self.engine_key_file(cast)
-        if file is None or not (cast.engine.api_key_file or file.exists()):
-            return None
-        return file.read_text().strip()
+        return file.read_text().strip() if file is not None else None
 
     def read_cast(self) -> Cast:
         """Read the run's settings."""

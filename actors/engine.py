@@ -14,6 +14,7 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.talk import say
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
+from asyncrl.engine.errors import EngineError
 from asyncrl.engine.launch import EngineFailed, EngineProcess
 from topics.engines import (
     ENGINE_GONE,
@@ -27,6 +28,8 @@ from topics.engines import (
 from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import Message, WireError
+
+_NEWS_S = 2.0  # for a newer version to be heard of, once an older one is not there any more
 
 
 async def main(context: Context) -> None:
@@ -43,6 +46,7 @@ class EngineActor:
         self._target: WeightsPublished | None = None
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
+        self._found = ""  # what it called them when somebody had changed that
         self._answers = True
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         self._server: EngineProcess | None = None
@@ -62,16 +66,17 @@ class EngineActor:
                 probes = [asyncio.create_task(probe(self._client)) for probe in (self._probe, self._watch_load)]
                 for probe in probes:
                     self.context.watch(probe)
+            await self._listener.caught_up()  # what was the newest in between may be pruned by now
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
                 if target is not None and target.key != self._loaded and self._answers:
-                    await self._update(target)
+                    await self._bring(target)
                     continue
                 news = asyncio.create_task(self._news.wait())
                 await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
-        except (EngineFailed, EngineUnavailable, EngineRefused) as error:
+        except (EngineFailed, EngineError) as error:
             raise ActorDown(f"engine {self._address or self.settings.kind}: {error}") from error
         finally:
             for task in (stop, *probes):
@@ -86,7 +91,7 @@ class EngineActor:
         self._news.set()
 
     async def _open(self) -> None:
-        settings = self.settings
+        settings, files = self.settings, self.context.files
         if settings.kind == "scripted":
             self._address = f"scripted:{self.context.actor_id}"
             return
@@ -94,12 +99,12 @@ class EngineActor:
             number = int(self.context.actor_id.rsplit("-", 1)[1])
             self._address = settings.addresses[number - 1]
         else:
-            self._server = EngineProcess(settings, self.context.files.logs / f"{self.context.actor_id}.server.log")
-            model = self.context.files.model_path(self.context.cast)
+            log_file = files.logs / f"{self.context.actor_id}.server.log"
+            self._server = EngineProcess(settings, log_file, files.engine_key_file(self.context.cast))
+            model = files.model_path(self.context.cast)
             self._address = await self._server.start(model, "none")
             self.context.watch(asyncio.create_task(self._watch_server(self._server)))
-        key_file = self.context.files.base / settings.api_key_file
-        key = key_file.read_text().strip() if settings.api_key_file else None
+        key = files.engine_key(self.context.cast)
         self._client = EngineClient(self._address, api_key=key, control_timeout_s=settings.update_deadline_s)
 
     async def _watch_server(self, server: EngineProcess) -> None:
@@ -112,10 +117,11 @@ class EngineActor:
         lease_s, answered_at = self.context.cast.keepers.lease_s, time.monotonic()
         while True:
             began = time.monotonic()
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(lease_s / 2):
                     if await client.health():
                         answered_at = time.monotonic()
+                        await self._compare(client)
             if self._updating and not (self._server is not None and self._server.frozen):
                 answered_at = time.monotonic()  # it may answer nobody while it loads, for engine.update_deadline_s
             silent_s = began - answered_at
@@ -124,20 +130,33 @@ class EngineActor:
                 if self._server is not None:
                     self._server.kill()
                     raise ActorDown(f"{words}; it is killed")
-                # Somebody else's server: it gets its weights again when it is back.
-                self._answers, self._loaded = False, ""
-                await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, words))
+                await self._lose(words)
             elif silent_s < 0 and not self._answers:
                 self._answers = True
                 self._news.set()
             await asyncio.sleep(lease_s / 4)
+
+    async def _compare(self, client: EngineClient) -> None:
+        """Ask the server which weights it has: somebody may have restarted or relabelled it. They are loaded again."""
+        loaded = self._loaded
+        found = str((await client.model_info()).get("weight_version"))
+        if loaded and found != loaded and self._loaded == loaded and not self._updating:
+            self.context.count("relabelled")
+            self.context.log.warning("server has other weights", found=found, expected=loaded)
+            self._loaded, self._found = "", found
+            self._news.set()
+
+    async def _lose(self, words: str) -> None:
+        """Somebody else's server is away: it gets its weights again when it is back."""
+        self._answers, self._loaded = False, ""
+        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, words))
 
     async def _watch_load(self, client: EngineClient) -> None:
         """Tell in the vital signs when the server last answered, and when it last had nothing to do or came further."""
         last, vitals = EngineLoad(0, 0), self.context.vitals
         vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
         while True:
-            with contextlib.suppress(EngineUnavailable, EngineRefused, TimeoutError):
+            with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(VITALS_S):
                     load = await client.load()
                 now = vitals["answered_at_s"] = time.time()
@@ -147,15 +166,34 @@ class EngineActor:
                 vitals["requests"], last = load.requests, load
             await asyncio.sleep(VITALS_S)
 
-    async def _update(self, target: WeightsPublished) -> None:
-        """Bring the server to a version: requests come back with their partial tokens, then the weights are swapped.
+    async def _bring(self, target: WeightsPublished) -> None:
+        """Bring the server to a version, unless it is overtaken by a newer one, or the server is away.
 
         Raises:
-            EngineUnavailable, EngineRefused: the server is gone, or does not take the version.
+            EngineError, EngineFailed: the server does not take the newest version; or our own server is gone.
         """
-        began, self._updating = time.monotonic(), True
-        engine_id = self.context.actor_id
-        await self._say(ENGINE_UPDATING, EngineUpdating(engine_id, target.line, target.version))
+        self._updating = True
+        try:
+            await self._update(target)
+        except EngineRefused as error:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_NEWS_S):
+                    await self._news.wait()
+            if self._target is target:
+                raise
+            self.context.log.info("older weights were refused", version=target.version, reason=str(error))
+        except EngineUnavailable as error:
+            if self._server is not None:
+                raise
+            await self._lose(f"its server was away when it should load version {target.version}: {error}")
+        finally:
+            self._updating = False
+
+    async def _update(self, target: WeightsPublished) -> None:
+        """Swap the weights, after all requests have come back with their partial tokens."""
+        began, engine_id = time.monotonic(), self.context.actor_id
+        updating = EngineUpdating(engine_id, target.line, target.version, found=self._found)
+        await self._say(ENGINE_UPDATING, updating)
         crash_point("engine.updating")
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
@@ -174,7 +212,7 @@ class EngineActor:
             if confirmed != target.key:
                 raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
-        self._loaded, self._updating = target.key, False
+        self._loaded, self._found = target.key, ""
         seconds = round(time.monotonic() - began, 4)
         self.context.vitals.update(version=target.version, update_s=seconds)
         ready = EngineReady(

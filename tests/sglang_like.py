@@ -55,7 +55,7 @@ class LikeSGLang:
         self.asked: list[Asked] = []
         self.http_requests = 0  # to /generate
         self.aborted: list[str] = []  # request ids
-        self.refuses: Callable[[dict[str, Any]], str] = lambda body: ""  # of a weight update: why
+        self.refusal: Callable[[str], Awaitable[str]] = _taken  # why it does not take the weights of this name
         self.serve: Serve = self.whole
         self.events: Callable[[Asked], AsyncIterator[dict[str, Any]]] = self.one_event
 
@@ -161,7 +161,7 @@ class LikeSGLang:
 
     async def _update(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if why := self.refuses(body):
+        if why := await self.refusal(body["weight_version"]):
             return web.json_response({"success": False, "message": why}, status=400)
         self.loads.append(body["weight_version"])
         self.weight_version = body["weight_version"]
@@ -184,6 +184,10 @@ class LikeSGLang:
 
     async def _loads(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})
+
+
+async def _taken(_: str) -> str:
+    return ""
 
 
 def _broken(request: web.Request) -> web.StreamResponse:

@@ -99,8 +99,12 @@ async def went_on(run: Run, what: str) -> None:
     await run.reaches(lambda: len(run.steps()) > at + 1, f"two steps after {what}")
 
 
-async def post(address: str, path: str) -> None:
-    async with aiohttp.ClientSession() as session, session.post(address + path, json={"mode": "in_place"}) as answer:
+async def post(run: Run, address: str, path: str) -> None:
+    headers = {"Authorization": f"Bearer {(run.root / 'engine.key').read_text()}"}
+    async with (
+        aiohttp.ClientSession(address, headers=headers) as session,
+        session.post(path, json={"mode": "in_place"}) as answer,
+    ):
         assert answer.status == 200
 
 
@@ -134,9 +138,9 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
             "engine paused",
             f"the server at {address} answers",
             # A version that was on its way lets the engine go on.
-            lambda: tasks.append(asyncio.ensure_future(post(address, "/pause_generation"))),
+            lambda: tasks.append(asyncio.ensure_future(post(run, address, "/pause_generation"))),
         )
-        await post(address, "/continue_generation")
+        await post(run, address, "/continue_generation")
         await went_on(run, "the pause")
         learner, server = run.actor("learner-1"), run.server()
         assert learner is not None and server is not None

@@ -12,7 +12,7 @@ from asyncrl.engine.client import EngineClient, EngineRefused, EngineUnavailable
 from asyncrl.engine.errors import RequestFailed
 
 VOCAB = 64
-OPTIONS = ("--max-running-requests", "8", "--weight-version", "0", "--api-key", "secret")
+OPTIONS = ("--max-running-requests", "8", "--weight-version", "0", "--api-key-file")
 LONG = SamplingParams(100)
 
 
@@ -24,11 +24,14 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def addresses(model):
+def addresses(model, tmp_path_factory):
     """A server with cumulative and one with incremental events, for all tests of this file."""
+    key_file = tmp_path_factory.mktemp("key") / "key"
+    key_file.write_text("secret\n")
+    options = (*OPTIONS, str(key_file))
     loop = asyncio.new_event_loop()
     stack = contextlib.AsyncExitStack()
-    kinds = {"cumulative": served(model, *OPTIONS, incremental=False), "incremental": served(model, *OPTIONS)}
+    kinds = {"cumulative": served(model, *options, incremental=False), "incremental": served(model, *options)}
     yield {kind: loop.run_until_complete(stack.enter_async_context(server)) for kind, server in kinds.items()}
     loop.run_until_complete(stack.aclose())
     loop.close()

@@ -78,7 +78,7 @@ async def scene(stage, bus, tmp_path):
         settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "lease_s": 1.0, "slots": 8}
         made = stage(task={"rollout": f"{HERE / 'rollouts.py'}:{function}"}, rollout={**settings, **rollout})
         make_endless_model(made.files.model)
-        server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log")
+        server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log", None)
         address = await server.start(made.files.model, KEY)
         client = EngineClient(address)
         await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")

@@ -16,6 +16,7 @@ class EngineUpdating(Message):
     engine_id: Id
     line: Count
     version: Version
+    found: Annotated[str, Meta(max_length=1024)] = ""  # name of weights that somebody else gave it since it was ready
 
 
 class EngineReady(Message):

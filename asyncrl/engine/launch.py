@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from pathlib import Path
 
+from asyncrl.bus.address import write_private
 from asyncrl.bus.server import free_port
-from asyncrl.engine.client import EngineClient, EngineUnavailable
+from asyncrl.engine.client import EngineClient
 from asyncrl.processes import end, log_size, log_tail, python, state_of, with_parent
 from asyncrl.settings import EngineSettings
 
@@ -24,9 +26,15 @@ class EngineFailed(Exception):
 class EngineProcess:
     """A server process of our own."""
 
-    def __init__(self, settings: EngineSettings, log_file: Path) -> None:
+    def __init__(self, settings: EngineSettings, log_file: Path, key_file: Path | None) -> None:
+        """
+        Args:
+            log_file: of its output.
+            key_file: holds the API key that it asks for; none for a server that asks for none.
+        """
         self._settings = settings
         self._log_file = log_file
+        self._key_file = key_file
         self._logged = 0  # bytes in the log before the server was started
         self._process: asyncio.subprocess.Process | None = None
         self.address = ""
@@ -40,7 +48,8 @@ class EngineProcess:
         port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         self._logged = log_size(self._log_file)
-        with self._log_file.open("ab") as log:
+        # SGLang writes its arguments into its output, the key among them.
+        with os.fdopen(os.open(self._log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *python(*self._arguments(model, version, port)),
                 stdout=log,
@@ -48,12 +57,12 @@ class EngineProcess:
                 env={**os.environ, **_ENVIRONMENT, **self._settings.environment},
                 preexec_fn=with_parent(),
             )
-        client = EngineClient(self.address, control_timeout_s=30)
+        client = EngineClient(self.address, api_key=self._key or None, control_timeout_s=30)
         ended = asyncio.create_task(self._process.wait())
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
                 # A server that starts tells nobody; asking its port is the only way to know.
-                while not await _healthy(client):
+                while not await client.health():
                     if ended.done():
                         raise EngineFailed(f"the server ended with code {ended.result()}: {self._last_lines()}")
                     await asyncio.wait({ended}, timeout=0.05)
@@ -88,6 +97,10 @@ class EngineProcess:
         if self._process is not None:
             await end(self._process)
 
+    @property
+    def _key(self) -> str:
+        return self._key_file.read_text().strip() if self._key_file is not None else ""
+
     def _arguments(self, model: Path, version: str, port: int) -> list[str]:
         settings = self._settings
         module = "asyncrl.engine.embedded" if settings.kind == "embedded" else "sglang.launch_server"
@@ -96,14 +109,17 @@ class EngineProcess:
         arguments += ["--incremental-streaming-output"]
         if settings.context:
             arguments += ["--context-length", str(settings.context)]
+        if self._key_file is not None:
+            arguments += self._key_arguments(self._key_file)
         return [*arguments, *settings.arguments]
+
+    def _key_arguments(self, key_file: Path) -> list[str]:
+        """How the server learns its key: every user of a machine may read a command line, so it names a file."""
+        if self._settings.kind == "embedded":
+            return ["--api-key-file", str(key_file)]
+        options = self._log_file.with_suffix(".yaml")
+        write_private(options, f"api-key: {json.dumps(self._key)}\n".encode())
+        return ["--config", str(options)]
 
     def _last_lines(self) -> str:
         return log_tail(self._log_file, self._logged)
-
-
-async def _healthy(client: EngineClient) -> bool:
-    try:
-        return await client.health()
-    except EngineUnavailable:
-        return False

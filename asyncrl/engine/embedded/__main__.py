@@ -28,8 +28,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--incremental-streaming-output", action="store_true", help="events carry only new tokens")
-    parser.add_argument("--seed", type=int, default=0, help="for requests that bring none")
-    parser.add_argument("--api-key", help="ask for this bearer token everywhere but /health and /metrics")
+    parser.add_argument("--seed", type=int, help="for requests that bring none; default: another one at each start")
+    parser.add_argument(
+        "--api-key-file", type=Path, help="ask for the bearer token in this file everywhere but /health and /metrics"
+    )
     return parser.parse_args(arguments)
 
 
@@ -71,7 +73,8 @@ async def serve(engine: Engine, listener: socket.socket, options: argparse.Names
     from asyncrl.engine.embedded.server import EngineServer
 
     loop = asyncio.get_running_loop()
-    server = EngineServer(engine, incremental=options.incremental_streaming_output, api_key=options.api_key)
+    key = options.api_key_file.read_text().strip() if options.api_key_file is not None else None
+    server = EngineServer(engine, incremental=options.incremental_streaming_output, api_key=key)
     protocol = server.protocol()
     sockets = await loop.create_server(protocol, sock=listener)
     stop = asyncio.Event()

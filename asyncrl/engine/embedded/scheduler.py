@@ -60,7 +60,7 @@ class Engine:
         context_length: int | None = None,
         dtype: torch.dtype = torch.float32,
         weight_version: str = "default",
-        seed: int = 0,
+        seed: int | None = None,  # of requests that bring none; None: another one each time
     ) -> None:
         self.model_path = model_path
         self.config = read_config(model_path)
