@@ -24,7 +24,6 @@ from asyncrl.tasks.row_maker import RowMaker
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.model_dir import ModelError, check_model_directory
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
-from topics.prompts import PromptRow
 from topics.trajectories import Answer
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows

@@ -272,11 +272,12 @@ class EngineSettings(Settings):
     addresses: list[str] = msgspec.field(default_factory=list)
     """Addresses of external servers, `http://host:port`."""
     api_key_file: str = ""
-    """File that holds the servers' API key."""
+    """File that holds the servers' API key; empty: servers started here get one of their own, external ones none."""
     max_running: Positive = 256
     """Requests one server runs at once."""
     context: Count = 0
-    """Greatest number of tokens of a request; 0 takes the model's."""
+    """Greatest number of tokens of a request, prompt and answer together; 0 takes the model's. A generation that
+    reaches it ends with reason `length`."""
     arguments: list[str] = msgspec.field(default_factory=list)
     """Further command-line arguments for a server started here."""
     environment: dict[str, str] = msgspec.field(default_factory=dict)
@@ -343,7 +344,8 @@ class Cast(Settings):
     run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")] = "run"
     """Id of the run, in every topic's subject."""
     seed: int = 1
-    """Seed of data order, model initialisation and sampling."""
+    """Seed of data order, model initialisation and what rollout functions draw. Servers draw tokens by seeds of their
+    own, others at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets them."""
     directory: str = "runs"
     """Folder under which the run's directory is made."""
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)

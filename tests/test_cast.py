@@ -9,8 +9,8 @@ import pytest
 from casts import SOUND, from_settings, problems, the_problem
 
 from asyncrl.cast import SHIPPED, CastError, key_lines, load_cast
-from asyncrl.cast_check import hints
 from asyncrl.cast_docs import documented_tables, known_settings, settings_markdown, settings_text
+from asyncrl.cast_hints import hints
 from asyncrl.cli.main import run
 
 ROOT = Path(__file__).parent.parent

@@ -10,7 +10,8 @@ import pytest
 from casts import SOUND, from_settings, made_model, problems, the_problem
 
 from asyncrl.cast import CastError, load_cast
-from asyncrl.cast_check import busy_share, contradictions, hints
+from asyncrl.cast_check import contradictions
+from asyncrl.cast_hints import busy_share, hints
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
 

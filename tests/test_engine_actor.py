@@ -16,7 +16,7 @@ from asyncrl.bus.talk import WRITER, say
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES
-from topics.weights import WEIGHTS_PUBLISHED, TensorInfo, WeightsPublished
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import decode
 
 KEPT = 4  # versions in the store; older ones are gone
@@ -41,10 +41,9 @@ class Player:
         await asyncio.gather(self.running, return_exceptions=True)
         await self._reader.close()
 
-    async def publish(self, version: int, tensors: int = 1) -> None:
+    async def publish(self, version: int) -> None:
         location = str(self.context.files.weights.absolute() / f"v{version}")
-        manifest = [TensorInfo(f"model.layers.{n}.weight", [64, 64], "float32", "0" * 16) for n in range(tensors)]
-        message = WeightsPublished(0, version, f"d{version}", "files", location, manifest)
+        message = WeightsPublished(0, version, f"d{version}", "files", location)
         await say(self.bus, WEIGHTS_PUBLISHED, message, id=str(version), headers={WRITER: "a learner"})
         self.newest = version
 
@@ -87,7 +86,7 @@ async def test_an_actor_that_starts_late_asks_for_the_newest_weights_alone(
     player = make(inference.address)
     inference.refusal = player.refuse_old
     for version in range(120):
-        await player.publish(version, tensors=200)
+        await player.publish(version)
 
     await player.start()
 

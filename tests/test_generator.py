@@ -12,7 +12,7 @@ from conftest import Stage, until
 from test_resumption import make_endless_model
 from workers import KEY, Worker
 
-from actors.generator import Asker, Generator, served_model
+from actors.generator import Asker, Generator
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.bench.engine import served
 from asyncrl.engine.client import SamplingParams
@@ -64,7 +64,7 @@ class Sampling:
         asker.quiet_tokens, asker.chunk_tokens = (0, 5) if streamed else (1000, 16)
         tools = worker.worker.tools
         self.tokenizer = tools.tokenizer
-        self._generator = Generator(worker.context, tools.pool, tools.tokenizer, served_model(worker.context), asker)
+        self._generator = Generator(worker.context, tools.pool, tools.tokenizer, tools.served, asker)
 
     async def extend(
         self, answer: Answer, *, most: int = 60, stop: tuple[str, ...] = (), prompt: str = PROMPT

@@ -21,6 +21,7 @@ Cause: TypeAlias = Literal[
     "engine dead",
     "engine paused",
     "version not loaded",
+    "mislabelled",
     "learner behind",
     "reward hanging",
     "rollout hanging",

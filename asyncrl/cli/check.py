@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from asyncrl.cast import load_cast
-from asyncrl.cast_check import hints
+from asyncrl.cast_hints import hints
 from asyncrl.cast_sizes import plan
 from asyncrl.cli.options import add_settings
 

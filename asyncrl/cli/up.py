@@ -16,7 +16,7 @@ from rich.console import Console
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.cast import load_cast
-from asyncrl.cast_check import hints
+from asyncrl.cast_hints import hints
 from asyncrl.cast_sizes import plan
 from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory

@@ -38,6 +38,7 @@ def faults(picture: Picture) -> Iterator[Finding]:
     for engine_id in [actor.actor_id for actor in picture.playing("engine") if actor.live]:
         if engine_id not in ill:
             yield from _engine(picture, engine_id)
+    yield from _mislabelled(picture)
 
 
 def _machine(picture: Picture) -> Iterator[Finding]:
@@ -168,6 +169,25 @@ def _engine(picture: Picture, engine_id: str) -> Iterator[Finding]:
         has = "none" if loaded is None else f"version {loaded}"
         evidence = f"it should have version {picture.published} for {late_s:.0f} s; it has {has} ({engine.state})"
         yield Finding("version not loaded", engine_id, evidence)
+
+
+def _mislabelled(picture: Picture) -> Iterator[Finding]:
+    """Servers whose weights somebody else has changed in the last minute, as their actors or rollout workers found."""
+    told = [engine for engine in picture.engines.values() if engine.found]
+    told = [engine for engine in told if picture.since_s(engine.found_ns) < _RECENT_S]
+    for engine in told:
+        evidence = (
+            f"{picture.since_s(engine.found_ns):.0f} s ago the server at {engine.address} had weights called "
+            f"{engine.found!r}, which this run did not give it: it was restarted, or somebody else loads weights"
+        )
+        yield Finding("mislabelled", engine.engine_id, evidence)
+    for worker in [] if told else picture.playing("rollout"):
+        if worker.gauge("mislabelled_at_s") is not None and (ago_s := worker.ago_s("mislabelled_at_s")) < _RECENT_S:
+            evidence = (
+                f"an engine sampled with other weights than it says it has, {ago_s:.0f} s ago; "
+                f"{worker.gauge('mislabelled_tokens') or 0:,.0f} tokens were thrown away"
+            )
+            yield Finding("mislabelled", worker.actor_id, evidence)
 
 
 def _failed_version(picture: Picture, actor: Actor) -> str:

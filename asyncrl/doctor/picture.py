@@ -85,6 +85,8 @@ class Engine:
     updating_ns: int = 0
     gone_ns: int = 0
     reason: str = ""  # why it is gone
+    found: str = ""  # name of weights that somebody else gave it
+    found_ns: int = 0
 
     @property
     def state(self) -> Literal["ready", "updating", "gone"]:
@@ -208,6 +210,8 @@ class Picture:
             engine.update_s, engine.ready_ns = message.update_s, time_ns
         elif topic is ENGINE_UPDATING:
             engine.updating, engine.updating_ns = message.version, time_ns
+            if message.found:
+                engine.found, engine.found_ns = message.found, time_ns
         else:
             engine.gone_ns, engine.reason = time_ns, message.reason
 
