@@ -11,12 +11,13 @@ from typing import TypeVar
 from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
 from actors.learner_fold import LearnerFold
-from actors.objective import batch_rules, open_trainer, step_spec
+from actors.objective import batch_rules, open_trainer, skipped_stats, step_spec
 from actors.payloads import Payloads
 from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
 from asyncrl.bus.log import read_message
-from asyncrl.bus.talk import read
+from asyncrl.bus.talk import BlobMissing, read
 from asyncrl.crash import crash_point
+from asyncrl.errors import Fault
 from asyncrl.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -28,10 +29,11 @@ from asyncrl.training.checkpoint import (
 )
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.weights.files import FileStore
+from topics.actors import SKIP_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.evals import EVAL_REQUESTED, EvalRequested
 from topics.streams import CHECKPOINT_REQUESTED
-from topics.topic import BATCHES, FLEET, TRAINING
+from topics.topic import ACTORS, BATCHES, FLEET, TRAINING
 from topics.weights import (
     CHECKPOINT_LOST,
     CHECKPOINT_SAVED,
@@ -41,6 +43,7 @@ from topics.weights import (
     CheckpointSaved,
     TrainingFinished,
 )
+from topics.wire import WireError
 
 T = TypeVar("T")
 
@@ -58,7 +61,11 @@ class Learner:
         self.context = context
         self.cast = cast
         self.fold = LearnerFold(cast)
-        inputs = [Input(BATCHES, [BATCH_PACKED]), Input(FLEET, [CHECKPOINT_REQUESTED])]
+        inputs = [
+            Input(BATCHES, [BATCH_PACKED]),
+            Input(FLEET, [CHECKPOINT_REQUESTED]),
+            Input(ACTORS, [SKIP_REQUESTED]),
+        ]
         self.keeper = Keeper(context, TRAINING, inputs, self.fold)
         self.store = FileStore(context.files.weights)
         self.payloads = Payloads(context.bus, context.cast.rollout.temperature)
@@ -82,13 +89,21 @@ class Learner:
                 await self._train_next(publish=True)
             if self.step >= self.cast.learner.steps and self.fold.state.finished is None:
                 await self._finish()
-        except (NonFiniteLoss, RowError, CheckpointError) as error:
-            saved = self.fold.state.checkpoints
-            last = saved[-1].path if saved else "none yet"
-            raise ActorFault(f"batch {self.step + 1}: {error}; the last checkpoint is intact: {last}") from error
+        except (NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
+            raise ActorFault(self._advice(error)) from error
         finally:
             await self._said()
         await self.keeper.close()
+
+    def _advice(self, error: Fault) -> str:
+        """Why the next step could not be made, and what may be done."""
+        step, saved = self.step + 1, self.fold.state.checkpoints
+        reason = str(error).removeprefix(f"batch {step}: ")
+        words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
+        if isinstance(error, CheckpointError) or step <= self.fold.state.trained:
+            return words
+        command = f"asyncrl up --resume {self.context.files.root} --skip-batch {step}"
+        return f"{words}; to go on without this batch: {command}"
 
     async def _make_ready(self) -> None:
         """Load the model and the newest checkpoint, and train again what was trained after it.
@@ -150,23 +165,32 @@ class Learner:
         if found is None:
             return
         packed, sequence = found
-        groups = await self.payloads.take(packed)
-        began = time.monotonic()
-        self.context.doing(f"trains batch {packed.step}")
-        updating = asyncio.to_thread(self._update, packed, groups)
-        stats, metrics = await self._while_fetching(packed.step + 1, updating)
-        metrics |= {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
+        skips, metrics = self.fold.skips(packed.step), dict[str, float]()
+        if skips:
+            self.context.log.warning("batch skipped", step=packed.step)
+            stats = skipped_stats(packed)
+        else:
+            stats, metrics = await self._trained_on(packed)
         self.step, self.batch_sequence = packed.step, sequence
         if not publish:
             return
         crash_point("learner.stepped")
-        decisions = [self._trained(packed, stats, metrics)]
+        decisions = [self._trained(packed, stats, metrics, skipped=skips)]
         if self._publishes(self.step):
             decisions.append(await self._publish())
         await self._say(decisions)
         self.context.vitals.update(step=self.step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
         await self._save_if_due()
+
+    async def _trained_on(self, packed: BatchPacked) -> tuple[BatchStats, dict[str, float]]:
+        groups = await self.payloads.take(packed)
+        began = time.monotonic()
+        self.context.doing(f"trains batch {packed.step}")
+        updating = asyncio.to_thread(self._update, packed, groups)
+        stats, metrics = await self._while_fetching(packed.step + 1, updating)
+        metrics |= {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
+        return stats, metrics
 
     def _update(
         self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]
@@ -175,7 +199,7 @@ class Learner:
         rows, stats = build_rows(groups, batch_rules(self.cast, packed))
         return stats, self.trainer.step(rows, step_spec(self.cast, packed.step))
 
-    def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float]) -> Decision:
+    def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool) -> Decision:
         supervised = {-1: stats.tokens_trained}
         message = BatchTrained(
             step=packed.step,
@@ -187,6 +211,7 @@ class Learner:
             rewards=[stats.reward_mean, stats.reward_std],
             trajectories=stats.trajectories,
             batch_sequence=self.batch_sequence,
+            skipped=skipped,
         )
         return Decision(BATCH_TRAINED, message, id=f"{self.line}:{packed.step}")
 
@@ -276,7 +301,10 @@ class Learner:
         record = await read_message(self.context.bus, BATCHES, sequence)
         if record is None:
             raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name} is gone")
-        return await read(self.context.bus, BatchPacked, record)
+        try:
+            return await read(self.context.bus, BatchPacked, record)
+        except (BlobMissing, WireError) as error:
+            raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name}: {error}") from error
 
     async def _while_fetching(self, step: int, work: Coroutine[None, None, T]) -> T:
         """The result of some work; should the batch of `step` be packed meanwhile, its tokens are fetched."""
@@ -286,6 +314,6 @@ class Learner:
             await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
         sequence = self.fold.sequence(step)
-        if sequence is not None:
+        if sequence is not None and not self.fold.skips(step):
             self.payloads.begin(await self._packed(step, sequence))
         return await working

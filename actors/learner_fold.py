@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
+from topics.actors import SKIP_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.evals import EVAL_REQUESTED
 from topics.streams import CHECKPOINT_REQUESTED
@@ -27,6 +28,8 @@ class LearnerState(msgspec.Struct):
     checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
     evaluated: int | None = None  # newest version an evaluation was asked for
+    skip_requests: list[int] = []  # steps whose batches are to be passed over
+    skipped: list[int] = []  # those that were, of what may be trained again
     finished: int | None = None  # step at which training was said to be finished
 
 
@@ -47,6 +50,8 @@ class LearnerFold:
         elif topic is BATCH_TRAINED:
             state.trained = message.step
             state.line = message.line
+            if message.skipped:
+                state.skipped.append(message.step)
         elif topic is WEIGHTS_PUBLISHED:
             state.line = message.line
             state.published[message.version] = message.digest
@@ -55,6 +60,8 @@ class LearnerFold:
             self._forget()
         elif topic is CHECKPOINT_LOST:
             state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
+        elif topic is SKIP_REQUESTED:
+            state.skip_requests.append(message.step)
         elif topic is EVAL_REQUESTED:
             state.evaluated = message.version
         elif topic is TRAINING_FINISHED:
@@ -69,6 +76,10 @@ class LearnerFold:
     def at_hand(self, step: int) -> BatchPacked | None:
         """A batch as it was read, if it is one of the newest."""
         return self._at_hand.get(step)
+
+    def skips(self, step: int) -> bool:
+        """Whether a batch is passed over: where it was trained once, that decides."""
+        return step in (self.state.skipped if step <= self.state.trained else self.state.skip_requests)
 
     def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
         """Whether a checkpoint of this step is wanted.
@@ -102,4 +113,5 @@ class LearnerFold:
     def _forget(self) -> None:
         contained, state = self._contained, self.state
         state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
+        state.skipped = [step for step in state.skipped if step > contained]
         state.published = {version: digest for version, digest in state.published.items() if version >= contained}

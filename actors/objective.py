@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
-from asyncrl.algorithms.batches import BatchRules
+from asyncrl.algorithms.batches import BatchRules, BatchStats
 from asyncrl.algorithms.losses import Correction
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.settings import Cast
@@ -53,6 +54,12 @@ def step_spec(cast: Cast, step: int) -> StepSpec:
         ),
         grad_clip=learner.max_grad_norm,
     )
+
+
+def skipped_stats(packed: BatchPacked) -> BatchStats:
+    """What a batch consists of that is passed over: its trajectories, and no token."""
+    rewards = [member.reward for group in packed.groups for member in group.members]
+    return BatchStats(len(rewards), 0, 0, {}, statistics.fmean(rewards), statistics.pstdev(rewards))
 
 
 def batch_rules(cast: Cast, packed: BatchPacked) -> BatchRules:

@@ -128,6 +128,7 @@ class RecorderFold:
             "trajectories": message.trajectories,
             "tokens_by_lag": {str(lag): count for lag, count in message.lags.items()},
             "masked_tokens": message.masked,
+            **({"skipped": True} if message.skipped else {}),
             **message.metrics,
         }
         packed = self._packed.pop(message.step, _Packed(record.time_ns, 0, {}))
@@ -145,7 +146,7 @@ class RecorderFold:
             row["lag_mean_versions"] = round(lag, 4)
             self._rl_first_ns = self._rl_first_ns or packed.time_ns
             self._masked_tokens += message.masked
-            self._counts["trajectories_trained"] += message.trajectories
+            self._counts["trajectories_trained"] += 0 if message.skipped else message.trajectories
             for lag_of, count in message.lags.items():
                 self.lags[lag_of] = self.lags.get(lag_of, 0) + count
             self.figures = packed.figures

@@ -1,7 +1,6 @@
 """Batches for a learner, with tokens that are there, and learners that play inside the test's own process."""
 
 import asyncio
-import contextlib
 
 import numpy as np
 import xxhash
@@ -72,6 +71,5 @@ class Playing:
         self.context.stop.set()
         for task in [*self.context._tasks, self.task]:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.task
+        await asyncio.wait({self.task})
         await self.learner.keeper.close()

@@ -9,16 +9,19 @@ import pytest
 from conftest import Connect, Stage, until
 from learning import Playing, pack
 
+from actors.actor import ActorFault
 from actors.keeper import Keeper
 from actors.objective import open_trainer
 from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
+from asyncrl.cli.making import LaunchError
 from asyncrl.cli.reach import read_log
+from asyncrl.cli.skip import request_skip
 from topics.actors import KeeperFolded
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
-from topics.topic import BATCHES, TRAINING
+from topics.topic import BATCHES, TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 from topics.wire import decode
 
@@ -171,6 +174,57 @@ async def test_without_a_readable_checkpoint_training_begins_anew_where_the_toke
     log = await log_of(bus)
     assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 8)]
     assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_when_asked(opened: Open, bus: Bus):
+    first = await opened(learner={"advantage": "none", "checkpoint_every": 3})
+    await train(bus, 1, 2)
+    await pack(bus, 3, rewards=(0.0, 1e30))  # a gradient that is not finite
+    await pack(bus, 4)
+    with pytest.raises(ActorFault) as failed:
+        await first.task
+    command = f"to go on without this batch: asyncrl up --resume {first.context.files.root} --skip-batch 3"
+    assert str(failed.value).startswith("batch 3: step 3: loss ")
+    assert str(failed.value).endswith(command)
+    for wrong in (2, 5):
+        with pytest.raises(LaunchError, match="batches up to 2 are trained, and batches 3 to 4 wait"):
+            await request_skip(bus, first.context.cast, wrong)
+
+    await request_skip(bus, first.context.cast, 3)
+    second = await opened()
+    await until(lambda: trained(bus, 4), "step 4")
+    await second.kill()
+    await opened()  # trains again what no checkpoint contains, without the batch that was skipped
+    await train(bus, 5, 5)
+
+    log = await log_of(bus)
+    steps = [(message.step, message.skipped, message.trajectories, message.lags) for message in log[BATCH_TRAINED]]
+    assert steps[2] == (3, True, 2, {})
+    assert [(step, skipped) for step, skipped, *_ in steps] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, False),
+        (5, False),
+    ]
+    digests = {message.version: message.digest for message in log[WEIGHTS_PUBLISHED]}
+    assert sorted(digests) == [0, 1, 2, 3, 4, 5]
+    assert digests[3] == digests[2] != digests[4]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: Bus):
+    await pack(bus, 1)
+    await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
+    first = await opened()
+    with pytest.raises(ActorFault, match=r"batch 1: the tokens of p000001-\d .*are gone; .* --skip-batch 1$"):
+        await first.task
+
+    await request_skip(bus, first.context.cast, 1)
+    await opened()
+    await train(bus, 2, 2)
+
+    assert [message.skipped for message in (await log_of(bus))[BATCH_TRAINED]] == [True, False]
 
 
 async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, LEDGER_BLOBS, PROMPTS, TRAINING, VITALS, Topic
-from topics.wire import Count, Id, Message, Sequence
+from topics.wire import Count, Id, Message, Sequence, Step
 
 Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
 
@@ -84,6 +84,12 @@ class ReissueRequested(Message):
     prompt_id: Id  # "p000042", or "r000003" for its row once more
 
 
+class SkipRequested(Message):
+    """Somebody asks the learner to end a batch that cannot be trained, with the weights as they are."""
+
+    step: Step
+
+
 class HeldWork(msgspec.Struct, omit_defaults=True):
     """A piece of work that an actor has had for seconds."""
 
@@ -151,6 +157,7 @@ ACTOR_STOPPED = Topic("actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard
 SCALE_REQUESTED = Topic("control.scaled", ScaleRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
 STOP_REQUESTED = Topic("control.stopped", StopRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
 REISSUE_REQUESTED = Topic("control.reissued", ReissueRequested, ACTORS, said_by=("operator",), heard_by=("prompter",))
+SKIP_REQUESTED = Topic("control.skipped", SkipRequested, ACTORS, said_by=("operator",), heard_by=("learner",))
 FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, said_by=("warden",), heard_by=("warden",))
 WORK_ISOLATED = Topic(
     "work.isolated",
@@ -190,6 +197,7 @@ TOPICS: tuple[Topic[Any], ...] = (
     SCALE_REQUESTED,
     STOP_REQUESTED,
     REISSUE_REQUESTED,
+    SKIP_REQUESTED,
     FLEET_SCALED,
     WORK_ISOLATED,
     VITALS_TAKEN,

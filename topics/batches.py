@@ -48,7 +48,7 @@ class BatchPacked(Message):
 
 
 class BatchTrained(Message):
-    """Batch `step` is in the weights."""
+    """Batch `step` is in the weights, or was passed over: then version `step` has the weights of the one before."""
 
     step: Step
     line: Count
@@ -59,6 +59,7 @@ class BatchTrained(Message):
     rewards: list[Real]  # mean reward and its standard deviation
     trajectories: Count
     batch_sequence: Sequence  # of its batch.packed in the BATCHES stream
+    skipped: bool = False  # passed over, as an operator asked: no token of it was trained on
 
 
 BATCH_PACKED = Topic(

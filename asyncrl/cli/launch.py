@@ -31,6 +31,7 @@ from asyncrl.cli.find import WARDEN, is_locked
 from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.cli.sizing import provision_sized
+from asyncrl.cli.skip import request_skip
 from asyncrl.processes import exit_text, log_size
 from topics.actors import RUN_OPENED, RunOpened
 
@@ -54,6 +55,7 @@ class Launch:
         self.address = BusAddress("")
         self.failure = ""  # why the run could not be kept up
         self.killed = False
+        self.skip_batch: int | None = None  # of a run that goes on: it is ended untrained
         self.tell: Callable[[str], None] = lambda _: None  # hears of deaths that no topic tells of
         self._resumes = resumes is not None
         self._server: OwnServer | None = None
@@ -150,7 +152,8 @@ class Launch:
 
         Raises:
             BusError: no server, or not one that can hold the run.
-            LaunchError: the run is not on that server, a new one's id is taken there, or the model was not made.
+            LaunchError: the run is not on that server, a new one's id is taken there, the model was not made, or the
+                batch to be skipped does not wait to be trained.
         """
         making = asyncio.create_task(self._make_model())
         try:
@@ -160,6 +163,8 @@ class Launch:
                 await self._check_owner(bus)
             self._sizes = await provision_sized(bus, self.cast, self.base, self.files.root)
             await making
+            if self.skip_batch is not None:
+                await request_skip(bus, self.cast, self.skip_batch)
             opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
             await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
         finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.actor import RunFiles
-from actors.objective import batch_rules, step_spec
+from actors.objective import batch_rules, skipped_stats, step_spec
 from actors.payloads import Payloads
 from asyncrl.algorithms.batches import GradedTrajectory, build_rows
 from asyncrl.bus.connection import Bus
@@ -151,7 +151,7 @@ class Retraining:
         subjects = [TRAJECTORY_GENERATED.pattern(self._bus.run)]
         await read_log(self._bus, TRAJECTORIES, subjects, self._log, headers_only=True)
         for step in range(until, self._cast.origin, -1):
-            groups = self._log.batch(step)[0].groups
+            groups = [] if self._skips(step) else self._log.batch(step)[0].groups
             if any(member.payload.sequence not in self._log.results for group in groups for member in group.members):
                 return step
         return self._cast.origin
@@ -166,22 +166,29 @@ class Retraining:
         payloads = Payloads(self._bus, self._cast.rollout.temperature)
         while self.step < until:
             packed, _ = self._log.batch(self.step + 1)
-            groups = await payloads.take(packed)
-            if packed.step < until:
+            groups = [] if self._skips(packed.step) else await payloads.take(packed)
+            if packed.step < until and not self._skips(packed.step + 1):
                 payloads.begin(self._log.batch(packed.step + 1)[0])
             yield await asyncio.to_thread(self._train, packed, groups)
 
     def _train(self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]) -> ReplayedStep:
         began, step = time.monotonic(), packed.step
-        rows, stats = build_rows(groups, batch_rules(self._cast, packed))
-        metrics = self._trainer.step(rows, step_spec(self._cast, step))
-        metrics["train_s"] = round(time.monotonic() - began, 4)
+        if self._skips(step):
+            stats, metrics = skipped_stats(packed), {}
+        else:
+            rows, stats = build_rows(groups, batch_rules(self._cast, packed))
+            metrics = self._trainer.step(rows, step_spec(self._cast, step))
+            metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step = step
         said, published = self._log.trained[step], self._log.published.get(step, "")
         digest = weights_digest(self._trainer.weights()) if published else ""
         recorded = {"reward_mean": said.rewards[0], "masked_tokens": float(said.masked), **said.metrics}
         replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
         return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
+
+    def _skips(self, step: int) -> bool:
+        """Whether the run passed over a batch; so does its replay."""
+        return step in self._log.trained and self._log.trained[step].skipped
 
     def checkpoint(self) -> Checkpoint:
         """What a checkpoint of where the replay is would be; its line is the first one, for it is nobody's yet."""

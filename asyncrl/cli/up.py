@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
     )
     parser.add_argument(
+        "--skip-batch", type=int, metavar="N", help="with --resume: end batch N, which cannot be trained, untrained"
+    )
+    parser.add_argument(
         "--detach", action="store_true", help="return once it has started; it goes on in the background"
     )
 
@@ -48,6 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Start, watch, and end the run; returns 0 when it finished or was asked to stop, else 1."""
     import uvloop
 
+    if arguments.skip_batch is not None and not arguments.resume:
+        raise LaunchError("--skip-batch is for a run that goes on: give --resume RUN, too")
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
     name = launch.cast.run
@@ -75,7 +80,9 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     if arguments.cast or arguments.run_id:
         raise LaunchError("--resume goes on with a run's own cast and id; give neither a cast nor --run")
     root = find_directory(argparse.Namespace(run_id=arguments.resume, directory="runs"), live=False)
-    return Launch.of(root, arguments.set)
+    launch = Launch.of(root, arguments.set)
+    launch.skip_batch = arguments.skip_batch
+    return launch
 
 
 async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None) -> int:

@@ -91,7 +91,9 @@ def _state(ledger: Ledger, key: Key) -> str:
     if end is None:
         end = ledger.closed.get(key.prompt_id)
     if isinstance(end, int):
-        return "trained" if end in ledger.trained else "packed"
+        if end not in ledger.trained:
+            return "packed"
+        return "dropped: skipped" if ledger.trained[end].skipped else "trained"
     if end is not None:
         return f"dropped: {end}"
     if key in ledger.grades or key in ledger.failed:

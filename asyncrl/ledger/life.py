@@ -160,4 +160,5 @@ def _group_dropped(message: GroupDropped, _: Record) -> str:
 
 
 def _trained(message: BatchTrained) -> str:
-    return f"batch {message.step} on line {message.line}, in version {max(0, message.step)}"
+    where = "skipped, without effect on" if message.skipped else "in"
+    return f"batch {message.step} on line {message.line}, {where} version {max(0, message.step)}"
