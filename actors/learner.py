@@ -23,6 +23,7 @@ from asyncrl.training.checkpoint import (
     CheckpointError,
     load_checkpoint,
     read_checkpoint,
+    remove_directory,
     weights_digest,
     write_checkpoint,
     written_aside,
@@ -87,7 +88,8 @@ class Learner:
             await self._resume()
             while self.step < self.cast.learner.steps and not self.context.stop.is_set():
                 await self._train_next(publish=True)
-            if self.step >= self.cast.learner.steps and self.fold.state.finished is None:
+            finished = self.fold.state.finished
+            if self.step >= self.cast.learner.steps and (finished is None or finished < self.step):
                 await self._finish()
         except (NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
             raise ActorFault(self._advice(error)) from error
@@ -259,13 +261,15 @@ class Learner:
         """The last checkpoint, the model for everybody, and the word that training is over."""
         await self._save()
         exported = self.context.files.root / "exported"
-        if not exported.exists():
-            await asyncio.to_thread(self._export, exported)
+        await asyncio.to_thread(self._export, exported)
         crash_point("learner.exported")
         message = TrainingFinished(self.step, "steps", str(exported))
         await self._say([Decision(TRAINING_FINISHED, message, id="finished")])
 
     def _export(self, directory: Path) -> None:
+        """Write the model; one that is there is of fewer steps, or of a learner that died before it said so."""
+        if directory.exists():
+            remove_directory(directory)
         with written_aside(directory) as aside:
             self.trainer.export(aside)
 

@@ -82,7 +82,7 @@ class PrompterState(msgspec.Struct):
     trained_ahead: set[int] = set()  # trained before their packing was read
     origins: list[str] = []  # prompts whose rows are to be issued again, in the order of the requests
     reissued: set[int] = set()  # requests whose every member is issued
-    finished: bool = False
+    finished_at: int | None = None  # step at which training was said to be finished
     paused: bool = False  # payload streams are nearly full
 
 
@@ -133,13 +133,13 @@ class PrompterFold:
         elif topic is REISSUE_REQUESTED:
             self._on_reissue(message.prompt_id)
         elif topic is TRAINING_FINISHED:
-            self.state.finished = True
+            self.state.finished_at = message.step
         elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
             self.state.paused = topic is ADMISSION_PAUSED
 
     def wanted(self) -> list[Wanted]:
         """What may be issued now, in order."""
-        if self.state.finished:
+        if self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps:
             return []
         again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
         # RL waits for version 0 in the slots of the rollout workers. Issued before every batch of the warm-up is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from asyncrl.bus.log import Record
+from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
@@ -36,7 +37,8 @@ class RecorderFold:
         self.failed: dict[str, int] = {}  # what workers claimed, by reason
         self.figures: dict[str, float] = {}  # of the newest batch of RL
         self.exported = ""
-        self.finished = False
+        self.steps_wanted = 0  # by who opened the run last
+        self.finished_at: int | None = None
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
         self._first_ns = 0
         self._last_ns = 0
@@ -75,7 +77,9 @@ class RecorderFold:
         elif topic is EVAL_SCORED:
             self._on_scored(message, record)
         elif topic is TRAINING_FINISHED:
-            self.exported, self.finished = message.exported, True
+            self.exported, self.finished_at = message.exported, message.step
+        elif topic is RUN_OPENED:
+            self.steps_wanted = message.steps
 
     def summary(self, run: str) -> dict[str, Any]:
         """The figures of a run, named with their units."""
@@ -84,7 +88,7 @@ class RecorderFold:
         rewards = [step["reward"] for step in self.steps]
         return {
             "run": run,
-            "finished": self.finished,
+            "finished": self.finished_at is not None and self.finished_at >= self.steps_wanted,
             "steps": len(self.steps),
             "warmup_steps": self._warmup_steps,
             "sampled_reward_first_step": _mean(rewards[:1]),

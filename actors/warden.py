@@ -146,7 +146,7 @@ class Warden:
         self.context.watch(trimming)
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.cast))
-        if self.context.stop.is_set() or self._state.stopping or (self._state.finished and not self._state.evals_open):
+        if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder", "recorder-1")  # a warden died while the run ended: the summary may be missing
         else:
             self._reconcile()
@@ -159,7 +159,7 @@ class Warden:
                     await self._scale(wanted)
                     self._reconcile()
                 continue
-            if self._state.finished:
+            if self.fold.finished:
                 finished_at = finished_at or self.keeper.now()
                 if not self._state.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
                     break
@@ -208,7 +208,7 @@ class Warden:
             code, words = await self._live(child)
             self._pulses.end(child.actor_id)
             self._lingering.discard(child.actor_id)
-            if child.leaving or (self._state.finished and (code == 0 or child.actor_id in self._state.left)):
+            if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
             child.deaths.add(killed=code < 0, worked=self._state.trained > child.trained)
             child.trained = self._state.trained

@@ -32,7 +32,7 @@ class WardenState(msgspec.Struct):
     wanted: dict[str, int] = {}
     asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
     stopping: str = ""
-    finished: bool = False
+    finished_at: int | None = None  # step at which training was said to be finished
     trained: int = 0  # batches said to be trained
     reasons: dict[str, str] = {}  # last words of each actor
     pids: dict[str, int] = {}  # process that played each actor last
@@ -47,6 +47,7 @@ class WardenFold:
     def __init__(self, cast: Cast) -> None:
         self.room = TrimmerFold(cast)
         self._state = WardenState(self.room.state)
+        self._steps = cast.learner.steps
 
     @property
     def state(self) -> WardenState:
@@ -56,6 +57,11 @@ class WardenFold:
     @state.setter
     def state(self, state: WardenState) -> None:
         self._state, self.room.state = state, state.room
+
+    @property
+    def finished(self) -> bool:
+        """Whether training is over: a run that was made longer has finished before and goes on."""
+        return self._state.finished_at is not None and self._state.finished_at >= self._steps
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in."""
@@ -72,7 +78,7 @@ class WardenFold:
         elif topic is BATCH_TRAINED:
             state.trained += 1
         elif topic is TRAINING_FINISHED:
-            state.finished = True
+            state.finished_at = message.step
         elif topic is ACTOR_STARTED:
             state.pids[message.actor_id] = message.pid
             state.left.discard(message.actor_id)

@@ -378,7 +378,7 @@ def test_a_stall_that_nothing_explains_says_so_after_a_minute():
 
 
 def test_a_run_that_ends_is_not_stalled():
-    told = Told().say(weights.TRAINING_FINISHED, weights.TrainingFinished(5, "steps"))
+    told = Told().say(weights.TRAINING_FINISHED, weights.TrainingFinished(Cast().learner.steps, "steps"))
     assert told.found() == []
     assert Told().say(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
 

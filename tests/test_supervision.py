@@ -242,13 +242,15 @@ async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, schedule
         Launch.of(first.files.root, [override])
 
 
-async def test_a_finished_run_does_not_go_on(tmp_path: Path):
+async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
     first = prepared(tmp_path)
     await first.stop()
     (first.files.root / "summary.json").write_text('{"finished": true}')
 
-    with pytest.raises(LaunchError, match="run demo has finished, nothing is left to do; its results are in"):
+    words = "run demo has finished, nothing is left to do; .* --set learner.steps=N, with N above 100"
+    with pytest.raises(LaunchError, match=words):
         Launch.of(first.files.root, [])
+    assert Launch.of(first.files.root, ["learner.steps=200"]).cast.learner.steps == 200
 
 
 @pytest.mark.parametrize(

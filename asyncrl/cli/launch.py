@@ -83,9 +83,13 @@ class Launch:
             cast, base = files.read_cast(), files.base
         except (msgspec.MsgspecError, FileNotFoundError) as error:
             raise LaunchError(f"run {root.name} cannot go on: {files.cast}: {error}") from error
-        if _has_finished(root):
-            raise LaunchError(f"run {root.name} has finished, nothing is left to do; its results are in {root}")
-        return cls(LoadedCast(longer(cast, overrides), base, files.cast), root)
+        wanted = longer(cast, overrides)
+        if _has_finished(root) and wanted.learner.steps == cast.learner.steps:
+            raise LaunchError(
+                f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
+                f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {cast.learner.steps}"
+            )
+        return cls(LoadedCast(wanted, base, files.cast), root)
 
     def prepare(self) -> None:
         """Take a run directory that nobody used before, or that of the run that goes on, and write the settings down.
@@ -108,6 +112,7 @@ class Launch:
         (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
         write_private(self.files.own_engine_key, secrets.token_urlsafe(32).encode())
         self._write_cast()
+        (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
 
     def begin_with(self, checkpoint: Path) -> None:
         """Let training begin with a checkpoint, whose step the settings have."""
@@ -169,7 +174,6 @@ class Launch:
             await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
         finally:
             making.cancel()
-        (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
         await self._start_warden()
         self._over = asyncio.get_running_loop().create_future()
         pulses = Pulses(bus, self.cast.keepers.lease_s, self._on_silent)

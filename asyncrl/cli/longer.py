@@ -44,7 +44,8 @@ def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
         if number > learner.steps and learner.schedule != "constant":
             raise LaunchError(
                 f"--set {override}: with learner.schedule = {learner.schedule} another number of steps would change "
-                "the learning rates of the steps already taken"
+                "the learning rates of the steps already taken; a new run takes them from a step on: "
+                f"asyncrl fork {cast.run} NEW --at STEP --set {override}"
             )
         learner = msgspec.structs.replace(learner, steps=number)
     return msgspec.structs.replace(cast, learner=learner, task=task, nats=nats)

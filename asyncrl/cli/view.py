@@ -155,6 +155,7 @@ class RunView:
         self.line = 0
         self.checkpoint: int | None = None  # step of the newest
         self.exported = ""
+        self._finished_at: int | None = None  # step at which training was said to be finished
         self.evals: list[EvalScored] = []
         self.engines: dict[str, Engine] = {}
         self.actors: dict[str, Actor] = {}
@@ -330,8 +331,9 @@ class RunView:
             self.state, self._asked_to_stop = "stopping", True
             self.tell("news", time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
         elif topic is TRAINING_FINISHED:
-            self.exported = message.exported
-            self.state = "stopping"
+            self.exported, self._finished_at = message.exported, message.step
+            if message.step >= self.total:  # else the run was made longer since
+                self.state = "stopping"
             where = f"; model in {message.exported}" if message.exported else ""
             self.tell("news", time_ns, f"training finished at step {message.step}{where}")
 
@@ -355,7 +357,8 @@ class RunView:
         actor.live, actor.last_words, actor.tokens_per_s = False, message.reason, 0.0
         if message.actor_id == WARDEN:
             self.failure = message.reason
-            finished = bool(self.exported) and not self._asked_to_stop
+            trained = self._finished_at is not None and self._finished_at >= self.total
+            finished = trained and not self._asked_to_stop
             self.state = "failed" if message.reason else "finished" if finished else "stopped"
             self.tell("warning" if message.reason else "news", time_ns, self.state)
         elif message.reason:

@@ -137,7 +137,7 @@ class Picture:
     packed_ns: int = 0
     published: int | None = None  # newest version
     published_ns: int = 0
-    finished: bool = False
+    finished_at: int | None = None  # step at which training was said to be finished
     stopping: bool = False
     drops: dict[str, int] = field(default_factory=dict)  # groups dropped since the newest batch, by reason
     letters: list[Letter] = field(default_factory=list)  # the newest few
@@ -159,7 +159,7 @@ class Picture:
         elif topic is WEIGHTS_PUBLISHED:
             self.published, self.published_ns = message.version, record.time_ns
         elif topic is TRAINING_FINISHED:
-            self.finished = True
+            self.finished_at = message.step
         elif topic is GROUP_DROPPED:
             self.drops[message.reason] = self.drops.get(message.reason, 0) + 1
         elif topic is DEAD_LETTER:
@@ -177,6 +177,11 @@ class Picture:
     def now_s(self) -> float:
         """Server's clock, seconds."""
         return self.now_ns / 1e9
+
+    @property
+    def finished(self) -> bool:
+        """Whether training is over: a run that was made longer has finished before and goes on."""
+        return self.finished_at is not None and self.finished_at >= self.cast.learner.steps
 
     @property
     def trained(self) -> int:
