@@ -219,14 +219,14 @@ async def test_a_replay_begins_at_a_checkpoint_and_ends_where_it_is_told(killed:
 
 @SLOW
 async def test_other_settings_give_a_report_beside_the_run(killed: Run):
-    words = ["--set", "learner.lr=5e-4", "--set", "learner.clip_high=0.1", "--to", "3"]
+    words = ["--set", "learner.lr=5e-4", "--set", "learner.correction_cap=1.5", "--to", "3"]
     code, said = await command(killed.folder, "replay", *words)
 
     assert code == 0, said
     assert "other setting: learner.lr = 0.0005, the run had 0.001\n" in said
     out = killed.root / "replays" / "1"
     found = json.loads((out / "report.json").read_bytes())
-    assert found["settings"] == {"learner.lr": [0.001, 0.0005], "learner.clip_high": [0.28, 0.1]}
+    assert found["settings"] == {"learner.lr": [0.001, 0.0005], "learner.correction_cap": [2.0, 1.5]}
     assert found["first_different_step"] == 1  # the warm-up has settings of its own
     assert found["medians"]["learning_rate"] == {"recorded": 0.001, "replayed": 0.0005}
     assert {"loss", "grad_norm", "clip_fraction", "reward_mean"} <= found["medians"].keys()
@@ -238,6 +238,7 @@ async def test_other_settings_give_a_report_beside_the_run(killed: Run):
 async def test_trimmed_tokens_and_lost_checkpoints_are_told(killed: Run, tmp_path: Path):
     root = tmp_path / "runs" / "short"
     shutil.copytree(killed.root, root)
+    (root / "location").write_text(str(root.resolve()))  # as if it had been made here
     async with topics_left_in(root) as bus:
         (last,) = [batch for batch in (await said_on(bus, BATCHES)).on(BATCH_PACKED) if batch.step == STEPS]
         needed = min(member.payload.sequence for group in last.groups for member in group.members)
