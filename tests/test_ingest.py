@@ -16,7 +16,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.permissions import ROLES
-from asyncrl.bus.provision import QUEUES, provision
+from asyncrl.bus.provision import QUEUES, equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from topics.table import TOPICS, topic_of
 from topics.topic import STREAMS, Stream, Topic
@@ -166,7 +166,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
     server = EmbeddedServer(tmp_path, run=RUN)
     address = await server.start()
     owner = await Bus.connect(address, RUN)
-    await provision(owner, payload_mb=16, ledger_mb=16, lease_s=5)
+    await provision(owner, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
     for topic in TOPICS:
         await owner.store(_stored_as(topic), b'{"batch":9}', {"Nats-Msg-Id": topic.name})
     await owner.close()

@@ -17,7 +17,7 @@ from test_topics import example
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import QUEUES, provision
+from asyncrl.bus.provision import QUEUES, equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import pack
 from topics.batches import BATCH_TRAINED, BatchTrained
@@ -56,7 +56,7 @@ async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
     server = EmbeddedServer(tmp_path, run=RUN)
     owner = await Bus.connect(await server.start(), RUN)
     try:
-        await provision(owner, payload_mb=16, ledger_mb=16, lease_s=5)
+        await provision(owner, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
         watched = Watched(tmp_path, owner)
         for step in (1, 2, 3):
             await watched.train(step)

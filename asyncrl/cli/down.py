@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from asyncrl.bus.talk import say
-from asyncrl.cli.find import FoundRun, connected, find_run, is_locked, run_ended
+from asyncrl.cli.find import FoundRun, connected, find_run, is_locked, newest_end, run_ended
 from asyncrl.cli.options import add_run
 from asyncrl.errors import Fault
 from topics.actors import STOP_REQUESTED, StopRequested
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _stop(found: FoundRun, wait_s: float) -> None:
     async with asyncio.timeout(wait_s):
         async with connected(found, "down") as bus:
-            ending = asyncio.create_task(run_ended(bus))
+            ending = asyncio.create_task(run_ended(bus, await newest_end(bus)))  # it may end before this task begins
             await say(bus, STOP_REQUESTED, StopRequested("asyncrl down"), id=str(time.time_ns()))
             print(f"asked run {found.run} to stop", flush=True)
             await ending

@@ -185,12 +185,21 @@ async def is_over(bus: Bus) -> bool:
     return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
 
 
-async def run_ended(bus: Bus) -> None:
-    """Wait for the warden's last word, or for a server that went away and does not come back."""
+async def newest_end(bus: Bus) -> int:
+    """Sequence of the newest stop of the run's warden; 0 where there is none."""
+    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, WARDEN))
+    return 0 if newest is None else newest.sequence
+
+
+async def run_ended(bus: Bus, after: int | None = None) -> None:
+    """Wait for the warden's last word, or for a server that went away and does not come back.
+
+    Args:
+        after: the `newest_end` that does not count; unless given, the one there is by now.
+    """
     left = asyncio.Event()
     subject = ACTOR_STOPPED.subject(bus.run, WARDEN)
-    before = await read_last(bus, ACTORS, subject)
-    after = 0 if before is None else before.sequence
+    after = await newest_end(bus) if after is None else after
     reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
     await reader.start()
     waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
