@@ -24,7 +24,7 @@ def test_an_engine_that_was_asked_to_leave_is_not_dead():
 
 
 def test_while_a_run_ends_nobody_is_missed():
-    asked, finished = StopRequested("asyncrl down"), TrainingFinished(5, "steps")
+    asked, finished = StopRequested("asyncrl down"), TrainingFinished(100, "steps")
     for topic, message in ((STOP_REQUESTED, asked), (TRAINING_FINISHED, finished)):
         told = Told(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
         told.vitals("rollout-1", at_s=NOW_S - 60)

@@ -16,10 +16,10 @@ from actors.prompter import decide
 from actors.prompter_fold import Wanted
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped, Vitals
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped, Vitals
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import ACTORS, PROMPTS
+from topics.topic import ACTORS, PROMPTS, VITALS
 from topics.wire import decode
 
 SIZE = 2
@@ -51,15 +51,15 @@ class Heard:
         elif topic == ACTOR_STOPPED.name:
             self.last_words.append(decode(ActorStopped, record.data).reason)
 
-    async def take_vitals(self, message) -> None:
-        self.vitals.append(msgspec.json.decode(message.data, type=Vitals))
+    def take_vitals(self, record: Record) -> None:
+        self.vitals.append(msgspec.json.decode(record.data, type=Vitals))
 
 
 @pytest.fixture
 async def heard(bus: Bus) -> AsyncIterator[Heard]:
     heard = Heard()
-    await bus.subscribe(VITALS_TAKEN.pattern(bus.run), heard.take_vitals)
     readers = [LogReader(bus, stream, heard.take) for stream in (PROMPTS, ACTORS)]
+    readers.append(LogReader(bus, VITALS, heard.take_vitals))
     for reader in readers:
         await reader.start()
     yield heard
