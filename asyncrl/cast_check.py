@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from asyncrl.settings import Cast, LearnerSettings
+from asyncrl.bus.ports import is_ip
+from asyncrl.settings import Cast, LearnerSettings, NatsSettings
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
@@ -56,6 +57,7 @@ def _nats(cast: Cast) -> Iterator[Finding]:
     if nats.replicas > 1 and not nats.url:
         message = f"nats.replicas = {nats.replicas} is for a cluster at nats.url; nats.servers = 3 starts one here"
         yield Finding(("nats.replicas", "nats.url"), message)
+    yield from _listening(nats)
     logins = [key for key in ("user", "nkey_file", "credentials") if getattr(nats, key)]
     if len(logins) > 1:
         keys = tuple(f"nats.{key}" for key in logins)
@@ -72,6 +74,20 @@ def _nats(cast: Cast) -> Iterator[Finding]:
         yield Finding(
             (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
         )
+
+
+def _listening(nats: NatsSettings) -> Iterator[Finding]:
+    plain = NatsSettings()
+    for key in ("host", "port"):
+        if nats.url and getattr(nats, key) != getattr(plain, key):
+            message = f"nats.{key} is for a server started here, but nats.url names one that runs; remove one of them"
+            yield Finding((f"nats.{key}", "nats.url"), message)
+    if not is_ip(nats.host):
+        message = f'found "{nats.host}", expected an IP address of this machine, such as 127.0.0.1, or 0.0.0.0 for all'
+        yield Finding(("nats.host",), message)
+    if nats.port + nats.servers - 1 > 65535:
+        message = f"three servers would listen on {nats.port} to {nats.port + 2}, and ports end at 65535; lower it"
+        yield Finding(("nats.port", "nats.servers"), message)
 
 
 def _model(cast: Cast) -> Iterator[Finding]:

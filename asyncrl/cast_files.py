@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins
+from asyncrl.bus.ports import is_ip, listen_problem
 from asyncrl.cast_check import Finding
 from asyncrl.cast_model import check_machine, check_model
 from asyncrl.cast_rows import check_data
@@ -34,7 +35,7 @@ def check_files(cast: Cast, base: Path) -> list[Finding]:
         cast: the settings.
         base: folder that the cast's relative paths are looked for in.
     """
-    checks = (_directory, _secrets, _logins, check_model, _start, _functions, check_data)
+    checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data)
     return [*(finding for check in checks for finding in check(cast, base)), *check_machine(cast)]
 
 
@@ -74,6 +75,16 @@ def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
             login.login()
     except (BusUnreachable, OSError, ValueError) as error:
         yield Finding(tuple(f"nats.{key}" for key in given), str(error))
+
+
+def _ports(cast: Cast, _base: Path) -> Iterator[Finding]:
+    nats = cast.nats
+    if nats.url or not is_ip(nats.host) or nats.port + nats.servers > 65536:
+        return
+    for number in range(nats.servers):
+        if problem := listen_problem(nats.host, nats.port + number if nats.port else 0):
+            yield Finding(("nats.port", "nats.host"), f"{problem}; name another address or port (0: any free one)")
+            return
 
 
 def _start(cast: Cast, base: Path) -> Iterator[Finding]:

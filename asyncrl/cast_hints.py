@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from asyncrl.bus.ports import is_loopback
 from asyncrl.settings import Cast, CreateModelSettings
 
 _FILE_ENDINGS = (".jsonl", ".parquet")
@@ -69,6 +70,11 @@ def _meaning_hints(cast: Cast) -> Iterator[str]:
     held_out = cast.eval.source or cast.task.source
     if cast.eval.prompts and held_out == cast.task.source and held_out.partition("@")[0].endswith(_FILE_ENDINGS):
         yield f"evaluation takes the rows that are trained on, {held_out}; set eval.source, such as rows.jsonl@[0:9]"
+    if not is_loopback(cast.nats.host):
+        yield (
+            f"nats.host = {cast.nats.host}: other machines reach the server, which speaks no TLS: passwords and tokens "
+            "travel unencrypted; for TLS run a server of your own, and name it in nats.url"
+        )
     yield from _sampling_hints(cast)
 
 

@@ -26,8 +26,12 @@ class NatsSettings(Settings):
     """Where the topics live."""
 
     url: str = ""
-    """NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one on
-    loopback for this run."""
+    """NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one
+    here for this run."""
+    host: str = "127.0.0.1"
+    """IP address of this machine that a server started here listens on; `0.0.0.0` for all. It speaks no TLS."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """Port of a server started here, of three the first of three in a row; 0: a free one, kept when the run goes on."""
     user: str = ""
     """User name, when the URL needs one: it plays every role."""
     password_file: str = ""

@@ -20,8 +20,9 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.ports import free_port
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.server import EmbeddedServer, find_server, free_port
+from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
 from asyncrl.cli.launch import Launch

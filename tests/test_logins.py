@@ -23,8 +23,9 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import ROLES
+from asyncrl.bus.ports import free_port
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.server import EmbeddedServer, find_server, free_port
+from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.bus.talk import say
 from asyncrl.cli.reach import read_log
 from asyncrl.processes import with_parent

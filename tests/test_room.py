@@ -22,8 +22,9 @@ from test_supervision import topics_left_by
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, ServerFull
+from asyncrl.bus.ports import free_port
 from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_states
-from asyncrl.bus.server import find_server, free_port
+from asyncrl.bus.server import find_server
 from asyncrl.cast_room import MB, Progress, needs, needs_of_the_rest, payload_room
 from asyncrl.cast_sizes import Plan, plan
 from asyncrl.cli.making import LaunchError

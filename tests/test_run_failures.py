@@ -12,7 +12,8 @@ from folds import NO_PAYLOAD, Feed
 from runs import SHORT, Run, at_server, kill, up
 
 from actors.buffer_fold import BufferFold, Plan
-from asyncrl.bus.server import EmbeddedServer, free_port
+from asyncrl.bus.ports import free_port
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.settings import BufferSettings, Cast, WarmupSettings
 from asyncrl.training.checkpoint import read_checkpoint

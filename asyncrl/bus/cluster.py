@@ -11,7 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.server import EmbeddedServer, Place, free_port, users_of
+from asyncrl.bus.ports import ANY_PORT, Listen, free_port, own_address
+from asyncrl.bus.server import EmbeddedServer, Place, users_of
 
 SERVERS = 3
 
@@ -19,14 +20,9 @@ SERVERS = 3
 class EmbeddedCluster:
     """`nats-server` child processes that know each other; each keeps its port and its store over restarts."""
 
-    def __init__(self, directory: Path, run: str = "") -> None:
+    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT) -> None:
         self.directory = directory
-        file = directory / "nats.json"
-        if file.exists():
-            self.address = BusAddress.read(file)
-        else:
-            url = ",".join(f"nats://127.0.0.1:{free_port()}" for _ in range(SERVERS))
-            self.address = BusAddress(url, "asyncrl", secrets.token_urlsafe(18))
+        self.address = own_address(directory / "nats.json", listen, SERVERS)
         users = users_of(self.address, run, directory / "credentials")
         secret = secrets.token_urlsafe(18)
         urls = self.address.url.split(",")
@@ -43,7 +39,7 @@ cluster {{
 }}
 """
             place = Place(msgspec.structs.replace(self.address, url=url), users, config)
-            self.nodes.append(EmbeddedServer(directory / f"nats-{number}", place=place))
+            self.nodes.append(EmbeddedServer(directory / f"nats-{number}", listen=listen, place=place))
 
     async def start(self, deadline_s: float = 20.0) -> BusAddress:
         """Start all servers and return once each takes connections.
@@ -68,9 +64,9 @@ cluster {{
 OwnServer: TypeAlias = EmbeddedServer | EmbeddedCluster
 
 
-def own_server(directory: Path, run: str = "", servers: int = 1) -> OwnServer:
+def own_server(directory: Path, run: str, servers: int, listen: Listen) -> OwnServer:
     """The server or servers that a run starts for itself."""
-    return EmbeddedCluster(directory, run) if servers > 1 else EmbeddedServer(directory, run=run)
+    return EmbeddedCluster(directory, run, listen) if servers > 1 else EmbeddedServer(directory, run, listen)
 
 
 def server_left_in(directory: Path) -> OwnServer | None:

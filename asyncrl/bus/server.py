@@ -1,13 +1,11 @@
-"""A NATS server for one run on this machine: loopback, random password, gone with its parent."""
+"""A NATS server for one run on this machine: random password, gone with its parent."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
-import secrets
 import shutil
-import socket
 import sysconfig
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
@@ -16,26 +14,14 @@ from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
+from asyncrl.bus.ports import ANY_PORT, Listen, listen_problem, own_address
 from asyncrl.processes import end, with_parent
 
-_PORTS = range(20000, 32000)
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
 _MOST = "1PB"
 _READY = b"Server is ready"
 _WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
-
-
-def free_port() -> int:
-    """A free port below the ephemeral range: a restarted server finds it free again."""
-    while True:
-        port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def find_server() -> str:
@@ -77,8 +63,9 @@ def _quoted(path: Path) -> str:
     return f'"{"".join(plain)}"'
 
 
-def _config(port: int, users: Users, store: Path, place: Place | None) -> str:
-    return f"""listen: "127.0.0.1:{port}"
+def _config(listen: Listen, users: Users, store: Path, place: Place | None) -> str:
+    return f"""host: "{listen.host}"
+port: {listen.port}
 max_payload: 8MB
 max_pending: 256MB
 jetstream {{
@@ -96,17 +83,12 @@ class EmbeddedServer:
     Its owner may do everything. With a run it has one more user for each role, who may do what the topic table says.
     """
 
-    def __init__(self, directory: Path, run: str = "", place: Place | None = None) -> None:
+    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, place: Place | None = None) -> None:
         self.directory = directory
         self._run = run
         self._place = place
-        address_file = directory / "nats.json"
-        if place is not None:
-            self.address = place.address
-        elif address_file.exists():
-            self.address = BusAddress.read(address_file)
-        else:
-            self.address = BusAddress(f"nats://127.0.0.1:{free_port()}", "asyncrl", secrets.token_urlsafe(18))
+        self.address = place.address if place is not None else own_address(directory / "nats.json", listen)
+        self._listen = listen._replace(port=int(self.address.url.rsplit(":", 1)[1]))
         self.process: asyncio.subprocess.Process | None = None
         self.wounded = False  # whether it refuses to write since the disk was full, until it is started again
         self._ready = False
@@ -120,9 +102,8 @@ class EmbeddedServer:
         """
         self._ready = self.wounded = False
         self.directory.mkdir(parents=True, exist_ok=True)
-        port = int(self.address.url.rsplit(":", 1)[1])
         config = self.directory / "nats.conf"
-        write_private(config, _config(port, self._users(), self.directory / "nats", self._place).encode())
+        write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
         self.address.save(self.directory / "nats.json")
         self.process = await asyncio.create_subprocess_exec(
             find_server(),
@@ -145,8 +126,10 @@ class EmbeddedServer:
             await self.stop()
             fatal = [line.split(b"] ", 2)[-1] for line in last if b"[FTL]" in line or b"[ERR]" in line]
             words = b"".join(fatal or last).decode(errors="replace").strip()
+            if listen_problem(*self._listen):
+                words += "; name another place with nats.port (0: any free one) and nats.host"
             raise BusUnreachable(
-                f"nats-server on port {port} did not start"
+                f"nats-server on port {self._listen.port} did not start"
                 f"{'' if done else f' within {deadline_s:.0f} s'}: {words or 'no output'}"
             )
         self._ready = True
@@ -172,7 +155,7 @@ class EmbeddedServer:
         host, port = self.address.url.removeprefix("nats://").rsplit(":", 1)
         try:
             async with asyncio.timeout(within_s):
-                reader, writer = await asyncio.open_connection(host, int(port))
+                reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
                 greeting = await reader.readline()
                 writer.close()
         except (OSError, TimeoutError):

@@ -23,6 +23,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.logins import given_logins, save_logins
 from asyncrl.bus.permissions import OPERATOR
+from asyncrl.bus.ports import Listen
 from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
@@ -262,7 +263,8 @@ class Launch:
             self.address.save(self.files.address)
             save_logins(logins, self.files.credentials)
         else:
-            self._server = own_server(self.files.root, self.cast.run, self.cast.nats.servers)
+            nats = self.cast.nats
+            self._server = own_server(self.files.root, self.cast.run, nats.servers, Listen(nats.host, nats.port))
             self.address = await self._server.start(_RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:

@@ -1,4 +1,4 @@
-"""What may change when a run goes on: how long it goes and how much room it has, and nothing of what it has done."""
+"""What may change when a run goes on: its length, its room and where its server listens, and nothing of what it did."""
 
 from __future__ import annotations
 
@@ -6,29 +6,36 @@ from collections.abc import Sequence
 
 import msgspec
 
+from asyncrl.cast import with_overrides
 from asyncrl.cli.making import LaunchError
 from asyncrl.settings import Cast
 
 _SIZES = ("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb")
+_PLACE = ("nats.host", "nats.port")
 _CHANGEABLE = ("learner.steps", "task.epochs", *_SIZES)
 
 
 def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
-    """The settings of a run that goes on: those it began with, but for more steps or epochs, and other sizes.
+    """The settings of a run that goes on: those it began with, but for more steps or epochs, other sizes and ports.
 
     Args:
         overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `nats.ledger_max_mb=N`, or nothing.
 
     Raises:
+        CastError: `nats.host` or `nats.port` that cannot be.
         LaunchError: another setting, fewer of these, or steps that would change the learning rates of those taken.
     """
-    learner, task, nats = cast.learner, cast.task, cast.nats
+    learner, task = cast.learner, cast.task
+    elsewhere = [override for override in overrides if override.partition("=")[0].strip() in _PLACE]
+    nats = with_overrides(cast, elsewhere).nats
     for override in overrides:
+        if override in elsewhere:
+            continue
         key, _, value = (word.strip() for word in override.partition("="))
         if key not in _CHANGEABLE or not value.isdecimal():
             raise LaunchError(
                 f"--set {override}: a run goes on with the settings it began with; only learner.steps and task.epochs "
-                f"may be raised, and {', '.join(_SIZES)} may change"
+                f"may be raised, and {', '.join((*_SIZES, *_PLACE))} may change"
             )
         number = int(value)
         if key in _SIZES:

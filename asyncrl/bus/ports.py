@@ -1,0 +1,90 @@
+"""Where the servers that a run starts listen: addresses and ports of this machine."""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import secrets
+import socket
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.bus.address import BusAddress
+
+LOOPBACK = "127.0.0.1"
+_PORTS = range(20000, 32000)
+
+
+class Listen(NamedTuple):
+    """Where servers listen for clients."""
+
+    host: str = LOOPBACK  # IP address
+    port: int = 0  # of the first of several; 0 for the one of the start before where it is free, else any free one
+
+
+ANY_PORT = Listen()
+"""On loopback, where nothing else is wanted."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an IP address."""
+    return ipaddress.ip_address(host).is_loopback
+
+
+def is_ip(host: str) -> bool:
+    """Whether it is written as an IP address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def listen_problem(host: str, port: int) -> str:
+    """Why no server can listen there, or nothing."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may linger
+            probe.bind((host, port))
+            probe.listen()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return f"port {port} on {host} is taken by another program"
+        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            return f"{host} is no address of this machine"
+        return f"port {port} on {host} cannot be listened on: {error.strerror}"
+    return ""
+
+
+def free_port(host: str = LOOPBACK) -> int:
+    """A free port below the ephemeral range: a restarted server finds it free again."""
+    while listen_problem(host, port := secrets.choice(_PORTS)):
+        pass
+    return port
+
+
+def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
+    """How to reach the servers that a run starts, and as their owner: as at the start before, where that is possible.
+
+    Args:
+        file: the address of the start before, where there was one.
+    """
+    known = BusAddress.read(file) if file.exists() else None
+    if listen.port:
+        ports = list(range(listen.port, listen.port + servers))
+    elif known is not None:
+        before = [int(url.rsplit(":", 1)[1]) for url in known.url.split(",")]
+        ports = [free_port(listen.host) if listen_problem(listen.host, port) else port for port in before]
+    else:
+        ports = [free_port(listen.host) for _ in range(servers)]
+    url = ",".join(f"nats://{_reached_at(listen.host)}:{port}" for port in ports)
+    return BusAddress(url, "asyncrl", known.password if known is not None else secrets.token_urlsafe(18))
+
+
+def _reached_at(host: str) -> str:
+    """The host in the URL by which this machine reaches a server."""
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return LOOPBACK if address.version == 4 else "[::1]"
+    return f"[{host}]" if address.version == 6 else host
