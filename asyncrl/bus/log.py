@@ -75,6 +75,18 @@ class LogReader:
         Raises:
             BusError: the stream is not there, or may not be read.
         """
+        self._consumer, answer = await patiently(self._bus, self._create)
+        self._expected = 1
+        if not answer.get("num_pending"):
+            self.caught_up.set()
+        elif self._looking is None:
+            self._looking = asyncio.create_task(self._look_for_the_end())
+        stream, name = self._consumer.split(".")
+        self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
+        await self._puller.start(_WINDOW)
+
+    async def _create(self) -> tuple[str, dict[str, Any]]:
+        """Make a consumer of a new name each time: one that a cluster placed on a dead server never answers again."""
         name = f"r{secrets.token_hex(6)}"
         stream = self.stream.full_name(self._bus.run)
         config: dict[str, Any] = {
@@ -90,15 +102,7 @@ class LogReader:
         if self._subjects:
             config["filter_subjects"] = self._subjects
         body = {"stream_name": stream, "config": config, "action": "create"}
-        answer = await patiently(self._bus, lambda: self._bus.api(f"CONSUMER.CREATE.{stream}.{name}", body))
-        self._consumer = f"{stream}.{name}"
-        self._expected = 1
-        if not answer.get("num_pending"):
-            self.caught_up.set()
-        elif self._looking is None:
-            self._looking = asyncio.create_task(self._look_for_the_end())
-        self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
-        await self._puller.start(_WINDOW)
+        return f"{stream}.{name}", await self._bus.api(f"CONSUMER.CREATE.{stream}.{name}", body)
 
     async def close(self) -> None:
         """Stop reading."""
