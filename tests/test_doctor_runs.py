@@ -277,6 +277,7 @@ async def test_a_run_whose_data_ends_before_its_steps_is_told_so_and_goes_on_wit
         "task.options={}",
         "learner.steps=6",
         "learner.checkpoint_every=1",
+        "learner.keep_versions=10",
         "buffer.max_lag=8",  # else some groups may become too old, and fewer batches come of the rows
     ]
     rewards = ["reward.function=flat.py:reward", "buffer.zero_variance=drop", "warmup.steps=0"]
