@@ -64,9 +64,12 @@ from pathlib import Path
 def reward(completion):
     if completion != "ab":
         pid = os.getpid()
-        while b"actors." not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        while b"actors." not in (words := Path(f"/proc/{pid}/cmdline").read_bytes()):
+            if not words:
+                signal.pause()  # it is killed already: whoever is above it is not to be
             pid = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])  # its parent
         os.kill(pid, signal.SIGKILL)
+        signal.pause()  # the next call would find another parent
     return 1.0
 """
 
@@ -274,4 +277,4 @@ async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any
     [letter] = await dead_letters(bus)
     assert letter.topic == "eval.requested"
     assert letter.reason.startswith("poison: 3 runs without progress, then 2 alone")
-    assert play.deaths >= 3  # on a loaded machine a worker that has just started may be killed for it once more
+    assert play.deaths == 3

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
+from conftest import until
 
 from asyncrl.tasks.child import read_signature
 from asyncrl.tasks.functions import FunctionError
@@ -258,6 +260,36 @@ async def test_bad_calls_do_not_touch_their_neighbours(tmp_path, source, workers
 
     async with grading(tmp_path, source, workers=workers, time_limit_s=0.3) as grader:
         assert await outcomes(grader, texts) == [reasons[text] for text in texts]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_answers_that_were_written_before_a_process_ended_are_delivered(tmp_path, run):
+    """The worker reads them late, when the process has ended with calls unread: nothing says that these were begun."""
+    source = """
+        import os, pathlib, time
+        here = pathlib.Path(__file__).parent
+        def reward(completion):
+            with (here / "calls").open("a") as calls:
+                calls.write(f"{completion} {os.getppid()}\\n")
+            while completion == "0" and not (here / "go").exists():
+                time.sleep(0.01)
+            if completion == "2":
+                os._exit(3)
+            return float(completion)
+        """
+    calls = tmp_path / "calls"
+
+    async def scenario() -> list[Any]:
+        async with grading(tmp_path, source, workers=1) as grader:
+            answers = asyncio.create_task(outcomes(grader, list("0123456")))
+            await until(lambda: calls.exists() and calls.read_text().endswith("\n"), "the first call is begun")
+            (tmp_path / "go").touch()
+            assert ends(int(calls.read_text().split()[1]))  # meanwhile nothing is read here
+            late = asyncio.create_task(grader.grade(asked("7")))  # is written before anything is read
+            return [*await answers, (await late).reward]
+
+    assert run(scenario()) == [0, 1, "exited", 3, 4, 5, 6, 7]
+    assert [line.split()[0] for line in calls.read_text().splitlines()] == list("01234567")
 
 
 async def test_the_limit_counts_from_the_beginning_of_a_calls_turn(tmp_path):

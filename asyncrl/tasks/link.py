@@ -21,31 +21,39 @@ _BOOT = (
 
 
 class Link(NamedTuple):
-    """A supervisor, and a pipe to its child and back: not the process object's, whose `wait` would wait for it too."""
+    """A supervisor, and a pipe to its child and one back: not the process object's, whose `wait` would wait for them.
+
+    Two, because a socket that is closed with calls unread resets its other end, and replies on their way are lost.
+    """
 
     process: Process
     replies: asyncio.StreamReader
+    answering: asyncio.StreamWriter  # of the replies' pipe, to close it
     calls: asyncio.StreamWriter
 
     @classmethod
     async def open(cls, time_limit_s: float, stderr: int | None) -> Link:
         """Start a supervisor."""
-        ours, theirs = socket.socketpair()
+        (calls_ours, calls_theirs), (replies_ours, replies_theirs) = socket.socketpair(), socket.socketpair()
         try:
             # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
             process = await asyncio.create_subprocess_exec(
                 *python("-c", _BOOT, str(os.getpid()), str(time_limit_s), *sys.path),
-                stdin=theirs.fileno(),
-                stdout=theirs.fileno(),
+                stdin=calls_theirs.fileno(),
+                stdout=replies_theirs.fileno(),
                 stderr=stderr,
                 start_new_session=True,
             )
         except BaseException:
-            ours.close()
+            calls_ours.close()
+            replies_ours.close()
             raise
         finally:
-            theirs.close()
-        return cls(process, *await asyncio.open_unix_connection(sock=ours))
+            calls_theirs.close()
+            replies_theirs.close()
+        replies, answering = await asyncio.open_unix_connection(sock=replies_ours)
+        _, calls = await asyncio.open_unix_connection(sock=calls_ours)
+        return cls(process, replies, answering, calls)
 
     async def end(self, group: int = 0) -> None:
         """End a child by its supervisor, which kills until nothing is left; a supervisor that does not is killed.
@@ -60,6 +68,7 @@ class Link(NamedTuple):
             with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
                 os.killpg(group, signal.SIGKILL)
         self.calls.transport.abort()
+        self.answering.transport.abort()
 
     def exit_text(self, memory_mb: int) -> str:
         """How the child ended."""
