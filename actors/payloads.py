@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Coroutine
 from typing import Any
 
@@ -19,6 +20,7 @@ from topics.trajectories import TrajectoryGenerated
 from topics.wire import WireError, decode, prepare
 
 _AT_ONCE = 64  # payloads asked for at once
+_SHOWN = 3  # doubles that an error names
 
 
 class Payloads:
@@ -49,6 +51,7 @@ class Payloads:
         return await self._fetches.pop(packed.step)
 
     async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+        _check_doubles(packed)
         limit = asyncio.Semaphore(_AT_ONCE)
         temperature = self._temperature if packed.stage == "rl" else 1.0
 
@@ -79,4 +82,25 @@ class Payloads:
                 f"batch {step}: the tokens of {member.trajectory_id} have digest {digest}, "
                 f"{member.payload.digest} was graded"
             )
-        return decode(TrajectoryGenerated, body)
+        payload = decode(TrajectoryGenerated, body)
+        if (payload.trajectory_id, payload.attempt) != (member.trajectory_id, member.attempt):
+            raise ActorFault(
+                f"batch {step}: message {member.payload.sequence} holds {payload.trajectory_id} (attempt "
+                f"{payload.attempt}), and the batch names it as {member.trajectory_id} (attempt {member.attempt})"
+            )
+        return payload
+
+
+def _check_doubles(packed: BatchPacked) -> None:
+    """A batch trains nobody twice, and no tokens twice.
+
+    Raises:
+        ActorFault: it would.
+    """
+    members = [member for group in packed.groups for member in group.members]
+    names = Counter(member.trajectory_id for member in members)
+    messages = Counter(member.payload.sequence for member in members)
+    found = [f"{name} is {count} of its members" for name, count in names.items() if count > 1]
+    found += [f"message {at} holds the tokens of {count} members" for at, count in messages.items() if count > 1]
+    if found:
+        raise ActorFault(f"batch {packed.step}: {'; '.join(found[:_SHOWN])}; a batch trains every trajectory once")

@@ -7,11 +7,14 @@ import numpy as np
 import xxhash
 
 from asyncrl.bus.log import Record
+from asyncrl.bus.talk import WRITER
 from asyncrl.ledger.audit import audit
 from asyncrl.ledger.ledger import Ledger
+from topics.actors import KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.topic import STREAMS
+from topics.table import BY_NAME
+from topics.topic import ACTORS, BATCHES, DEAD, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
@@ -28,12 +31,18 @@ from topics.trajectories import (
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import encode
 
+FIRST = (ACTORS, FLEET, DEAD, TRAINING)  # read before the logs that grow with every trajectory
+LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
+
 
 class Story:
     """What was said in a run, log by log; it can be told otherwise."""
 
     def __init__(self):
         self.logs = {stream.name: [] for stream in STREAMS}
+        for stream in STREAMS:
+            if stream.keeper:
+                self.say(BY_NAME[f"{stream.keeper}.claimed"], KeeperClaimed(stream.keeper, "story", "story"))
         self.times = {}  # when the message of a topic was said that came at this place; the others at 0
 
     def say(self, topic, message):
@@ -54,9 +63,10 @@ class Story:
     def said(self, topic):
         return [entry[1] for entry in self.logs[topic.stream.name] if entry and entry[0] is topic]
 
-    def findings(self, *, deep=False, queues=None, logs=STREAMS, first_result=0):
-        ledger, counts = Ledger(), Counter()
+    def findings(self, *, deep=False, queues=None, logs=LOGS, first_result=0, legible=()):
+        ledger, counts = Ledger(first_result=first_result), Counter()
         for stream in logs:
+            writer = {WRITER: "story"} if stream.keeper else {}
             for sequence, entry in enumerate(self.logs[stream.name], 1):
                 if entry is not None:
                     topic, message = entry
@@ -64,10 +74,11 @@ class Story:
                     body = encode(message) if deep else b""
                     at = self.times.get((topic.name, counts[topic.name]), 0)
                     counts[topic.name] += 1
-                    record = Record(stream, sequence, "", headers() if callable(headers) else {}, body, at)
+                    record = Record(stream, sequence, "", (headers() if callable(headers) else {}) | writer, body, at)
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
                     ledger.apply(topic, None if bodyless else message, record)
-        return audit(ledger, queues or {}, first_result=first_result)
+        ledger.groups.legible.update(legible)
+        return audit(ledger, queues or {})
 
     def wrong(self, **options):
         """Kind and id of every violation."""
@@ -117,7 +128,8 @@ class Story:
         self.say(TRAJECTORY_FAILED, claim)
 
     def dropped(self, name, reason="rollout", *, attempt=0):
-        self.say(TRAJECTORY_DROPPED, TrajectoryDropped(trajectory_id=name, attempt=attempt, reason=reason))
+        drop = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason=reason, again=reason == "lag")
+        self.say(TRAJECTORY_DROPPED, drop)
 
     def packed(self, step, *names):
         groups = {}
@@ -131,7 +143,10 @@ class Story:
 
     def trained(self, step, sequence, trajectories=2, lags=None, *, line=0):
         stage, lags = ("rl", lags or {0: 6}) if step > 0 else ("warmup", {-1: 3})
-        self.say(BATCH_TRAINED, BatchTrained(step, line, stage, {}, lags, 0, [0.0, 0.0], trajectories, sequence))
+        packed = [batch for batch in self.said(BATCH_PACKED) if batch.step == step]
+        rewards = [member.reward for batch in packed for group in batch.groups for member in group.members] or [0.0]
+        spread = [float(np.mean(rewards)), float(np.std(rewards))]
+        self.say(BATCH_TRAINED, BatchTrained(step, line, stage, {}, lags, 0, spread, trajectories, sequence))
 
     def published(self, version, *, line=0, digest=""):
         weights = WeightsPublished(line, version, digest or f"{line}-{version}", "files", "there")

@@ -259,6 +259,16 @@ def test_what_the_assistant_says_is_masked_up_to_its_end_token(tmp_path):
     assert texts_of(tokenizer, tokens, mask) == " It is 2 😀. <|im_end|>yes<|im_end|>"
 
 
+def test_the_first_token_of_a_row_is_never_masked_as_trainable(tmp_path):
+    template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
+
+    tokens, mask = tokenizer.encode_supervised(PromptRow([YES, AGAIN, YES]))
+
+    assert mask[0] == 0
+    assert texts_of(tokenizer, tokens[1:], mask[1:]) == "es<|im_end|>yes<|im_end|>"
+
+
 def test_a_template_that_rewrites_earlier_messages_needs_marks(tmp_path):
     template = "{% for m in messages %}[{{ m.content if loop.last else '...' }}]{% endfor %}"
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))

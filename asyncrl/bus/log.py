@@ -54,12 +54,18 @@ class LogReader:
         after: int = 0,
         subjects: Sequence[str] = (),
         headers_only: bool = False,
+        paced: int = 0,
     ) -> None:
+        """
+        Args:
+            paced: hand on so many messages, and then no more than `more` allows; 0 for all as they come.
+        """
         self._bus = bus
         self.stream = stream
         self._on_record = on_record
         self._subjects = list(subjects)
         self._headers_only = headers_only
+        self._paced = paced
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
         self._puller: Puller | None = None
@@ -83,7 +89,7 @@ class LogReader:
             self._looking = asyncio.create_task(self._look_for_the_end())
         stream, name = self._consumer.split(".")
         self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
-        await self._puller.start(_WINDOW)
+        await self._puller.start(self._paced or _WINDOW)
 
     async def _create(self) -> tuple[str, dict[str, Any]]:
         """Make a consumer of a new name each time: one that a cluster placed on a dead server never answers again."""
@@ -129,8 +135,13 @@ class LogReader:
         )
         if at.pending == 0:
             self.caught_up.set()
-        assert self._puller is not None
-        self._puller.grant()
+        if not self._paced:
+            self.more(1)
+
+    def more(self, count: int) -> None:
+        """Hand on that many more messages."""
+        if self._puller is not None:
+            self._puller.grant(count)
 
     async def _look_for_the_end(self) -> None:
         """What was to come last may expire or be trimmed on its way: then no message tells that it is the last."""

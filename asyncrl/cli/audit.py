@@ -3,85 +3,120 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import sys
+import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
+
+from actors.actor import RunFiles
+from actors.prompter_fold import Wanted
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.log import Record, read_message
+from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.provision import QUEUES, stream_states
+from asyncrl.bus.talk import BlobMissing, body_of, unpack
+from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
-from asyncrl.cli.reach import reached, read_log
-from asyncrl.ledger.audit import Findings, Queue, audit
+from asyncrl.cli.reach import reached
+from asyncrl.ledger.audit import Findings, audit
 from asyncrl.ledger.ledger import Ledger
-from topics.actors import DEAD_LETTER, RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED
-from topics.streams import STREAM_TRIMMED
-from topics.topic import TRAJECTORIES, Topic
-from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+from asyncrl.ledger.open_work import Queue
+from asyncrl.settings import Cast
+from asyncrl.tasks.data import DataError, open_source
+from topics.actors import RUN_OPENED, KeeperFolded
+from topics.prompts import PromptIssued, PromptRow
+from topics.table import TOPICS
+from topics.topic import ACTORS, BATCHES, DEAD, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.weights import WEIGHTS_PUBLISHED
+from topics.wire import WireError
 
 _SHOWN = 20  # violations printed; all are counted
-# Effects before their causes, for while they are read the run goes on. Versions are both: an effect of batches, and
-# what tokens come from.
-_ORDER: tuple[tuple[Topic[Any], ...], ...] = (
-    (BATCH_TRAINED, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED),
-    (BATCH_PACKED, TRAJECTORY_DROPPED, GROUP_DROPPED),
-    (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
-    (TRAJECTORY_GENERATED,),
-    (PROMPT_ISSUED,),
-    (WEIGHTS_PUBLISHED,),
-    (DEAD_LETTER,),
-    (RUN_OPENED,),
-    (STREAM_TRIMMED,),
-)
+_TELL_S = 2.0  # between lines that say how far it is
+# Effects before their causes: while their ends are looked up the run goes on.
+_ORDER = (TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
+
+
+class Audited(NamedTuple):
+    """An audit of a run."""
+
+    run: str
+    findings: Findings
+    queues: dict[str, Queue]
+    notes: list[str]  # what could not be compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument("--deep", action="store_true", help="read every stored result and compare it with its digest")
+    parser.add_argument(
+        "--deep",
+        action="store_true",
+        help="read every stored result and every row, and compare them with their digests and the data",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, compare, say what was found; returns 1 where anything is wrong."""
-    name, findings, queues = asyncio.run(_audit(arguments))
-    print(findings_text(name, findings, queues))
-    return 1 if findings.violations else 0
+    """Read, compare, print what was found; returns 1 where anything is wrong."""
+    import uvloop
+
+    audited = uvloop.run(_audit(arguments))
+    print(findings_text(audited))
+    return 1 if audited.findings.violations else 0
 
 
-async def audit_run(bus: Bus, *, deep: bool = False) -> tuple[Findings, dict[str, Queue]]:
+async def audit_run(
+    bus: Bus, *, deep: bool = False, base: Path | None = None, tell: Callable[[str], None] | None = None
+) -> Audited:
     """Audit a run from its topics.
 
     Args:
-        deep: whether to read the bodies of stored results.
-
-    Returns:
-        What was found, and the work queues.
+        deep: whether to read the bodies of issues and stored results.
+        base: folder that the paths of the run's settings are relative to; None leaves rows uncompared with the data.
+        tell: is told from time to time how far it is.
     """
-    queues = {}
+    newest, infos = {}, {}
     for name, queue in QUEUES.items():
-        log = queue.stream.full_name(bus.run)
-        newest = int((await bus.api(f"STREAM.INFO.{log}"))["state"]["last_seq"])
-        info = await bus.api(f"CONSUMER.INFO.{log}.{name}")
-        held = info["num_pending"] + info["num_ack_pending"]
-        queues[name] = Queue(int(info["ack_floor"]["stream_seq"]), newest, held)
-    results = await bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(bus.run)}")
-    ledger = Ledger()
-    for topics in _ORDER:
-        stream = topics[0].stream
-        headers_only = topics == (PROMPT_ISSUED,) or (topics == (TRAJECTORY_GENERATED,) and not deep)
-        subjects = [topic.pattern(bus.run) for topic in topics]
-        await read_log(bus, stream, subjects, ledger, headers_only=headers_only)
-    return audit(ledger, queues, first_result=int(results["state"]["first_seq"])), queues
+        newest[name] = int((await stream_states(bus, [queue.stream]))[queue.stream.name]["last_seq"])
+        infos[name] = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+    states: dict[str, dict[str, Any]] = {}
+    for stream in _ORDER:
+        states |= await stream_states(bus, [stream])
+    ends = {stream: int(states[stream.name]["last_seq"]) for stream in _ORDER}
+    results = states[TRAJECTORIES.name]
+    ledger, notes = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES]), []
+    take = _told(ledger.apply, sum(int(state["messages"]) for state in states.values()), tell)
+    run = bus.run
+    unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperFolded]  # a snapshot proves nothing
+    opened = Part(ACTORS, ends[ACTORS], [RUN_OPENED.pattern(run)])
+    first = [opened, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
+    await read_merged(bus, first, take, ledger.refuse)
+    await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
+    if deep and base is not None:
+        notes += open_rows(ledger, base)
+    parts = [
+        Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
+        Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], headers_only=not deep),
+        Part(GRADES, ends[GRADES]),
+        Part(BATCHES, ends[BATCHES], unread=unread),
+    ]
+    await read_merged(bus, parts, take, ledger.refuse)
+    await _read_later_versions(bus, ledger, ends[TRAINING])
+    await _try_letters(bus, ledger)
+    queues = {name: _queue(info, newest[name], ledger.opening.lease_s) for name, info in infos.items()}
+    return Audited(bus.run, audit(ledger, queues), queues, notes)
 
 
-def findings_text(run: str, findings: Findings, queues: dict[str, Queue]) -> str:
+def findings_text(audited: Audited) -> str:
     """What an audit found, for people."""
-    wrong = findings.violations
-    lines = [f"run {run}: {f'{len(wrong):,} violations' if wrong else 'clean'}"]
-    lines += [f"{name:>14}  {text}" for name, text in _table(findings, queues)]
+    wrong = audited.findings.violations
+    lines = [f"run {audited.run}: {f'{len(wrong):,} violations' if wrong else 'clean'}"]
+    lines += [f"{name:>14}  {text}" for name, text in _table(audited.findings, audited.queues)]
+    lines += [f"{'not compared':>14}  {note}" for note in audited.notes]
     if wrong:
         kinds = Counter(violation.kind for violation in wrong)
         lines += ["", *(f"{count:>14,}  {kind}" for kind, count in kinds.most_common()), ""]
@@ -91,25 +126,105 @@ def findings_text(run: str, findings: Findings, queues: dict[str, Queue]) -> str
     return "\n".join(lines)
 
 
-async def _audit(arguments: argparse.Namespace) -> tuple[str, Findings, dict[str, Queue]]:
+async def _audit(arguments: argparse.Namespace) -> Audited:
+    base = Path() if is_remote(arguments) else RunFiles(find_directory(arguments, live=False)).base
     async with reached(arguments, "audit") as bus:
-        return bus.run, *await audit_run(bus, deep=arguments.deep)
+        return await audit_run(
+            bus, deep=arguments.deep, base=base, tell=lambda line: print(line, file=sys.stderr, flush=True)
+        )
+
+
+def _told(
+    take: Callable[[Topic[Any], Any, Record], None], messages: int, tell: Callable[[str], None] | None
+) -> Callable[[Topic[Any], Any, Record], None]:
+    """The same `take`, which tells how many of the messages it was given."""
+    if tell is None:
+        return take
+    count, told_at = 0, time.monotonic()
+
+    def counted(topic: Topic[Any], message: Any, record: Record) -> None:
+        nonlocal count, told_at
+        count += 1
+        if not count % 1024 and (now := time.monotonic()) - told_at >= _TELL_S:
+            told_at = now
+            tell(f"read {count:,} of {messages:,} messages at most")
+        take(topic, message, record)
+
+    return counted
+
+
+def open_rows(ledger: Ledger, base: Path) -> list[str]:
+    """Let the ledger compare rows with the data; returns why it cannot."""
+    try:
+        cast = msgspec.convert(ledger.opening.settings, Cast)
+        source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=base)
+    except (msgspec.ValidationError, DataError) as error:
+        return [f"rows with the data: {error}"]
+
+    def rows_of(message: PromptIssued) -> list[PromptRow]:
+        number = int(message.prompt_id[1:])
+        wanted = Wanted(message.stage, number, message.member, message.group_size, 0, origin=message.origin)
+        return [source.row(place) for place in wanted.rows(cast.warmup.rows_per_trajectory)]
+
+    ledger.groups.rows_of = rows_of
+    return []
+
+
+async def _read_later_versions(bus: Bus, ledger: Ledger, after: int) -> None:
+    """Tokens may come from versions that were published after the end of the learner's log was looked up."""
+    end = int((await stream_states(bus, [TRAINING]))[TRAINING.name]["last_seq"])
+    part = Part(TRAINING, end, [WEIGHTS_PUBLISHED.pattern(bus.run)], after=after)
+    await read_merged(
+        bus, [part], lambda _topic, message, _record: ledger.later_versions.add(message.version), lambda *_: None
+    )
+
+
+async def _try_letters(bus: Bus, ledger: Ledger) -> None:
+    """Whether the messages that dead letters excuse can be read after all."""
+    streams = {stream.name: stream for stream in STREAMS}
+    for name, sequence in ledger.excused():
+        record = await read_message(bus, streams[name], sequence)
+        try:
+            if record is not None:
+                unpack(record, await body_of(bus, record))
+                ledger.groups.legible.add((name, sequence))
+        except (WireError, BlobMissing):
+            continue  # as its letter has it
+
+
+def _queue(info: dict[str, Any], newest: int, lease_s: float | None) -> Queue:
+    """A work queue as the server describes it."""
+    config = info["config"]
+    wanted: dict[str, Any] = {"deliver_policy": "all", "ack_policy": "explicit", "max_deliver": -1}
+    if lease_s is not None:
+        wanted["ack_wait"] = int(lease_s * 1e9)
+    differs = {name: config.get(name) for name, value in wanted.items() if config.get(name) != value}
+    return Queue(
+        acknowledged=int(info["ack_floor"]["stream_seq"]),
+        delivered=int(info["delivered"]["stream_seq"]),
+        newest=newest,
+        unacknowledged=int(info["num_ack_pending"]),
+        waiting=int(info["num_pending"]),
+        fault=", ".join(f"{name} = {value!r}" for name, value in differs.items()),
+    )
 
 
 def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]]:
     def each(counts: dict[str, int]) -> str:
         return "".join(f"   {name}: {count:,}" for name, count in counts.items())
 
-    held = [
-        f"{role} {count:,}" + (f" ({queues[role].held:,} in its queue)" if role in queues else "")
-        for role, count in findings.open.items()
-    ]
+    def held(role: str) -> str:
+        if role not in queues:
+            return ""
+        return f" ({queues[role].waiting:,} wait in its queue, {queues[role].unacknowledged:,} are handed out)"
+
+    open_now = [f"{role} {count:,}{held(role)}" for role, count in findings.open.items()]
     return [
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
         ("packed", f"{findings.packed:,} in batches not trained yet"),
         ("dropped", f"{sum(findings.dropped.values()):,}{each(findings.dropped)}"),
-        ("open", f"{sum(findings.open.values()):,}   {', '.join(held)}".rstrip()),
+        ("open", f"{sum(findings.open.values()):,}   {', '.join(open_now)}".rstrip()),
         ("batches", f"{findings.batches:,} packed, {findings.trained_batches:,} trained, newest line {findings.line}"),
         ("tokens by lag", each({str(lag): tokens for lag, tokens in findings.tokens_by_lag.items()}).strip() or "none"),
         ("versions", f"{findings.versions:,} published"),

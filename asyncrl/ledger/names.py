@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator
 from operator import itemgetter
 
 import msgspec
@@ -41,3 +42,10 @@ class Names(msgspec.Struct):
         """The smallest number that is not in it."""
         spans = self.spans.get(letter)
         return spans[0][1] if spans and spans[0][0] == 0 else 0
+
+    def missing(self, letter: str, first: int, end: int) -> Iterator[int]:
+        """The numbers from `first` on and below `end` that are not in it."""
+        for begin, behind in self.spans.get(letter, []):
+            yield from range(first, min(begin, end))
+            first = max(first, behind)
+        yield from range(first, end)

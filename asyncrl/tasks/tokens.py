@@ -111,7 +111,8 @@ class TaskTokenizer:
 
         Returns:
             tokens: [T] int32.
-            mask: [T] uint8, 1 on what the assistant says, its end-of-sequence token included.
+            mask: [T] uint8, 1 on what the assistant says, its end-of-sequence token included; 0 on the first token,
+                which nothing predicts: no count of trainable tokens may hold what is never trained.
 
         Raises:
             TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is whose.
@@ -128,6 +129,7 @@ class TaskTokenizer:
             mask = np.zeros(len(tokens), np.uint8)
             for first, last in spans or self._spans_by_prefix(row, row.prompt, text):
                 mask[(starts < last) & (ends > first)] = 1
+        mask[:1] = 0
         return self._checked(tokens, max_tokens, f"supervised row {_shown(row)}"), mask
 
     def encode(self, text: str) -> Int32Array:

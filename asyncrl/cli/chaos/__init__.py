@@ -189,7 +189,7 @@ async def _judge(
 ) -> Report:
     """Audit the run that is over, and compare what is there with what the witness saw."""
     async with opened(stage.root, "chaos") as bus:
-        findings, _ = await audit_run(bus, deep=True)
+        findings = (await audit_run(bus, deep=True, base=RunFiles(stage.root).base)).findings
         whole = Witness(bus)
         await whole.read()
     lost, duplicated, wrong = violations_by_sense(findings)

@@ -1,0 +1,138 @@
+"""Reading several logs as one: their messages in the order in which the server stored them, each log up to an end."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone
+from asyncrl.bus.listen import Refuse, Take
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from topics.topic import Stream
+
+_SILENT_S = 30.0
+_LOOK_S = 1.0
+
+
+class Part(NamedTuple):
+    """A log, as far as it is read."""
+
+    stream: Stream
+    end: int  # sequence of the last message that is read
+    subjects: Sequence[str] = ()  # none for all
+    headers_only: bool = False
+    unread: Collection[str] = ()  # subjects of which only headers are read
+    after: int = 0  # sequence behind which reading begins
+
+    @property
+    def ahead(self) -> int:
+        """Messages that are held at most: a body may be as large as a message can be."""
+        return 1024 if self.headers_only else 64
+
+
+async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refuse) -> None:
+    """Hand all messages of some logs to `take`, the oldest of all first; one that is not what it must be to `refuse`.
+
+    A LookupError or ValueError from `take` tells that a message is not what it must be.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    sources = [_Source(bus, part) for part in parts if part.end > part.after]
+    try:
+        for source in sources:
+            await source.start()
+        live = [source for source in sources if await source.filled()]
+        while live:
+            earliest = min(live, key=_Source.next_ns)
+            until_ns = min((source.next_ns() for source in live if source is not earliest), default=math.inf)
+            while earliest.waiting and earliest.next_ns() <= until_ns:
+                record, by_headers = earliest.pop(), earliest.by_headers
+                try:
+                    if by_headers(record):
+                        take(unpack_headers(record), None, record)
+                        continue
+                    if BLOB in record.headers:
+                        record = record._replace(data=await body_of(bus, record))
+                    take(*unpack(record, record.data), record)
+                except (LookupError, ValueError, BlobMissing) as error:
+                    refuse(record, error)
+            if not await earliest.filled():
+                live.remove(earliest)
+    finally:
+        for source in sources:
+            await source.close()
+
+
+class _Source:
+    """One log: what was read of it and not handed over yet."""
+
+    def __init__(self, bus: Bus, part: Part) -> None:
+        self.waiting: deque[Record] = deque()
+        self._bus, self._part = bus, part
+        self._news = asyncio.Event()
+        self._over = False  # the end was read
+        self._popped = 0
+        headers_only, ahead = part.headers_only, part.ahead
+        self._reader = LogReader(
+            bus,
+            part.stream,
+            self._add,
+            after=part.after,
+            subjects=part.subjects,
+            headers_only=headers_only,
+            paced=ahead,
+        )
+
+    async def start(self) -> None:
+        await self._reader.start()
+
+    async def close(self) -> None:
+        await self._reader.close()
+
+    def by_headers(self, record: Record) -> bool:
+        """Whether a record is read by its headers alone."""
+        return self._part.headers_only or record.subject in self._part.unread
+
+    def next_ns(self) -> int:
+        """Server's clock at the oldest message that waits."""
+        return self.waiting[0].time_ns
+
+    def pop(self) -> Record:
+        """The oldest message that waits; others may come in its place."""
+        self._popped += 1
+        if self._popped == self._part.ahead // 4:
+            self._popped = 0
+            self._reader.more(self._part.ahead // 4)
+        return self.waiting.popleft()
+
+    async def filled(self) -> bool:
+        """Wait for a message; False where there are no more.
+
+        Raises:
+            BusGone: none comes.
+        """
+        last, silent_s = self._reader.last, 0.0
+        while not (self.waiting or self._over or self._reader.caught_up.is_set()):
+            self._news.clear()
+            try:
+                async with asyncio.timeout(_LOOK_S):
+                    await self._news.wait()
+            except TimeoutError:  # that a log was read to its end is not told where its last messages have expired
+                silent_s = silent_s + _LOOK_S if self._reader.last == last else 0.0
+                last = self._reader.last
+            if silent_s >= _SILENT_S:
+                found = f"nothing of {self._part.stream.name} behind message {last}"
+                raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s")
+        return bool(self.waiting)
+
+    def _add(self, record: Record) -> None:
+        if record.sequence <= self._part.end:
+            self.waiting.append(record)
+        self._over |= record.sequence >= self._part.end
+        self._news.set()

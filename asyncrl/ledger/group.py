@@ -1,0 +1,156 @@
+"""What the topics hold of one group: its issues, results, claims and ends, until all of it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeAlias
+
+from topics.batches import BatchMember
+from topics.prompts import Stage
+from topics.topic import PROMPTS, TRAJECTORIES
+from topics.trajectories import TrajectoryGraded
+
+End: TypeAlias = int | str  # the batch that holds it, or the reason it was dropped for
+
+
+class Key(NamedTuple):
+    """An attempt at a trajectory."""
+
+    trajectory_id: str
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.trajectory_id} (attempt {self.attempt})" if self.attempt else self.trajectory_id
+
+    @property
+    def prompt_id(self) -> str:
+        """`p000042`."""
+        return self.trajectory_id.rsplit("-", 1)[0]
+
+    @property
+    def member(self) -> int:
+        """Its number in the group."""
+        return int(self.trajectory_id.rsplit("-", 1)[1])
+
+
+class Issue(NamedTuple):
+    """An attempt that was issued."""
+
+    sequence: int
+    min_version: int
+    rows: str | None = None  # digest of its rows; "" where it has none, None where they were not read
+
+
+class Claim(NamedTuple):
+    """A grade, or a failure, in the order of the log."""
+
+    time_ns: int
+    grade: TrajectoryGraded | None  # None: a failure
+
+
+class Stored(NamedTuple):
+    """A result in the payload stream."""
+
+    key: Key
+    versions: str  # as its header has them: "3:120,4:17"
+    digest: str  # "" where its body was not read
+    size: int
+    fault: str = ""  # what is wrong with its body
+    rows: str = ""  # digest of the rows it was made from; "" where there are none, or they were not read
+
+
+class Work(NamedTuple):
+    """An open attempt, and the message that is the next work on it."""
+
+    key: Key
+    role: str  # whose turn it is
+    stream: str
+    sequence: int
+
+
+class Group:
+    """All trajectories of one prompt."""
+
+    def __init__(self, prompt_id: str) -> None:
+        self.prompt_id = prompt_id
+        self.size = 0  # members; 0 before an issue was read
+        self.issued_ns = 0  # server's clock at the first issue
+        self.issues: dict[Key, Issue] = {}
+        self.claims: dict[Key, list[Claim]] = {}
+        self.results: list[int] = []  # their sequences
+        self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is not whole, by sequence
+        self.generated: dict[Key, int] = {}  # sequence of the result
+        self.ends: dict[Key, End] = {}
+        self.ended_ns = 0  # server's clock at the newest end of a single member
+        self.again: set[Key] = set()  # attempts that are to be issued because the one before was dropped
+        self.end: End | None = None  # of the group
+        self.packed: dict[Key, BatchMember] = {}
+
+    @property
+    def stage(self) -> Stage:
+        """By the letter of its name."""
+        return "warmup" if self.prompt_id.startswith("w") else "rl"
+
+    @property
+    def number(self) -> int:
+        """Its place among those of its letter."""
+        return int(self.prompt_id[1:])
+
+    @property
+    def whole(self) -> bool:
+        """Whether all members are issued, and what a batch holds of them is graded."""
+        members = sum(not key.attempt for key in self.issues)
+        return 0 < self.size <= members and all(key in self.issues and key in self.claims for key in self.packed)
+
+    @property
+    def newest_payload(self) -> int:
+        """Greatest sequence of a result that its batch names; 0 for none."""
+        return max((member.payload.sequence for member in self.packed.values()), default=0)
+
+    def complete_ns(self) -> int | None:
+        """Server's clock when every member had a grade, a failure or an end; None while one is open."""
+        least: dict[int, int] = {}  # attempt that counts, by member
+        for key in self.again:
+            least[key.member] = max(key.attempt, least.get(key.member, 0))
+        times = {}
+        for key, claims in self.claims.items():
+            if key.attempt >= least.get(key.member, 0):
+                times[key.member] = claims[0].time_ns
+        for key in self.ends:
+            if key._replace(attempt=key.attempt + 1) not in self.again:
+                times[key.member] = self.ended_ns
+        if not self.size or not all(member in times for member in range(self.size)):
+            return None
+        return max(times.values())
+
+    def end_of(self, key: Key) -> End | None:
+        """The end of an attempt, its own or its group's."""
+        return self.ends.get(key, self.end)
+
+    def open(self) -> Iterator[Work]:
+        """The work on attempts that were issued and have no end."""
+        for key, issue in self.issues.items():
+            if self.end_of(key) is None:
+                if key in self.claims:
+                    yield Work(key, "buffer", "", 0)
+                elif key in self.generated:
+                    yield Work(key, "reward", TRAJECTORIES.name, self.generated[key])
+                else:
+                    yield Work(key, "rollout", PROMPTS.name, issue.sequence)
+
+    def used(self, key: Key, member: BatchMember) -> TrajectoryGraded | None:
+        """The grade that a batch took over, or None where there is no such grade."""
+        for _, grade in self.claims.get(key, []):
+            if grade is not None and (grade.payload, grade.reward) == (member.payload, member.reward):
+                return grade
+        return None
+
+
+def key_of_member(member: BatchMember) -> Key:
+    """The attempt that a batch holds."""
+    return Key(member.trajectory_id, member.attempt)
+
+
+def end_text(end: End) -> str:
+    """`batch 3`, or `dropped (lag)`."""
+    return f"batch {end}" if isinstance(end, int) else f"dropped ({end})"
