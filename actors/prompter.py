@@ -121,7 +121,12 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
         stage=wanted.stage,
         attempt=wanted.attempt,
         min_version=wanted.min_version,
-        seed=xxhash.xxh3_64_intdigest(f"{seed}:{name}:{wanted.attempt}".encode()) >> 1,
+        seed=sampling_seed(seed, name, wanted.attempt),
         origin=wanted.origin,
     )
     return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")
+
+
+def sampling_seed(seed: int, trajectory_id: str, attempt: int) -> int:
+    """What an attempt at a trajectory is sampled with, by the seed of the run."""
+    return xxhash.xxh3_64_intdigest(f"{seed}:{trajectory_id}:{attempt}".encode()) >> 1

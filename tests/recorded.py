@@ -11,18 +11,19 @@ import numpy as np
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import unpack, unpack_headers
-from asyncrl.cli.audit import open_rows
+from asyncrl.cli.data_order import DataOrder
 from asyncrl.ledger.audit import Findings, audit
 from asyncrl.ledger.ledger import Ledger
 from asyncrl.ledger.open_work import Queue
 from asyncrl.settings import Cast
+from asyncrl.tasks.data import open_source
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.table import BY_NAME, topic_of
-from topics.topic import ACTORS, BATCHES, DEAD, FLEET, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Topic
+from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 from topics.wire import Message, encode
 
-FIRST = (ACTORS, FLEET, DEAD, TRAINING)  # read before the logs that grow with every trajectory
+FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
 LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 
@@ -96,7 +97,6 @@ class Recorded:
 
         Its time and, unless it is given, its writer are those of the message in that place.
         """
-        assert topic.stream is not None
         log = self.logs[topic.stream.name]
         pattern = log[-1 if at is None else at]
         headers = dict(message.headers()) if callable(getattr(message, "headers", None)) else {}
@@ -152,10 +152,14 @@ class Recorded:
         ledger = Ledger(first_result=ends[0], last_result=ends[1])
         for stream in FIRST:
             self._feed(ledger, self.logs[stream.name], deep=True)
-        if deep:
-            assert not open_rows(ledger, self.base)
+        order = DataOrder(ledger)
         merged = [record for stream in LOGS[len(FIRST) :] for record in self.logs[stream.name]]
         self._feed(ledger, sorted(merged, key=lambda record: record.time_ns), deep=deep)
+        if deep:
+            task = self.cast.task
+            source = open_source(task.source, options=task.options, seed=self.cast.seed, base=self.base)
+            for carried in order.carried():
+                order.check(carried, [source.row(place) for place in order.places(carried)])
         return audit(ledger, queues or {})
 
     def kinds(self, **options: Any) -> set[str]:
@@ -167,7 +171,6 @@ class Recorded:
         return msgspec.convert(opened.settings, Cast)
 
     def _log(self, topic: Topic[Any]) -> list[Record]:
-        assert topic.stream is not None
         return self.logs[topic.stream.name]
 
     def _feed(self, ledger: Ledger, records: Sequence[Record], *, deep: bool) -> None:

@@ -14,7 +14,7 @@ from topics.actors import KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import ACTORS, BATCHES, DEAD, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
+from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
@@ -31,7 +31,7 @@ from topics.trajectories import (
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import encode
 
-FIRST = (ACTORS, FLEET, DEAD, TRAINING)  # read before the logs that grow with every trajectory
+FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
 LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 

@@ -9,7 +9,7 @@ from stories import FIRST, LOGS, Story, result
 from asyncrl.bus.talk import say
 from asyncrl.cli.audit import audit_run
 from asyncrl.ledger.open_work import Queue
-from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, RunOpened
+from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.streams import STREAM_TRIMMED, StreamTrimmed
@@ -215,17 +215,30 @@ def test_a_step_trained_again_on_a_newer_line_counts_once():
 
 def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
     story = told()
-    story.dropped("p000004-0", "lag")
-    story.issued("p000004-0", attempt=1)
+    story.graded("p000004-1")
+    story.dropped("p000004-1", "lag")
+    story.issued("p000004-1", attempt=1)
     assert story.wrong() == []
-    assert story.findings().open == {"rollout": 2}
+    assert story.findings().open == {"rollout": 1, "reward": 1}
 
-    story.graded("p000004-0", (2, 2, 2), attempt=1)
-    story.dropped("p000004-0", "lag", attempt=1)
-    story.dropped("p000004-0", "deadline", attempt=2)  # before it was issued a third time
+    story.graded("p000004-1", (2, 2, 2), attempt=1)
+    story.dropped("p000004-1", "lag", attempt=1)
+    story.dropped("p000004-1", "deadline", attempt=2)  # before it was issued a third time
     assert story.wrong() == []
-    story.dropped("p000004-0", "deadline", attempt=2)
-    assert story.wrong() == [("ended twice", "p000004-0 (attempt 2)")]
+    story.dropped("p000004-1", "deadline", attempt=2)
+    assert story.wrong() == [("ended twice", "p000004-1 (attempt 2)")]
+
+
+def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
+    story = told()
+    story.trained(3, len(story.logs["BATCHES"]), 1)
+    story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
+    assert story.wrong() == [("unasked skip", "batch 3")]
+
+    story.say(SKIP_REQUESTED, SkipRequested(3))
+    findings = story.findings()
+    assert findings.violations == []
+    assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
 
 
 def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():

@@ -14,11 +14,13 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.audit import audit_run
 from asyncrl.cli.reach import opened
 from asyncrl.ledger.open_work import Queue
-from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter, KeeperBeat
+from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, KeeperBeat, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptRow
 from topics.table import BY_NAME
+from topics.topic import ACTORS
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_GENERATED,
@@ -281,7 +283,39 @@ def another_order(r: Recorded) -> None:
 
 
 def raise_min_version(r: Recorded) -> None:
-    r.alter(PROMPT_ISSUED, -1, min_version=7)
+    r.alter(PROMPT_ISSUED, -1, min_version=STEPS)
+
+
+def drop_a_healthy_member(r: Recorded, reason: str) -> None:
+    """One member of a batch is dropped instead, and nothing that was graded says why."""
+    at = r.batch(5)
+    member = r.messages(BATCH_PACKED)[at].groups[1].members[0]
+    r.alter(BATCH_PACKED, at, lambda packed: packed.groups[1].members.remove(member))
+    drop = TrajectoryDropped(trajectory_id=member.trajectory_id, attempt=0, reason=reason)
+    r.add(TRAJECTORY_DROPPED, drop, at=r.places(BATCH_PACKED)[at])
+    r.train_again(5)
+
+
+def drop_a_healthy_group(r: Recorded, reason: str) -> None:
+    at = r.batch(5)
+    name = r.messages(BATCH_PACKED)[at].groups[1].prompt_id
+    r.alter(BATCH_PACKED, at, remove_group)
+    r.add(GROUP_DROPPED, GroupDropped(name, reason), at=r.places(BATCH_PACKED)[at])
+    r.train_again(5)
+
+
+def skip(r: Recorded) -> None:
+    """The last step was passed over, as its record has it."""
+    r.alter(BATCH_TRAINED, -1, lags={}, masked=0, skipped=True)
+
+
+def skip_and_train(r: Recorded) -> None:
+    """As an operator asked, and yet its tokens were trained."""
+    log = r.logs[ACTORS.name]
+    request = SkipRequested(STEPS)
+    subject = SKIP_REQUESTED.subject(r.run)
+    log.append(log[0]._replace(sequence=log[-1].sequence + 1, subject=subject, headers={}, data=encode(request)))
+    r.alter(BATCH_TRAINED, -1, skipped=True)
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
@@ -359,6 +393,27 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a result graded against another row": (graded_against_another_row, "wrong row"),
     "a group without a row": (no_row, "wrong row"),
     "another order of the data": (another_order, "wrong row"),
+    "a seed of its own": (lambda r: r.alter(PROMPT_ISSUED, -1, seed=1), "wrong seed"),
+    "a batch with a group less": (lose_group, "wrong size"),
+    "a healthy member dropped as failed": (lambda r: drop_a_healthy_member(r, "rollout"), "dropped without cause"),
+    "a healthy member dropped for its age": (lambda r: drop_a_healthy_member(r, "lag"), "dropped without cause"),
+    "a healthy member dropped before its deadline": (
+        lambda r: drop_a_healthy_member(r, "deadline"),
+        "dropped without cause",
+    ),
+    "a healthy group dropped as failed": (lambda r: drop_a_healthy_group(r, "failed"), "dropped without cause"),
+    "a healthy group dropped for its age": (lambda r: drop_a_healthy_group(r, "lag"), "dropped without cause"),
+    "a healthy group dropped before its deadline": (
+        lambda r: drop_a_healthy_group(r, "deadline"),
+        "dropped without cause",
+    ),
+    "a group dropped as flat": (lambda r: drop_a_healthy_group(r, "zero_variance"), "dropped without cause"),
+    "a batch passed over that nobody asked to skip": (skip, "unasked skip"),
+    "tokens trained of a batch that was passed over": (skip_and_train, "more tokens than sampled"),
+    "an engine that sampled from other weights": (
+        lambda r: r.alter(ENGINE_READY, -1, digest="d" * 32),
+        "foreign weights",
+    ),
     "a version older than asked for": (raise_min_version, "below min_version"),
 }
 
@@ -428,7 +483,7 @@ def test_a_complete_group_that_later_batches_pass_over_is_left_over(finished: Fi
     recorded = finished.recorded.until(finished.recorded.records(BATCH_TRAINED)[-2].time_ns)
     lose_group_of_the_first_batch(recorded)
 
-    assert recorded.kinds() == {"left over"}
+    assert recorded.kinds() == {"left over", "wrong size"}
 
 
 def lose_group_of_the_first_batch(r: Recorded) -> None:

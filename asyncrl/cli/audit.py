@@ -10,27 +10,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from actors.actor import RunFiles
-from actors.prompter_fold import Wanted
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.provision import QUEUES, stream_states
 from asyncrl.bus.talk import BlobMissing, body_of, unpack
+from asyncrl.cli.data_order import DataOrder
 from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.ledger.audit import Findings, audit
 from asyncrl.ledger.ledger import Ledger
 from asyncrl.ledger.open_work import Queue
-from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError, open_source
-from topics.actors import RUN_OPENED, KeeperFolded
-from topics.prompts import PromptIssued, PromptRow
+from topics.actors import RUN_OPENED, SKIP_REQUESTED, KeeperFolded
+from topics.engines import ENGINE_READY
 from topics.table import TOPICS
-from topics.topic import ACTORS, BATCHES, DEAD, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
+from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import WireError
@@ -38,7 +34,7 @@ from topics.wire import WireError
 _SHOWN = 20  # violations printed; all are counted
 _TELL_S = 2.0  # between lines that say how far it is
 # Effects before their causes: while their ends are looked up the run goes on.
-_ORDER = (TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
+_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
 
 
 class Audited(NamedTuple):
@@ -92,12 +88,12 @@ async def audit_run(
     take = _told(ledger.apply, sum(int(state["messages"]) for state in states.values()), tell)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperFolded]  # a snapshot proves nothing
-    opened = Part(ACTORS, ends[ACTORS], [RUN_OPENED.pattern(run)])
+    opened = Part(ACTORS, ends[ACTORS], [RUN_OPENED.pattern(run), SKIP_REQUESTED.pattern(run)])
     first = [opened, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
-    if deep and base is not None:
-        notes += open_rows(ledger, base)
+    await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
+    order = DataOrder(ledger) if deep and base is not None else None
     parts = [
         Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
         Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], headers_only=not deep),
@@ -107,6 +103,8 @@ async def audit_run(
     await read_merged(bus, parts, take, ledger.refuse)
     await _read_later_versions(bus, ledger, ends[TRAINING])
     await _try_letters(bus, ledger)
+    if order is not None and base is not None:
+        notes += await order.compare(base)
     queues = {name: _queue(info, newest[name], ledger.opening.lease_s) for name, info in infos.items()}
     return Audited(bus.run, audit(ledger, queues), queues, notes)
 
@@ -151,23 +149,6 @@ def _told(
         take(topic, message, record)
 
     return counted
-
-
-def open_rows(ledger: Ledger, base: Path) -> list[str]:
-    """Let the ledger compare rows with the data; returns why it cannot."""
-    try:
-        cast = msgspec.convert(ledger.opening.settings, Cast)
-        source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=base)
-    except (msgspec.ValidationError, DataError) as error:
-        return [f"rows with the data: {error}"]
-
-    def rows_of(message: PromptIssued) -> list[PromptRow]:
-        number = int(message.prompt_id[1:])
-        wanted = Wanted(message.stage, number, message.member, message.group_size, 0, origin=message.origin)
-        return [source.row(place) for place in wanted.rows(cast.warmup.rows_per_trajectory)]
-
-    ledger.groups.rows_of = rows_of
-    return []
 
 
 async def _read_later_versions(bus: Bus, ledger: Ledger, after: int) -> None:

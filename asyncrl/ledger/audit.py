@@ -23,7 +23,7 @@ class Findings(NamedTuple):
     issued: int  # attempts at trajectories
     trained: int
     packed: int  # in a batch that is not trained yet
-    dropped: dict[str, int]  # by reason, alone or with their group
+    dropped: dict[str, int]  # by reason, alone, with their group or with a batch that was skipped
     open: dict[str, int]  # issued and without an end, by the role whose turn it is
     batches: int
     trained_batches: int
@@ -52,7 +52,11 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
     violations = [*ledger.violations, *chain.from_iterable(checks)]
     training = ledger.training
     ended = {step: batch.ended for step, batch in ledger.batches.items()}
-    trained = sum(ended.get(step, 0) for step in training.surviving)
+    taken = sum(ended.get(step, 0) for step in training.surviving)
+    skipped = sum(
+        ended.get(step, 0) for step, line in training.surviving.items() if training.trained[line, step].skipped
+    )
+    dropped = ledger.groups.dropped + Counter({"skipped": skipped})
     open_now = Counter(work.role for group in ledger.groups.kept.values() for work in group.open())
     lags: Counter[int] = Counter()
     for step, line in training.surviving.items():
@@ -61,10 +65,10 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         violations=violations,
         prompts=ledger.groups.prompts,
         issued=ledger.groups.issued,
-        trained=trained,
-        packed=sum(ended.values()) - trained,
+        trained=taken - skipped,
+        packed=sum(ended.values()) - taken,
         open={role: open_now[role] for role in _ROLES if role in open_now},
-        dropped=dict(sorted(ledger.groups.dropped.items())),
+        dropped=dict(sorted(dropped.items())),
         batches=len(ledger.batches),
         trained_batches=len(training.surviving),
         line=training.line,
@@ -96,7 +100,7 @@ def _steps(ledger: Ledger) -> Iterator[Violation]:
             found, expected = f"the first batch {log}", f"batch {first_step} before it"
             yield Violation("step out of order", f"batch {first}", found, expected)
     for batch in ledger.batches.values():
-        yield from batch.own_violations(ledger.opening.max_lag, one_line=not training.line)
+        yield from batch.own_violations(ledger.opening, one_line=not training.line)
     for step in training.trained.values():
         if (found_batch := ledger.batches.get(step.step)) is not None:
             yield from found_batch.violations(step)

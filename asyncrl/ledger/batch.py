@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from asyncrl.bus.log import Record
+from asyncrl.ledger.opening import Opening
 from asyncrl.ledger.training import Trained
 from asyncrl.ledger.violations import Kind, Violation
 from topics.batches import BatchPacked
@@ -20,6 +21,7 @@ class Batch:
 
     __slots__ = (
         "ended",
+        "groups",
         "mean",
         "min_version",
         "newest",
@@ -38,7 +40,7 @@ class Batch:
         rewards = [member.reward for group in packed.groups for member in group.members]
         self.step, self.stage, self.min_version = packed.step, packed.stage, packed.min_version
         self.sequence, self.time_ns = record.sequence, record.time_ns
-        self.trajectories = len(rewards)
+        self.groups, self.trajectories = len(packed.groups), len(rewards)
         self.mean = float(np.mean(rewards)) if rewards else 0.0
         self.spread = float(np.std(rewards)) if rewards else 0.0
         self.sampled: dict[int, int] = {}  # tokens by lag that no member may keep back; -1 for supervised tokens
@@ -62,13 +64,15 @@ class Batch:
                 lag = -1 if version < 0 else max(0, self.step - 1 - version)
                 self.sampled[lag] = self.sampled.get(lag, 0) + tokens
 
-    def own_violations(self, max_lag: int | None, *, one_line: bool) -> Iterator[Violation]:
+    def own_violations(self, opening: Opening, *, one_line: bool) -> Iterator[Violation]:
         """What is wrong with the batch alone.
 
         Args:
-            max_lag: as the run was opened.
             one_line: whether no line of weights ended: a later one may come by a step again.
         """
+        max_lag, groups = opening.max_lag, opening.batch_groups(self.stage)
+        if groups is not None and self.groups != groups:
+            yield Violation("wrong size", self.name, f"{self.groups} groups", f"{groups}, as the run was opened")
         stage = "warmup" if self.step <= 0 else "rl"
         if self.stage != stage:
             yield Violation("wrong stage", self.name, f"packed for stage {self.stage}", f"{stage}, by its step")
@@ -95,7 +99,11 @@ class Batch:
         if not _near(trained.rewards, (self.mean, self.spread)):
             found = f"rewards with mean and deviation {', '.join(f'{value:g}' for value in trained.rewards)}"
             yield Violation("wrong rewards", self.name, found, f"{self.mean:g}, {self.spread:g} of its members")
-        yield from self._token_violations(trained)
+        if not trained.skipped:
+            yield from self._token_violations(trained)
+        elif tokens := sum(trained.lags.values()) + trained.masked:
+            found = f"{tokens} tokens of a batch that was passed over"
+            yield Violation("more tokens than sampled", self.name, found, "none")
 
     def _token_violations(self, trained: Trained) -> Iterator[Violation]:
         bound = self.step - 1 - self.min_version

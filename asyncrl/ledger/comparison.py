@@ -94,13 +94,13 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
 
 
 def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
-    """All members of a group that carry a row carry the same, one does, and results are made from it."""
+    """The first member of a group carries its rows and no other carries others; results are made from them."""
+    first = Key(f"{group.prompt_id}-0", 0)
     read = {key: issue.rows for key, issue in group.issues.items() if issue.rows is not None}
-    if not read:
+    if first not in read:
         return
-    first, expected = next(((key, rows) for key, rows in read.items() if rows), (None, ""))
-    if first is None:
-        yield Violation("wrong row", group.prompt_id, "no member has a row", "a row, or a member that has it")
+    if not (expected := read[first]):
+        yield Violation("wrong row", group.prompt_id, f"no row with {first}", "the rows of its group")
         return
     made = {stored[at].key: stored[at].rows for at in group.results}
     for key, found in [*read.items(), *made.items()]:

@@ -46,6 +46,15 @@ class Claim(NamedTuple):
 
     time_ns: int
     grade: TrajectoryGraded | None  # None: a failure
+    reason: str = ""  # of a failure
+
+
+class Drop(NamedTuple):
+    """The end of an attempt or of a group without a batch."""
+
+    reason: str
+    time_ns: int
+    step: int  # of the batch that would have been packed next
 
 
 class Stored(NamedTuple):
@@ -81,7 +90,8 @@ class Group:
         self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is not whole, by sequence
         self.generated: dict[Key, int] = {}  # sequence of the result
         self.ends: dict[Key, End] = {}
-        self.ended_ns = 0  # server's clock at the newest end of a single member
+        self.drops: dict[Key, Drop] = {}  # of single members
+        self.dropped: Drop | None = None  # of the group
         self.again: set[Key] = set()  # attempts that are to be issued because the one before was dropped
         self.end: End | None = None  # of the group
         self.packed: dict[Key, BatchMember] = {}
@@ -98,9 +108,14 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether all members are issued, and what a batch holds of them is graded."""
+        """Whether all members are issued, and all that its ends are about was read."""
         members = sum(not key.attempt for key in self.issues)
-        return 0 < self.size <= members and all(key in self.issues and key in self.claims for key in self.packed)
+        if not 0 < self.size <= members:
+            return False
+        claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason != "deadline")]
+        if not all(key in self.issues and key in self.claims for key in claimed):
+            return False
+        return self.dropped is None or self.dropped.reason == "deadline" or self.complete_ns() is not None
 
     @property
     def newest_payload(self) -> int:
@@ -109,19 +124,33 @@ class Group:
 
     def complete_ns(self) -> int | None:
         """Server's clock when every member had a grade, a failure or an end; None while one is open."""
-        least: dict[int, int] = {}  # attempt that counts, by member
-        for key in self.again:
-            least[key.member] = max(key.attempt, least.get(key.member, 0))
-        times = {}
+        least, times = self._least_attempts(), {}
         for key, claims in self.claims.items():
             if key.attempt >= least.get(key.member, 0):
                 times[key.member] = claims[0].time_ns
         for key in self.ends:
             if key._replace(attempt=key.attempt + 1) not in self.again:
-                times[key.member] = self.ended_ns
+                times[key.member] = self.drops[key].time_ns if key in self.drops else 0
         if not self.size or not all(member in times for member in range(self.size)):
             return None
         return max(times.values())
+
+    def live(self) -> dict[int, TrajectoryGraded]:
+        """The grades that may be trained on, by member."""
+        least, newest = self._least_attempts(), dict[int, Key]()
+        for key in sorted(self.claims.keys() & self.issues.keys()):
+            if key.attempt >= least.get(key.member, 0):
+                newest[key.member] = key
+        gone = {key.member for key in self.drops if key._replace(attempt=key.attempt + 1) not in self.again}
+        grades = {member: self.claims[key][0].grade for member, key in newest.items() if member not in gone}
+        return {member: grade for member, grade in grades.items() if grade is not None}
+
+    def _least_attempts(self) -> dict[int, int]:
+        """The attempt from which on they count, by member that was to be issued again."""
+        least: dict[int, int] = {}
+        for key in self.again:
+            least[key.member] = max(key.attempt, least.get(key.member, 0))
+        return least
 
     def end_of(self, key: Key) -> End | None:
         """The end of an attempt, its own or its group's."""
@@ -140,7 +169,7 @@ class Group:
 
     def used(self, key: Key, member: BatchMember) -> TrajectoryGraded | None:
         """The grade that a batch took over, or None where there is no such grade."""
-        for _, grade in self.claims.get(key, []):
+        for _, grade, _ in self.claims.get(key, []):
             if grade is not None and (grade.payload, grade.reward) == (member.payload, member.reward):
                 return grade
         return None

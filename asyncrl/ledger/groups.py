@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from asyncrl.bus.log import Record
 from asyncrl.ledger.batch import Batch
+from asyncrl.ledger.causes import drop_violations
 from asyncrl.ledger.comparison import group_violations, versions_text
-from asyncrl.ledger.group import Claim, End, Group, Issue, Key, Stored, end_text, key_of_member
+from asyncrl.ledger.group import Claim, Drop, End, Group, Issue, Key, Stored, end_text, key_of_member
 from asyncrl.ledger.names import Names
 from asyncrl.ledger.training import Training
 from asyncrl.ledger.violations import Kind, Violation, Violations
@@ -33,7 +34,6 @@ from topics.trajectories import (
 )
 
 WHOLE = "all chunks as they were stored"
-RowsOf: TypeAlias = Callable[[PromptIssued], list[PromptRow]]
 
 
 class Needed(NamedTuple):
@@ -64,8 +64,9 @@ class Groups:
         self.folded = Names()  # prompts whose groups are folded away
         self.prompts = self.issued = self.results = 0
         self.newest_issued: dict[str, int] = {}  # number by letter
+        self.newest_packed: int | None = None  # step
         self.newest_warmup = -1  # number of the newest prompt of the warm-up that is in a batch
-        self.rows_of: RowsOf | None = None  # rows by the order of the data, for issues that are read with theirs
+        self.on_issue: Callable[[PromptIssued, str], None] | None = None  # takes each issue and the digest of its rows
         self._training, self._writers, self._violations = training, writers, violations
         self.batches: dict[int, Batch] = {}  # by step
         self._last_result = last_result
@@ -89,6 +90,7 @@ class Groups:
     def on_packed(self, message: BatchPacked, batch: Batch) -> None:
         """Its members and groups end in it."""
         self.batches[batch.step] = batch
+        self.newest_packed = batch.step
         for packed in message.groups:
             new = [self._pack(member, batch.step) for member in packed.members]
             self._close(packed.prompt_id, batch.step, said=not all(new))
@@ -124,8 +126,9 @@ class Groups:
         rows = None
         if message is not None:
             self.legible.add((record.stream.name, record.sequence))
-            rows = _digest_of(message.rows)
-            self._check_rows(key, message, rows)
+            rows = digest_of(message.rows)
+            if self.on_issue is not None:
+                self.on_issue(message, rows)
         group.issues[key] = Issue(record.sequence, int(headers["min-version"]), rows)
         self._fold_if_whole(group)
 
@@ -141,14 +144,6 @@ class Groups:
             self.dropped[end] += 1
         else:
             self._violations.add("no end", key, f"its group is in batch {end} without it", "an end of its own")
-
-    def _check_rows(self, key: Key, message: PromptIssued, found: str) -> None:
-        """The rows of an issue are those that the order of the data has at its place."""
-        if self.rows_of is None or not found:
-            return
-        expected = _digest_of(self.rows_of(message))
-        if found != expected:
-            self._violations.add("wrong row", key, f"rows of digest {found}", f"{expected}, by the order of the data")
 
     def on_generated(self, message: TrajectoryGenerated | None, record: Record) -> None:
         """A result; the message is None where only headers are read."""
@@ -179,8 +174,11 @@ class Groups:
         if message.prompt_id in self.folded:
             return  # it came late and ends nothing
         group = self._group(message.prompt_id)
-        grade = message if isinstance(message, TrajectoryGraded) else None
-        group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(Claim(record.time_ns, grade))
+        if isinstance(message, TrajectoryFailed):
+            claim = Claim(record.time_ns, None, message.reason)
+        else:
+            claim = Claim(record.time_ns, message)
+        group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(claim)
         self._fold_if_whole(group)
 
     def on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
@@ -190,13 +188,13 @@ class Groups:
             self._add_second_end(key, key.prompt_id, end_text(message.reason))
             return
         group = self._group(key.prompt_id)
-        self._end(group, key, message.reason)
-        group.ended_ns = record.time_ns
+        if self._end(group, key, message.reason):
+            group.drops[key] = self._drop(message.reason, record)
         if message.again:
             group.again.add(key._replace(attempt=key.attempt + 1))
         self._fold_if_whole(group)
 
-    def on_group_dropped(self, message: GroupDropped, _: Record) -> None:
+    def on_group_dropped(self, message: GroupDropped, record: Record) -> None:
         """The end of a group without a batch."""
         name = message.prompt_id
         if name in self.folded:
@@ -207,8 +205,12 @@ class Groups:
             found = f"{end_text(group.end)}, then {end_text(message.reason)} as a group"
             self._violations.add("ended twice", name, found, "one end")
             return
-        group.end = message.reason
+        group.end, group.dropped = message.reason, self._drop(message.reason, record)
         self._fold_if_whole(group)
+
+    def _drop(self, reason: str, record: Record) -> Drop:
+        newest, first = self.newest_packed, self._training.opening.first_step
+        return Drop(reason, record.time_ns, newest + 1 if newest is not None else (1 if first is None else first))
 
     def _pack(self, member: BatchMember, step: int) -> bool:
         """Note a member of a batch; False where it had an end before."""
@@ -289,6 +291,7 @@ class Groups:
     def _compare(self, group: Group) -> None:
         one_line = not self._training.line
         self._violations += group_violations(group, self.batches, self.stored, one_line=one_line)
+        self._violations += drop_violations(group, self._training.opening)
         for key, member in group.packed.items():
             step, grade = group.ends[key], group.used(key, member)
             assert isinstance(step, int)
@@ -331,7 +334,7 @@ def _key_of(record: Record) -> Key:
     return Key(record.headers["trajectory"], int(record.headers["attempt"]))
 
 
-def _digest_of(rows: Sequence[PromptRow]) -> str:
+def digest_of(rows: Sequence[PromptRow]) -> str:
     """Identity of rows; "" for none."""
     return str(xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(rows))) if rows else ""
 
@@ -342,4 +345,4 @@ def _stored(key: Key, versions: str, message: TrajectoryGenerated | None, record
     counted = versions_text(count_versions(message.segments))
     fault = f"tokens of versions {counted}" if counted != versions else ""
     digest = xxhash.xxh3_64_hexdigest(record.data)
-    return Stored(key, versions, digest, len(record.data), fault, _digest_of(message.rows))
+    return Stored(key, versions, digest, len(record.data), fault, digest_of(message.rows))

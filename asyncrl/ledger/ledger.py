@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from asyncrl.bus.log import Record
-from asyncrl.bus.talk import BlobMissing
+from asyncrl.bus.talk import BlobMissing, unpack_headers
 from asyncrl.ledger.batch import Batch
 from asyncrl.ledger.groups import WHOLE, Groups
 from asyncrl.ledger.opening import Opening
 from asyncrl.ledger.training import Training
 from asyncrl.ledger.violations import Violation, Violations
 from asyncrl.ledger.writers import Writers, place_of
-from topics.actors import DEAD_LETTER, RUN_OPENED, DeadLetter
+from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
+from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import STREAM_TRIMMED, StreamTrimmed
-from topics.topic import BATCHES, DEAD, STREAMS, TRAJECTORIES, Topic
+from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
@@ -51,7 +53,6 @@ class Ledger:
         self.first_result = first_result
         self.trimmed = 0  # results below this sequence are gone, as the log of the supervisor has it
         self.buffer_ns = 0  # server's clock at the newest record of the batch log
-        self._newest_packed: int | None = None
         self._damaged: dict[tuple[str, int], Violation] = {}  # by stream and sequence
         groups, training = self.groups, self.training
         self._handlers: dict[str, Callable[..., None]] = {
@@ -67,6 +68,8 @@ class Ledger:
             CHECKPOINT_SAVED.name: training.on_checkpoint,
             CHECKPOINT_LOST.name: training.on_lost,
             RUN_OPENED.name: self.opening.on_opened,
+            SKIP_REQUESTED.name: training.on_skip_requested,
+            ENGINE_READY.name: training.on_ready,
             DEAD_LETTER.name: self._on_dead_letter,
             STREAM_TRIMMED.name: self._on_trimmed,
         }
@@ -99,6 +102,10 @@ class Ledger:
         elif record.stream.keeper:
             expected = f"a message that the {record.stream.keeper} stored"
             self.violations.add("unreadable record", place_of(record), str(error), expected)
+        if record.stream is PROMPTS:  # headers are enough for all who count on it
+            with suppress(LookupError, ValueError):
+                if unpack_headers(record) is PROMPT_ISSUED:
+                    self.groups.on_issued(None, record)
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""
@@ -113,7 +120,7 @@ class Ledger:
         return [place for place in places if place in self.letters]
 
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
-        step, newest = message.step, self._newest_packed
+        step, newest = message.step, self.groups.newest_packed
         if step in self.batches:
             found = f"messages {self.batches[step].sequence} and {record.sequence}"
             self.violations.add("packed twice", f"batch {step}", found, "one batch a step")
@@ -121,7 +128,6 @@ class Ledger:
         if newest is not None and step != newest + 1:
             found = f"packed after batch {newest}"
             self.violations.add("step out of order", f"batch {step}", found, f"batch {newest + 1}")
-        self._newest_packed = step
         if message.stage == "rl":
             self.packed_ns.append(record.time_ns)
         self.groups.on_packed(message, Batch(message, record))

@@ -7,6 +7,7 @@ from typing import Any
 from asyncrl.bus.log import Record
 from asyncrl.ledger.violations import Violations
 from topics.actors import RunOpened
+from topics.prompts import Stage
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
 _FIXED = (
@@ -20,6 +21,8 @@ _FIXED = (
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",
+    "buffer.zero_variance",
+    "buffer.group_deadline_s",
     "learner.publish_every",
 )
 
@@ -57,6 +60,25 @@ class Opening:
     def deadline_s(self) -> float | None:
         """Seconds after its issue when a group has an end, unless it is complete."""
         return _real(_setting(self.settings, "buffer.group_deadline_s"))
+
+    @property
+    def least_fresh(self) -> float | None:
+        """Share of a trajectory's tokens that must be within the bound on lag, or it is dropped."""
+        if (stale := _setting(self.settings, "buffer.stale")) is None:
+            return None
+        return _real(_setting(self.settings, "buffer.min_fresh")) if stale == "mask" else 1.0
+
+    @property
+    def drops_zero_variance(self) -> bool:
+        """Whether groups with equal rewards are dropped."""
+        return bool(_setting(self.settings, "buffer.zero_variance") == "drop")
+
+    def batch_groups(self, stage: Stage) -> int | None:
+        """Groups of a batch."""
+        if stage == "rl":
+            return self._number("buffer.batch_groups")
+        rows, each = self._number("warmup.batch_rows"), self._number("warmup.rows_per_trajectory")
+        return rows // each if rows and each else None
 
     @property
     def lease_s(self) -> float | None:

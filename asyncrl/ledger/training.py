@@ -7,7 +7,10 @@ from typing import NamedTuple
 from asyncrl.bus.log import Record
 from asyncrl.ledger.opening import Opening
 from asyncrl.ledger.violations import Violations
+from asyncrl.ledger.writers import place_of
+from topics.actors import SkipRequested
 from topics.batches import BatchTrained
+from topics.engines import EngineReady
 from topics.prompts import Stage
 from topics.weights import CheckpointLost, CheckpointSaved, WeightsPublished
 
@@ -23,6 +26,7 @@ class Trained(NamedTuple):
     rewards: tuple[float, ...]  # mean and standard deviation
     trajectories: int
     batch_sequence: int
+    skipped: bool  # passed over: no token of it was trained
 
 
 class Saved(NamedTuple):
@@ -45,8 +49,9 @@ class Training:
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
         self.line = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
+        self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
         self._newest: Trained | None = None
-        self._opening = opening
+        self.opening = opening
         self._violations = violations
 
     @property
@@ -70,12 +75,34 @@ class Training:
                 self._violations.add("step out of order", f"batch {step}", found, f"batch {last.step + 1}")
             if again:
                 self.surviving = {number: kept for number, kept in self.surviving.items() if number < step}
-        rewards, sequence = tuple(message.rewards), message.batch_sequence
+        if message.skipped and record.time_ns < self._skips_ns.get(step, record.time_ns + 1):
+            found = f"passed over in message {record.sequence}"
+            self._violations.add("unasked skip", f"batch {step}", found, "a request to skip it before that")
         self._newest = Trained(
-            step, line, message.stage, message.lags, message.masked, rewards, message.trajectories, sequence
+            step=step,
+            line=line,
+            stage=message.stage,
+            lags=message.lags,
+            masked=message.masked,
+            rewards=tuple(message.rewards),
+            trajectories=message.trajectories,
+            batch_sequence=message.batch_sequence,
+            skipped=message.skipped,
         )
         self.trained[line, step] = self._newest
         self.surviving[step] = line
+
+    def on_skip_requested(self, message: SkipRequested, record: Record) -> None:
+        """An operator asks to pass a batch over."""
+        self._skips_ns.setdefault(message.step, record.time_ns)
+
+    def on_ready(self, message: EngineReady, record: Record) -> None:
+        """An engine samples from the weights that were published, once all of the learner's log was read."""
+        published = self.published.get((message.line, message.version))
+        if published != message.digest:
+            found = f"{message.engine_id} is ready with digest {message.digest} as version {message.version}"
+            expected = f"digest {published}, as published" if published else "a version that was published"
+            self._violations.add("foreign weights", place_of(record), found, expected)
 
     def on_published(self, message: WeightsPublished, _: Record) -> None:
         """A version holds what was trained before it, and has one digest."""
@@ -95,16 +122,16 @@ class Training:
         line, step = message.line, message.step
         name = f"checkpoint of step {step} on line {line}"
         self.checkpoints.append(Saved(step, line, message.batch_sequence, record.time_ns))
-        kept = [saved.step for saved in self.checkpoints[-self._opening.keep_checkpoints :]]
+        kept = [saved.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
         if len(kept) > 1:
             self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
         # A line begins unpublished where its first step is not one that is published.
-        if line > self.line + (not self._opening.publishes(step)):
+        if line > self.line + (not self.opening.publishes(step)):
             self._violations.add("unknown line", name, f"a line after {self.line}", "a line that trained or published")
         elif step > self._in_weights:
             found = f"saved when step {self._in_weights} was the newest one trained"
             self._violations.add("wrong checkpoint", name, found, f"batch {step} trained before it")
-        elif self._opening.publishes(step) and self.published.get((line, step)) != message.digest:
+        elif self.opening.publishes(step) and self.published.get((line, step)) != message.digest:
             published = self.published.get((line, step), "not published")
             self._violations.add(
                 "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
@@ -119,7 +146,7 @@ class Training:
         """Newest step that was trained, or the one that training begins with."""
         if self._newest is not None:
             return self._newest.step
-        first = self._opening.first_step
+        first = self.opening.first_step
         return first - 1 if first is not None else 0
 
     def _on_line(self, line: int, name: str, what: str) -> None:

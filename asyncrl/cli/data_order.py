@@ -1,0 +1,110 @@
+"""The issues of a run compared with its data: which rows they carry, and the seeds that they are sampled with."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from actors.prompter import sampling_seed
+from actors.prompter_fold import Wanted
+from asyncrl.ledger.groups import digest_of
+from asyncrl.ledger.ledger import Ledger
+from asyncrl.settings import Cast
+from asyncrl.tasks.data import DataError
+from asyncrl.tasks.row_frames import RowSetup
+from asyncrl.tasks.row_maker import RowMaker, RowMakerDown
+from topics.prompts import PromptIssued, PromptRow
+
+_AT_ONCE = 256  # groups whose rows are asked for at once
+
+
+class Carried(NamedTuple):
+    """Rows that a message carries: those of a group, by number of its first row."""
+
+    prompt_id: str
+    first: int
+    digest: str
+
+
+class DataOrder:
+    """Notes the rows of every issue while the logs are read, and compares them with the data once they were."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._cast: Cast | None = None
+        self._error = ""
+        # Three numbers a group: a run has millions.
+        self._numbers: dict[str, array[int]] = {}  # of the prompt, by letter
+        self._firsts: dict[str, array[int]] = {}  # of its rows
+        self._digests: dict[str, array[int]] = {}
+        ledger.groups.on_issue = self._note
+        try:
+            self._cast = msgspec.convert(ledger.opening.settings, Cast)
+        except msgspec.ValidationError as error:
+            self._error = str(error)
+
+    async def compare(self, base: Path) -> list[str]:
+        """Compare all that was noted; returns why it cannot.
+
+        Args:
+            base: folder that the paths of the run's settings are relative to.
+        """
+        if self._cast is None:
+            return [f"rows with the data: {self._error}"]
+        task = self._cast.task
+        setup = RowSetup(task.source, task.options, self._cast.seed, str(base))
+        try:
+            maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
+        except (DataError, RowMakerDown) as error:
+            return [f"rows with the data: {error}"]
+        following = asyncio.create_task(maker.run())
+        try:
+            carried = self.carried()
+            while some := list(islice(carried, _AT_ONCE)):
+                maker.want(dict.fromkeys(place for one in some for place in self.places(one)))
+                for one in some:
+                    self.check(one, [await maker.row(place) for place in self.places(one)])
+        except (DataError, RowMakerDown) as error:
+            return [f"rows with the data: {error}"]
+        finally:
+            await maker.close()
+            await asyncio.gather(following, return_exceptions=True)
+        return []
+
+    def carried(self) -> Iterator[Carried]:
+        """What was noted."""
+        for letter, numbers in self._numbers.items():
+            for number, first, digest in zip(numbers, self._firsts[letter], self._digests[letter], strict=True):
+                yield Carried(f"{letter}{number:06d}", first, f"{digest:016x}")
+
+    def places(self, carried: Carried) -> range:
+        """Where its rows are in the endless order of the data."""
+        assert self._cast is not None
+        count = self._cast.warmup.rows_per_trajectory if carried.prompt_id.startswith("w") else 1
+        return range(carried.first, carried.first + count)
+
+    def check(self, carried: Carried, rows: Sequence[PromptRow]) -> None:
+        """Compare the rows of a group with those that the data has in its place."""
+        if carried.digest != (expected := digest_of(rows)):
+            found, expected = f"rows of digest {carried.digest}", f"{expected}, by the order of the data"
+            self._ledger.violations.add("wrong row", f"{carried.prompt_id}-0", found, expected)
+
+    def _note(self, message: PromptIssued, rows: str) -> None:
+        if self._cast is None:
+            return
+        name, attempt = message.trajectory_id, message.attempt
+        if message.seed != (seed := sampling_seed(self._cast.seed, name, attempt)):
+            self._ledger.violations.add("wrong seed", name, f"seed {message.seed}", f"{seed}, by the seed of the run")
+        if not rows:
+            return
+        letter, number = message.prompt_id[0], int(message.prompt_id[1:])
+        wanted = Wanted(message.stage, number, message.member, message.group_size, 0, origin=message.origin)
+        first = wanted.rows(self._cast.warmup.rows_per_trajectory).start
+        for column, value in ((self._numbers, number), (self._firsts, first), (self._digests, int(rows, 16))):
+            column.setdefault(letter, array("Q")).append(value)
