@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,21 +15,30 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.audit import audit_run
 from asyncrl.cli.reach import opened
 from asyncrl.ledger.open_work import Queue
-from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, KeeperBeat, SkipRequested
+from topics.actors import (
+    DEAD_LETTER,
+    REISSUE_REQUESTED,
+    RUN_OPENED,
+    SKIP_REQUESTED,
+    DeadLetter,
+    KeeperBeat,
+    ReissueRequested,
+    SkipRequested,
+)
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptRow
 from topics.table import BY_NAME
-from topics.topic import ACTORS
+from topics.topic import ACTORS, Topic
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     TrajectoryDropped,
 )
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
-from topics.wire import encode
+from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.wire import Message, encode
 
 pytestmark = pytest.mark.slow
 STEPS = 8
@@ -311,11 +321,25 @@ def skip(r: Recorded) -> None:
 
 def skip_and_train(r: Recorded) -> None:
     """As an operator asked, and yet its tokens were trained."""
-    log = r.logs[ACTORS.name]
-    request = SkipRequested(STEPS)
-    subject = SKIP_REQUESTED.subject(r.run)
-    log.append(log[0]._replace(sequence=log[-1].sequence + 1, subject=subject, headers={}, data=encode(request)))
+    ask(r, SKIP_REQUESTED, SkipRequested(STEPS))
     r.alter(BATCH_TRAINED, -1, skipped=True)
+
+
+def ask(r: Recorded, topic: Topic[Any], request: Message) -> None:
+    """Put the request of an operator behind all others."""
+    log = r.logs[ACTORS.name]
+    newest = log[-1]._replace(sequence=log[-1].sequence + 1, subject=topic.subject(r.run), headers={})
+    log.append(newest._replace(data=encode(request)))
+
+
+def issue_again(r: Recorded, asked: str, issued: str) -> None:
+    """The group of a request, which is dropped."""
+    if asked:
+        ask(r, REISSUE_REQUESTED, ReissueRequested(asked))
+    last = r.messages(PROMPT_ISSUED)[-1]
+    for member in range(last.group_size):
+        again = msgspec.structs.replace(last, prompt_id="r000000", member=member, origin=issued)
+        r.add(PROMPT_ISSUED, again)
 
 
 CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
@@ -393,6 +417,15 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a result graded against another row": (graded_against_another_row, "wrong row"),
     "a group without a row": (no_row, "wrong row"),
     "another order of the data": (another_order, "wrong row"),
+    "a prompt issued again that nobody asked for": (lambda r: issue_again(r, "", "p000003"), "wrong origin"),
+    "another prompt issued again than was asked for": (
+        lambda r: issue_again(r, "p000002", "p000003"),
+        "wrong origin",
+    ),
+    "an end before the last step": (
+        lambda r: r.alter(TRAINING_FINISHED, -1, step=STEPS - 1),
+        "step out of order",
+    ),
     "a seed of its own": (lambda r: r.alter(PROMPT_ISSUED, -1, seed=1), "wrong seed"),
     "a batch with a group less": (lose_group, "wrong size"),
     "a healthy member dropped as failed": (lambda r: drop_a_healthy_member(r, "rollout"), "dropped without cause"),

@@ -23,7 +23,7 @@ from asyncrl.cli.reach import reached
 from asyncrl.ledger.audit import Findings, audit
 from asyncrl.ledger.ledger import Ledger
 from asyncrl.ledger.open_work import Queue
-from topics.actors import RUN_OPENED, SKIP_REQUESTED, KeeperFolded
+from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperFolded
 from topics.engines import ENGINE_READY
 from topics.table import TOPICS
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
@@ -88,8 +88,8 @@ async def audit_run(
     take = _told(ledger.apply, sum(int(state["messages"]) for state in states.values()), tell)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperFolded]  # a snapshot proves nothing
-    opened = Part(ACTORS, ends[ACTORS], [RUN_OPENED.pattern(run), SKIP_REQUESTED.pattern(run)])
-    first = [opened, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
+    requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED)]
+    first = [Part(ACTORS, ends[ACTORS], requests), Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)

@@ -114,6 +114,7 @@ class Groups:
         if not group.issues:
             self.prompts += 1
             group.size, group.issued_ns = int(headers["group-size"]), record.time_ns
+            self._check_origin(group, headers.get("origin", ""))
         if headers["stage"] != group.stage:
             self._violations.add(
                 "wrong stage", key, f"issued for stage {headers['stage']}", f"{group.stage}, by its name"
@@ -144,6 +145,14 @@ class Groups:
             self.dropped[end] += 1
         else:
             self._violations.add("no end", key, f"its group is in batch {end} without it", "an end of its own")
+
+    def _check_origin(self, group: Group, origin: str) -> None:
+        """The group of a request has its number and the row that was asked for; the others have no origin."""
+        requests, number = self._training.opening.origins, group.number
+        asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith("r") else ""
+        if origin != asked:
+            expected = "a request" if asked is None else repr(asked)
+            self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
 
     def on_generated(self, message: TrajectoryGenerated | None, record: Record) -> None:
         """A result; the message is None where only headers are read."""

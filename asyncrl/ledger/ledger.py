@@ -14,7 +14,7 @@ from asyncrl.ledger.opening import Opening
 from asyncrl.ledger.training import Training
 from asyncrl.ledger.violations import Violation, Violations
 from asyncrl.ledger.writers import Writers, place_of
-from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter
+from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED
@@ -22,7 +22,7 @@ from topics.prompts import PROMPT_ISSUED
 from topics.streams import STREAM_TRIMMED, StreamTrimmed
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
 
 _KEPT = {stream.name for stream in STREAMS if stream.keeper}
 
@@ -68,7 +68,9 @@ class Ledger:
             CHECKPOINT_SAVED.name: training.on_checkpoint,
             CHECKPOINT_LOST.name: training.on_lost,
             RUN_OPENED.name: self.opening.on_opened,
+            REISSUE_REQUESTED.name: self.opening.on_reissue,
             SKIP_REQUESTED.name: training.on_skip_requested,
+            TRAINING_FINISHED.name: training.on_finished,
             ENGINE_READY.name: training.on_ready,
             DEAD_LETTER.name: self._on_dead_letter,
             STREAM_TRIMMED.name: self._on_trimmed,

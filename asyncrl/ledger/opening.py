@@ -6,7 +6,7 @@ from typing import Any
 
 from asyncrl.bus.log import Record
 from asyncrl.ledger.violations import Violations
-from topics.actors import RunOpened
+from topics.actors import ReissueRequested, RunOpened
 from topics.prompts import Stage
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
@@ -34,6 +34,7 @@ class Opening:
         self.settings: dict[str, Any] | None = None  # of the first
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
+        self.origins: list[str] = []  # prompts whose rows were asked for again, in the order of the requests
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
@@ -50,6 +51,15 @@ class Opening:
             self._violations.add("bound changed", name, found, expected)
         if not changed:
             self.steps, self.opened_ns = message.steps, record.time_ns
+
+    def on_reissue(self, message: ReissueRequested, _: Record) -> None:
+        """An operator asks for another group on the row of a prompt.
+
+        Raises:
+            LookupError: there was no such request before.
+        """
+        name = message.prompt_id
+        self.origins.append(self.origins[int(name[1:])] if name.startswith("r") else name)
 
     @property
     def max_lag(self) -> int | None:

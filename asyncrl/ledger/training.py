@@ -12,7 +12,7 @@ from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
 from topics.prompts import Stage
-from topics.weights import CheckpointLost, CheckpointSaved, WeightsPublished
+from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
 
 class Trained(NamedTuple):
@@ -91,6 +91,12 @@ class Training:
         )
         self.trained[line, step] = self._newest
         self.surviving[step] = line
+
+    def on_finished(self, message: TrainingFinished, _: Record) -> None:
+        """Training is over when its last step is trained."""
+        if message.step != self._in_weights:
+            found = f"training is finished at step {message.step}"
+            self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
 
     def on_skip_requested(self, message: SkipRequested, record: Record) -> None:
         """An operator asks to pass a batch over."""

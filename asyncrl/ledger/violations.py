@@ -8,6 +8,7 @@ Kind: TypeAlias = Literal[
     "issued twice",
     "left out",
     "never issued",
+    "wrong origin",
     "wrong row",
     "wrong seed",
     "ended twice",
