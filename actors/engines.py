@@ -10,7 +10,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from actors.actor import Context
-from asyncrl.bus.log import Record
+from asyncrl.bus.log import Record, read_last_of_each
 from asyncrl.engine.answer import OnTokens
 from asyncrl.engine.client import EngineClient, Generation, SamplingParams
 from asyncrl.engine.errors import EngineError
@@ -77,9 +77,14 @@ class EnginePool:
         self._listener = context.listen(ENGINES, self._fold)
 
     async def start(self) -> None:
-        """Follow from the beginning; returns when all that was said of engines before is known."""
-        await self._listener.start()
-        await self._listener.caught_up()
+        """Take the newest state of each engine, and follow the log from there: its length does not matter."""
+        bus = self._context.bus
+        subjects = [topic.pattern(bus.run) for topic in (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE)]
+        newest = sorted(await read_last_of_each(bus, ENGINES, subjects), key=lambda record: record.sequence)
+        for record in newest:
+            self._listener.hear(record)
+        await self._listener.handed_over()
+        await self._listener.start(newest[-1].sequence if newest else 0)
 
     async def close(self) -> None:
         """Stop following and close all connections."""

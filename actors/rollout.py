@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from actors.actor import ActorFault, Context
+from actors.ends import EVERY, Ends
 from actors.engines import EnginePool
 from actors.execution import Execution, Tools
 from actors.generator import as_served
@@ -13,7 +14,7 @@ from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
-from asyncrl.bus.log import Record
+from asyncrl.bus.log import Record, patiently
 from asyncrl.bus.provision import QUEUES
 from asyncrl.tasks.functions import FunctionError, load_rollout
 from asyncrl.tasks.journal import branch_tasks
@@ -22,10 +23,8 @@ from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.model_dir import ModelError, check_model_directory
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
-from topics.topic import BATCHES, PROMPTS, Topic
+from topics.topic import BATCHES, PROMPTS, Stream, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
-
-_EVERY = 1 << 31  # more than any attempt: a group ends with all of them
 
 
 async def main(context: Context) -> None:
@@ -63,10 +62,10 @@ class RolloutWorker:
             ProgressLog(context),
             ProgressReader(context.bus, context.refuse),
         )
-        self._ended: dict[str, int] = {}  # dropped trajectories and groups: newest attempt that has ended
+        self._ends = Ends()
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
-        self._ends = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
+        self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
         self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
             context, QUEUES["rollout"], PromptIssued, self.handle, cast.rollout.slots
         )
@@ -75,27 +74,34 @@ class RolloutWorker:
         """Work until asked to stop."""
         branch_tasks(asyncio.get_running_loop())
         await self.pool.start()
-        await self._ends.start()
-        info = await self.context.bus.api(f"STREAM.INFO.{PROMPTS.full_name(self.context.bus.run)}")
-        self._old_work = int(info["state"]["last_seq"])
+        # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
+        await self._ends_listener.start(after=await self._newest(BATCHES))
+        self._old_work = await self._newest(PROMPTS)
         await self.loop.run()
         await self.tools.suspects.close()
-        await self._ends.close()
+        await self._ends_listener.close()
         await self.pool.close()
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
         """Finish one trajectory, or find that somebody did, or that it has ended while it waited in the queue."""
         self.tools.rows.learn(issued)
-        ended = max(self._ended.get(issued.trajectory_id, -1), self._ended.get(issued.prompt_id, -1))
-        if issued.attempt <= ended:
-            self.context.count("ended_unworked")
-            return True
+        look = self._must_look(delivery, issued)
         self._working[issued.trajectory_id] = (issued.attempt, delivery)
         try:
-            return await Execution(self.tools, issued, delivery).run(look=self._must_look(delivery, issued))
+            looks_up = look or self._ends.may_miss(delivery.record.time_ns)
+            if self._ends.include(issued) or (looks_up and await self._ends.look_up(self.context.bus, issued)):
+                self.context.count("ended_unworked")
+                return True
+            return await Execution(self.tools, issued, delivery).run(look=look)
         finally:
             if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
                 del self._working[issued.trajectory_id]
+
+    async def _newest(self, stream: Stream) -> int:
+        """Sequence of a log's newest message."""
+        bus = self.context.bus
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
+        return int(info["state"]["last_seq"])
 
     def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
         """Whether somebody may have worked on it before.
@@ -106,15 +112,14 @@ class RolloutWorker:
         fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
         return not fresh or delivery.at.stream_sequence <= self._old_work
 
-    def _on_end(self, _topic: Topic[Any], message: GroupDropped | TrajectoryDropped, _record: Record) -> None:
+    def _on_end(self, _topic: Topic[Any], message: GroupDropped | TrajectoryDropped, record: Record) -> None:
         """Stop work on what the buffer has ended."""
+        self._ends.add(message, record.time_ns)
         if isinstance(message, GroupDropped):
-            key, attempt = message.prompt_id, _EVERY
-            ended = [name for name in self._working if name.rsplit("-", 1)[0] == key]
+            ended = [name for name in self._working if name.rsplit("-", 1)[0] == message.prompt_id]
         else:
-            key, attempt = message.trajectory_id, message.attempt
-            ended = [key] if key in self._working and self._working[key][0] <= attempt else []
-        self._ended[key] = attempt
+            attempt, _ = self._working.get(message.trajectory_id, (EVERY, None))
+            ended = [message.trajectory_id] if attempt <= message.attempt else []
         for name in ended:
             self.context.count("stopped")
             self._working.pop(name)[1].end(done=True)
