@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import time
@@ -17,7 +18,7 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from asyncrl.bus.address import BusAddress
+from asyncrl.bus.address import BusAddress, write_private
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
@@ -116,6 +117,10 @@ class RunFiles:
     def own_engine_key(self) -> Path:
         """The API key of inference servers that the run starts; private."""
         return self.root / "engine.key"
+
+    def make_engine_key(self) -> None:
+        """Write a new key of that kind."""
+        write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
     def engine_key_file(self, cast: Cast) -> Path | None:
         """File with the API key of the run's inference servers: the one given; those started here have their own."""

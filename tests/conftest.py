@@ -91,7 +91,7 @@ class Stage:
         self.files.logs.mkdir(parents=True)
         self.files.cast.write_bytes(msgspec.json.encode(cast))
         (root / "base").write_text(str(root))
-        self.files.own_engine_key.write_text("a key")
+        self.files.make_engine_key()
         server.address.save(self.files.address)
         save_logins(dict.fromkeys(ROLES, server.address), self.files.credentials)
         self._processes: list[asyncio.subprocess.Process] = []

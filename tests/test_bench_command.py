@@ -15,6 +15,7 @@ from asyncrl.cli.bench import bus as bus_bench
 from asyncrl.cli.bench.bus import Sizes, bench_bus
 from asyncrl.cli.bench.goals import goals_of
 from asyncrl.cli.bench.history import bench_history
+from asyncrl.cli.bench.pipeline import bench_pipeline
 from asyncrl.cli.bench.recovery import of_long_logs
 from asyncrl.cli.bench.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
 from asyncrl.cli.bench.stage import BenchError
@@ -58,6 +59,14 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
     assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer"))
+
+
+@pytest.mark.slow
+async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors():
+    figures = await bench_pipeline(short=True, seconds=2.0)
+
+    assert 0 < figures["tokens_per_trajectory"] <= 16
+    assert all(figures[f"{name}_cpu_us_per_trajectory"] > 0 for name in ("engine-1", "rollout-1", "learner-1"))
 
 
 def test_a_table_says_which_goals_are_met():

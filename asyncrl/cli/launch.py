@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -17,7 +16,7 @@ import msgspec
 from actors.actor import FATAL, RunFiles, start_actor
 from actors.pulse import Pulses
 from actors.warden import Deaths
-from asyncrl.bus.address import BusAddress, write_private
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
@@ -111,7 +110,7 @@ class Launch:
         finally:
             os.close(turn)
         (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
-        write_private(self.files.own_engine_key, secrets.token_urlsafe(32).encode())
+        self.files.make_engine_key()
         self._write_cast()
         (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
 

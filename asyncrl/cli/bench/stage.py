@@ -133,6 +133,7 @@ class Stage:
         self.files.logs.mkdir(parents=True)
         self.files.cast.write_bytes(msgspec.json.encode(self.cast))
         (self.files.root / "base").write_text(str(self.files.root))
+        self.files.make_engine_key()
         address = await self._server.start()
         self.bus = await Bus.connect(address, self.cast.run, name="bench")
         await provision(self.bus, ROOMY, lease_s=self.cast.rollout.lease_s)
