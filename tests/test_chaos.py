@@ -1,12 +1,20 @@
 """`asyncrl chaos`: whole runs whose processes are killed and frozen, and what it concludes from their topics."""
 
+import asyncio
 import json
+import os
+import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import SHORT, command
+from conftest import until
+from runs import SHORT, all_processes, command
 from stories import Story
+from test_backpressure import SCRIPTED
+from test_doctor_runs import FLAT
 
 from asyncrl.cli.chaos.report import violations_by_sense
 from asyncrl.cli.chaos.witness import Samples, missing
@@ -47,12 +55,109 @@ async def test_a_run_that_is_struck_for_forty_seconds_loses_nothing_and_trains_n
 
 @SLOW
 async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_without_a_loss(tmp_path: Path):
-    report = await chaos(tmp_path, "--cluster", "--targets", "nats:kill", "--every", "12", "--kills", "3")
+    leaders = ("--cluster", "--targets", "nats:kill", "--every", "12", "--kills", "3")
+    report = await chaos(tmp_path, *leaders, "--after-recovery")
 
     killed = report["strikes"]
     assert len(killed) == 3
     assert all(strike["works_again_s"] for strike in killed)
-    assert killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
+    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
+
+
+# --- runs that stand still
+
+SLEEPS = """
+import time
+
+def reward(completion):
+    time.sleep(600)
+    return 0.0
+"""
+
+
+async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | None = None) -> dict[str, Any]:
+    """Run `asyncrl chaos` on a run that will stand still; returns its report, once all processes are gone.
+
+    Args:
+        freeze: stops processes of the run, once it returns that it did.
+    """
+    folder.mkdir()
+    (folder / "short.toml").write_text(SCRIPTED)
+    (folder / "sleeps.py").write_text(SLEEPS)
+    (folder / "flat.py").write_text(FLAT)
+    rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = [word for setting in words for word in ("--set", setting)]
+    strikes = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
+    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *strikes, limit_s=300))
+    if freeze is not None:
+        await until(freeze, "the run's processes", 120)
+    code, said = await running
+    assert code == 1, said
+    assert {line for pid, line in processes(folder).items() if "asyncrl" in line} == set()
+    report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
+    assert f"verdict: stalled {'before the first step' if report['stall']['step'] is None else 'at step'}" in said
+    assert re.search(r"no step, result or grade since \d\d:\d\d:\d\d \(\d+ s\): ", said), said
+    assert not (report["lost"] or report["duplicated"] or report["finished"]), said
+    return report
+
+
+def processes(folder: Path) -> dict[int, str]:
+    """Command lines of the living processes that work in a folder."""
+    found = {}
+    for pid, line, _ in all_processes():
+        try:
+            if Path(os.readlink(f"/proc/{pid}/cwd")) == folder:
+                found[pid] = line
+        except OSError:
+            continue  # it ended in this moment
+    return found
+
+
+def freeze(folder: Path, *words: str) -> bool:
+    """Stop the processes whose command lines hold these words; False, and nothing done, where one is not there."""
+    living = processes(folder)
+    chosen = [next((pid for pid, line in living.items() if word in line), None) for word in words]
+    if None in chosen:
+        return False
+    for pid in chosen:
+        os.kill(pid, signal.SIGSTOP)
+    return True
+
+
+@SLOW
+async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tmp_path: Path):
+    def training(folder: Path) -> bool:
+        return any("main learner" in line for line in processes(folder).values()) and freeze(folder, "main up")
+
+    def warming(folder: Path) -> bool:
+        metrics = folder / "runs" / "short" / "metrics.jsonl"
+        trains = metrics.exists() and '"step"' in metrics.read_text()
+        return trains and freeze(folder, "main up", "main warden", "main rollout")
+
+    few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
+    first, data, warm, last = await asyncio.gather(
+        stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
+        stalled(
+            tmp_path / "b",
+            [*few, "reward.function=flat.py:reward", "buffer.zero_variance=drop", "warmup.steps=0"],
+        ),
+        stalled(
+            tmp_path / "c",
+            ["nats.stream_max_mb=0", "warmup.steps=9000", "learner.scripted_step_s=0.1"],
+            lambda: warming(tmp_path / "c"),
+        ),
+        stalled(tmp_path / "d", ["warmup.steps=0"], lambda: training(tmp_path / "d")),
+    )
+    assert first["stall"]["step"] is None and first["strikes"] == []
+    assert any("reward hanging: reward-1: grades p0000" in found for found in first["stall"]["findings"])
+    assert data["stall"]["step"] == 5 and data["strikes"]
+    assert [found.split(":")[0] for found in data["stall"]["findings"]] == ["end of data"]
+    assert warm["stall"]["step"] < 0
+    assert "rollout-1" in warm["stall"]["stopped"] and "up" in warm["stall"]["stopped"]
+    assert any(found.startswith("actor silent: rollout-1: ") for found in warm["stall"]["findings"])
+    assert any(text.startswith("recorder: kill at ") for text in warm["unrecovered"])
+    assert last["stall"]["step"] == 60 and last["stall"]["findings"] == [] and last["stall"]["stopped"] == ["up"]
 
 
 # --- what it concludes

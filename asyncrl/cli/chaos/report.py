@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.cli.chaos.memory import Growth
+from asyncrl.cli.chaos.stall import Stall
 from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.ledger.audit import Findings
 
@@ -25,28 +26,32 @@ class Report(msgspec.Struct, kw_only=True):
 
     run: str
     seed: int
-    code: int | None  # of `asyncrl up`; None: it was stuck
-    finished: bool
-    strikes: list[Strike]
-    unreached: dict[str, int]  # armed points that nobody passed in time
+    code: int | None  # of `asyncrl up`; None: the run stood still
+    stall: Stall | None  # where it did
+    output: str = ""  # the last lines of `asyncrl up`, where it failed
+    finished: bool = False
+    strikes: list[Strike] = []
+    unreached: dict[str, int] = {}  # armed points that nobody passed in time
+    unrecovered: list[str] = []  # what was struck and did not work again within the limit
     resumed: int  # times that `up --resume` went on
-    prompts: int
-    trajectories: int  # issued
-    trained: int
-    tokens: int  # in results
-    tokens_again: int  # at most so many were sampled once more
-    lost: list[str]
-    duplicated: list[str]
-    violations: list[str]  # of the audit
+    prompts: int = 0
+    trajectories: int = 0  # issued
+    trained: int = 0
+    tokens: int = 0  # in results
+    tokens_again: int = 0  # at most so many were sampled once more
+    lost: list[str] = []
+    duplicated: list[str] = []
+    violations: list[str] = []  # of the audit
     steps: int
-    rewards: dict[int, float]  # by RL step
+    rewards: dict[int, float] = {}  # by RL step
     undisturbed: dict[int, float] | None = None  # of the run compared with
     memory: dict[str, Growth] = {}  # by role
 
     @property
     def clean(self) -> bool:
         """Whether the run came to its end and nothing is wrong with it."""
-        return self.finished and self.code == 0 and not (self.lost or self.duplicated or self.violations)
+        wrong = self.lost or self.duplicated or self.violations or self.unrecovered
+        return self.finished and self.code == 0 and not wrong
 
 
 def violations_by_sense(findings: Findings) -> tuple[list[str], list[str], list[str]]:
@@ -63,10 +68,10 @@ def violations_by_sense(findings: Findings) -> tuple[list[str], list[str], list[
 def report_text(report: Report) -> str:
     """The table for people."""
     verdict = "clean" if report.clean else "NOT CLEAN"
-    end = "finished" if report.finished else f"did not finish (exit code {report.code})"
-    if report.code is None:
-        end = f"was stuck after step {max(report.rewards, default=0)}"
+    end = "finished" if report.finished else "did not finish"
+    end += f" (exit code {report.code})" if report.code else " (stopped)" if report.code is None else ""
     lines = [
+        *([f"verdict: {report.stall.text}", ""] if report.stall is not None else []),
         f"run {report.run}, seed {report.seed}: {end}, {len(report.strikes)} strikes, {verdict}",
         "",
         f"{'role':>14}  {'kill':>5} {'freeze':>6} {'wake':>5} {'crash':>5}   works again after (s)",
@@ -74,7 +79,8 @@ def report_text(report: Report) -> str:
         "",
         *(f"{name:>14}  {text}" for name, text in _figures(report)),
     ]
-    for name in ("lost", "duplicated", "violations"):
+    lines += [f"output: {line}" for line in report.output.splitlines()[-_SHOWN:]]
+    for name in ("unrecovered", "lost", "duplicated", "violations"):
         found = getattr(report, name)
         lines += [f"{name}: {text}" for text in found[:_SHOWN]]
         lines += [f"... and {len(found) - _SHOWN:,} more"] if len(found) > _SHOWN else []

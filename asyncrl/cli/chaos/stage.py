@@ -14,6 +14,7 @@ from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import Fault
 from asyncrl.processes import python, with_parent
 
+_START_S = 120.0  # for `up` to name the run
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
 
 
@@ -33,27 +34,37 @@ class Stage:
         self._named = asyncio.Event()
         self._running: asyncio.Task[int] | None = None
 
-    async def start(self, words: Sequence[str]) -> asyncio.Task[int]:
+    async def start(self, words: Sequence[str], limit_s: float = _START_S) -> asyncio.Task[int]:
         """Start `asyncrl up WORDS`; the returned task ends with the run, with its exit code.
+
+        Args:
+            limit_s: for `up` to name the run.
 
         Raises:
             ChaosError: it does not start; with its words.
         """
         running = self._running = asyncio.create_task(self._run(words))
         named = asyncio.create_task(self._named.wait())
-        await asyncio.wait({running, named}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, named}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         named.cancel()
-        if running.done() and not self._named.is_set():
-            raise ChaosError(f"the run did not start:\n{self.words.strip()}")
+        if not self._named.is_set():
+            why = "" if running.done() else f" within {limit_s:.0f} s"
+            await self.stop()
+            raise ChaosError(f"the run did not start{why}:\n{self.words.strip()}")
         return running
 
     async def stop(self) -> None:
-        """End everybody who still lives."""
+        """End everybody who still lives.
+
+        Raises:
+            ChaosError: some cannot be ended.
+        """
         if self._running is not None:
             self._running.cancel()
-        if self._up is not None and self._up.returncode is None:
-            self._up.kill()
-            await self._up.wait()
+        if self._up is not None:
+            if self._up.returncode is None:
+                self._up.kill()
+                await self._up.wait()
             await self._everybody_gone()
 
     async def _run(self, words: Sequence[str]) -> int:
@@ -94,5 +105,5 @@ class Stage:
         until = time.monotonic() + _GONE_S
         while left := parts(self.crash_folder):
             if time.monotonic() > until:
-                raise ChaosError(f"outlived a killed `asyncrl up`: {', '.join(part.name for part in left)}")
+                raise ChaosError(f"outlived `asyncrl up`: {', '.join(part.name for part in left)}")
             await asyncio.sleep(0.02)  # nothing announces it

@@ -82,6 +82,7 @@ class Striker:
         self._armed: dict[Path, asyncio.Task[None]] = {}
         self._last: Counter[Target] = Counter()  # how often those points are to be passed that end a run
         self._tasks: set[asyncio.Task[None]] = set()
+        self.recovering: dict[asyncio.Task[None], tuple[Strike, str]] = {}  # roles that do not work again yet
         self._settling = False
 
     async def strike_next(self) -> bool:
@@ -113,6 +114,16 @@ class Striker:
         """End what still waits."""
         for task in [*self._tasks, *self._armed.values()]:
             task.cancel()
+
+    def unrecovered(self, limit_s: float) -> list[str]:
+        """Who was struck more than `limit_s` ago and does not work again yet."""
+        found = []
+        for strike, role in self.recovering.values():
+            ago_s = (time.time_ns() - strike.time_ns) / 1e9
+            if ago_s > limit_s:
+                what = f"{strike.kind} at {strike.at_s:.1f} s, step {strike.step}"
+                found.append(f"{role}: {what}: does not work again after {ago_s:.0f} s")
+        return found
 
     async def _strike(self, target: Target, living: Sequence[Part]) -> bool:
         """Strike a target; False where it is not there now, or rests."""
@@ -212,7 +223,9 @@ class Striker:
             count, last = self._rows.get(_supervised(role), (0, 0.0))
             self._rows[_supervised(role)] = (count + 1 if since - last < _REST_S else 1, since)
             if target.kind != "wake":
-                self._spawn(self._until_it_works(strike, role))
+                task = self._spawn(self._until_it_works(strike, role))
+                self.recovering[task] = strike, role
+                task.add_done_callback(self.recovering.pop)
         self._tell(strike)
 
     async def _until_it_works(self, strike: Strike, role: str) -> None:

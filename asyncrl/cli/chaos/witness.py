@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
@@ -12,6 +13,7 @@ from asyncrl.bus.talk import MESSAGE_ID, TIME_TO_LIVE, WRITER
 from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY
+from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import topic_of
 from topics.topic import ACTORS, BLOBS, FLEET, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, VITALS, Keep, Topic
@@ -23,13 +25,14 @@ from topics.trajectories import (
     TRAJECTORY_PROGRESSED,
     ProgressStored,
 )
-from topics.weights import TrainingFinished
+from topics.weights import TRAINING_FINISHED, TrainingFinished
 from topics.wire import decode
 
 _WORK: dict[str, tuple[Topic[Any], ...]] = {  # what a worker says when it works
     "rollout": (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
     "reward": (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
 }
+_ADVANCES = (TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TRAJECTORY_FAILED, EVAL_SCORED, BATCH_TRAINED, TRAINING_FINISHED)
 _KEEPERS = {stream.keeper: stream for stream in STREAMS if stream.keeper}
 _SILENT_S = 60.0
 _BODIES = (ACTORS, FLEET, TRAINING)  # logs that are read with their bodies
@@ -61,6 +64,9 @@ class Witness:
         self.issued: set[str] = set()  # trajectories
         self.ended: dict[str, tuple[int, int]] = {}  # by trajectory: delivery of its result, and when it was stored, ns
         self.samples = Samples()
+        self.advanced_s = 0.0  # monotonic clock: a result, grade, step or evaluation was stored, or a new actor started
+        self.trained_s = 0.0  # the same of a step
+        self._actors: set[str] = set()  # that ever started
         self._writers: dict[str, str] = {}  # newest writer of each keeper's log
         self._waiting: list[tuple[Holds, asyncio.Future[int]]] = []
         self._readers = [
@@ -105,6 +111,15 @@ class Witness:
         self._waiting.append((self._sign(role, since_ns), future))
         return future
 
+    def trained_after(self, step: int) -> asyncio.Future[int]:
+        """When a batch behind this one was trained: the server's clock, ns."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self.step is not None and self.step > step:
+            future.set_result(time.time_ns())
+        else:
+            self._waiting.append((lambda said: said.topic is BATCH_TRAINED and said.message.step > step, future))
+        return future
+
     def _sign(self, role: str, since_ns: int) -> Holds:
         """What tells that a role works again."""
         if role in _KEEPERS:
@@ -140,15 +155,20 @@ class Witness:
             return
         if TIME_TO_LIVE not in record.headers:
             self.stored.setdefault(record.stream.name, {})[record.sequence] = record.headers.get(MESSAGE_ID, "")
+        if topic in _ADVANCES:
+            self.advanced_s = time.monotonic()
         message = decode(topic.message, record.data) if record.stream in _BODIES and record.data else None
         if isinstance(message, RunOpened):
             self.steps = message.steps
         elif isinstance(message, TrainingFinished):
             self.finished = True
+        elif isinstance(message, ActorStarted) and message.actor_id not in self._actors:
+            self._actors.add(message.actor_id)  # a restart is no progress
+            self.advanced_s = time.monotonic()
         elif isinstance(message, FleetScaled):
             self.fleet.update(message.wanted)
         elif isinstance(message, BatchTrained):
-            self.step = message.step
+            self.step, self.trained_s = message.step, time.monotonic()
             if message.stage == "rl":
                 self.rewards[message.step] = message.rewards[0]
         if topic is PROMPT_ISSUED:

@@ -1,0 +1,177 @@
+"""A campaign: follow a run to its end, strike it meanwhile, and end with a verdict where it stands still."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from actors.actor import RunFiles
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
+from asyncrl.cli.chaos.stage import Stage
+from asyncrl.cli.chaos.stall import Stall, verdict
+from asyncrl.cli.chaos.strikes import Strike, Striker
+from asyncrl.cli.chaos.targets import Target, drawn, each_point
+from asyncrl.cli.chaos.witness import Witness
+
+_REACH_S = 5.0  # for the run's server to answer
+_TICK_S = 0.2
+_MARGIN = 0.05  # share of the steps that is left for the run to finish undisturbed
+_STEP_LIMITS = 3.0  # a run whose grades lead to no trained batch stands still after so many limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a campaign does to a run."""
+
+    targets: list[Target]
+    seed: int
+    seconds: float  # from the first strike to the last at most
+    every_s: float
+    kills: int  # 0: no limit
+    points_each: int
+    after_recovery: bool  # strike only a run that trains and has recovered from the strike before
+    stall_s: float  # a run that does not advance for this long stands still
+
+    @classmethod
+    def of(cls, arguments: Namespace, targets: list[Target]) -> Plan:
+        """The plan that a command line asks for."""
+        return cls(
+            targets=targets,
+            seed=arguments.seed,
+            seconds=arguments.seconds,
+            every_s=arguments.every,
+            kills=arguments.kills,
+            points_each=arguments.points_each,
+            after_recovery=arguments.after_recovery,
+            stall_s=arguments.stall,
+        )
+
+
+class Campaign:
+    """One run under chaos."""
+
+    def __init__(self, plan: Plan, stage: Stage, running: asyncio.Task[int], tell: Callable[[Strike], None]) -> None:
+        """
+        Args:
+            running: ends with the run.
+        """
+        self.witness: Witness | None = None  # once the run has its topics
+        self.striker: Striker | None = None  # once it has trained a batch
+        self.unrecovered: list[str] = []  # what did not work again, within the limit or before the run stood still
+        self._plan, self._stage, self._running, self._tell = plan, stage, running, tell
+        self._began_s = time.monotonic()
+
+    async def run(self) -> Stall | None:
+        """Strike the run until it ends; returns the verdict where it stands still, its processes as they are."""
+        acting = asyncio.create_task(self._act())
+        watching = asyncio.create_task(self._stands_still())
+        try:
+            await asyncio.wait({acting, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if acting.done():
+                acting.result()
+                return None
+            missing, quiet_s = watching.result()
+            step = self.witness.step if self.witness is not None else None
+            return await verdict(self._stage, missing=missing, step=step, quiet_s=quiet_s)
+        finally:
+            for task in (acting, watching):
+                task.cancel()
+            await asyncio.wait({acting, watching})
+            await self._close()
+
+    async def _act(self) -> None:
+        """Wait for the first trained batch, strike, and wait for the run's end."""
+        witness = self.witness = await self._connected()
+        while witness is not None and witness.step is None and not self._running.done():
+            await self._ended_within(_TICK_S)
+        if witness is not None and not self._running.done():
+            await self._strike(witness)
+        await asyncio.wait({self._running})
+
+    async def _connected(self) -> Witness | None:
+        """A witness that follows the run's topics as soon as there are any; None where it ends before."""
+        address = RunFiles(self._stage.root).address
+        while not self._running.done():
+            if address.exists():
+                with contextlib.suppress(BusError):
+                    name = self._stage.root.name
+                    bus = await Bus.connect(BusAddress.read(address), name, name="chaos", deadline_s=_REACH_S)
+                    witness = Witness(bus)
+                    try:
+                        await witness.start()
+                        return witness
+                    except BusError:  # the streams are being made
+                        await witness.close()
+                        await bus.close()
+            await self._ended_within(_TICK_S)
+        return None
+
+    async def _strike(self, witness: Witness) -> None:
+        """Strike in steady time until it has been enough, or the run is about to end."""
+        plan, striker = self._plan, self._make_striker(witness)
+        last = witness.steps - max(2, int(_MARGIN * witness.steps))
+        until = time.monotonic() + plan.seconds
+        while not self._running.done() and time.monotonic() < until and (witness.step or 0) < last:
+            if plan.kills and len(striker.strikes) >= plan.kills:
+                break
+            if plan.after_recovery and not await self._recovered(witness, striker):
+                break
+            if not await striker.strike_next():
+                break
+            await self._ended_within(plan.every_s)
+        await striker.settle()
+
+    def _make_striker(self, witness: Witness) -> Striker:
+        plan, seed = self._plan, self._plan.seed
+        self.striker = Striker(
+            each_point(plan.targets, plan.points_each, seed) if plan.points_each else drawn(plan.targets, seed),
+            self._stage,
+            witness,
+            insist=plan.points_each > 0,
+            dice=random.Random(f"{seed} whom"),
+            tell=self._tell,
+        )
+        return self.striker
+
+    async def _recovered(self, witness: Witness, striker: Striker) -> bool:
+        """Wait until an RL step was trained since the last strike and everything struck works again."""
+        step = max([0, *(strike.step or 0 for strike in striker.strikes)])
+        waits: list[asyncio.Future[Any]] = [witness.trained_after(step), *striker.recovering]
+        done = asyncio.ensure_future(asyncio.wait(waits))
+        await asyncio.wait({done, self._running}, timeout=self._plan.stall_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            done.cancel()
+            return False
+        return True
+
+    async def _stands_still(self) -> tuple[str, float]:
+        """Wait until the run does not advance any more; returns which event is missing, and for how many seconds."""
+        while True:
+            now, limit_s = time.monotonic(), self._plan.stall_s
+            advanced_s = self.witness.advanced_s if self.witness is not None else 0.0
+            trained_s = self.witness.trained_s if self.witness is not None else 0.0
+            quiet_s, untrained_s = (now - max(self._began_s, last_s) for last_s in (advanced_s, trained_s))
+            if quiet_s >= limit_s:
+                return "step, result or grade", quiet_s
+            if untrained_s >= _STEP_LIMITS * limit_s:
+                return "step", untrained_s
+            await asyncio.sleep(min(limit_s - quiet_s, _STEP_LIMITS * limit_s - untrained_s))
+
+    async def _ended_within(self, seconds: float) -> None:
+        await asyncio.wait({self._running}, timeout=seconds)
+
+    async def _close(self) -> None:
+        if self.striker is not None:
+            self.unrecovered = self.striker.unrecovered(self._plan.stall_s if self._running.done() else 0.0)
+            await self.striker.close()
+        if self.witness is not None:
+            await self.witness.close()
+            await self.witness.bus.close()

@@ -1,0 +1,74 @@
+"""The verdict on a run that stands still: since when, by whom, and what its queues hold."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import UTC, datetime
+
+import msgspec
+import psutil
+
+from actors.actor import RunFiles
+from asyncrl.bus.address import BusAddress
+from asyncrl.cli.chaos.processes import parts
+from asyncrl.cli.chaos.stage import Stage
+from asyncrl.doctor.diagnose import diagnose
+from asyncrl.doctor.look import look_from_outside
+
+
+class Stall(msgspec.Struct, kw_only=True):
+    """What was seen of a run that did not advance within the limit, before its processes were stopped."""
+
+    missing: str  # the event that did not come
+    step: int | None  # newest trained
+    since: str  # UTC, ISO 8601: the last such event, or the start
+    seconds: float  # from then until the verdict
+    findings: list[str]  # of the doctor
+    queues: dict[str, dict[str, int]]  # by role
+    stopped: list[str]  # processes in the state of SIGSTOP
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        where = "before the first step" if self.step is None else f"at step {self.step}"
+        since = datetime.fromisoformat(self.since)
+        by = "; ".join(self.findings) or f"no finding; queues: {self._queues()}"
+        stopped = f"; processes that are stopped: {', '.join(self.stopped)}" if self.stopped else ""
+        return f"stalled {where}, no {self.missing} since {since:%H:%M:%S} ({self.seconds:.0f} s): {by}{stopped}"
+
+    def _queues(self) -> str:
+        states = [
+            f"{role} {queue['waiting']} waiting and {queue['under_way']} under way"
+            for role, queue in self.queues.items()
+        ]
+        return ", ".join(states) or "none"
+
+
+async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: float) -> Stall:
+    """Look at a run that stands still, as the doctor does, and at its processes.
+
+    Args:
+        missing: the event that did not come.
+        quiet_s: how long ago the last one came.
+    """
+    address = RunFiles(stage.root).address
+    findings, queues = [f"the run has no server; its last output: {stage.words.strip() or 'none'}"], {}
+    if address.exists():
+        picture = await look_from_outside(BusAddress.read(address), stage.root.name, stage.root)
+        findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(picture)]
+        queues = picture.queues
+    stopped = []
+    for part in parts(stage.crash_folder):
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended in this moment
+            if part.process.status() == psutil.STATUS_STOPPED:
+                stopped.append(part.name)
+    return Stall(
+        missing=missing,
+        step=step,
+        since=datetime.fromtimestamp(time.time() - quiet_s, UTC).isoformat(timespec="seconds"),
+        seconds=round(quiet_s, 1),
+        findings=findings,
+        queues=queues,
+        stopped=stopped,
+    )
