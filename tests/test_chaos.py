@@ -136,6 +136,7 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
         return trains and freeze(folder, "main up", "main warden", "main rollout")
 
     few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
+    few += ["buffer.max_lag=8", "learner.keep_versions=10"]  # no group becomes too old: five batches come of the rows
     first, data, warm, last = await asyncio.gather(
         stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
         stalled(
