@@ -35,7 +35,7 @@ class Stall(msgspec.Struct, kw_only=True):
         since = datetime.fromisoformat(self.since)
         by = "; ".join(self.findings) or f"no finding; queues: {self._queues()}"
         stopped = f"; processes that are stopped: {', '.join(self.stopped)}" if self.stopped else ""
-        return f"stalled {where}, no {self.missing} since {since:%H:%M:%S} ({self.seconds:.0f} s): {by}{stopped}"
+        return f"stalled {where}, no {self.missing} since {since:%H:%M:%S} UTC ({self.seconds:.0f} s): {by}{stopped}"
 
     def _queues(self) -> str:
         states = [
