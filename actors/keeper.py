@@ -17,7 +17,7 @@ from actors.actor import ActorDown, Context
 from actors.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, patiently, read_last, read_message
+from asyncrl.bus.log import Record, patiently, read_message, read_newest
 from asyncrl.bus.talk import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
 from asyncrl.bus.talk import WRITER as NONCE
 from asyncrl.crash import crash_point
@@ -261,7 +261,7 @@ class Keeper:
         bus = self.context.bus
         info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
         # The newest records may be heartbeats that have expired: nobody will ever read back the end itself.
-        newest = await read_last(self.context.bus, self.own, ">")
+        newest = await read_newest(self.context.bus, self.own)
         sequence = newest.sequence if newest is not None else 0
         await self._read_back(sequence)
         if self._own_log.last >= sequence:

@@ -11,7 +11,7 @@ from test_bus_keeper import Counting, log_of
 
 from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record, read_last, read_message
+from asyncrl.bus.log import LogReader, Record, read_last, read_message, read_newest
 from asyncrl.bus.provision import equal_sizes, provision, settled
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import MESSAGE_ID, say
@@ -94,7 +94,7 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
         assert newest is not None
         assert newest.headers[MESSAGE_ID].startswith(f"control.stopped:{number}:")
     assert await read_message(bus, ACTORS, 1000) is None
-    assert await read_last(bus, FLEET, ">") is None
+    assert await read_newest(bus, FLEET) is None
 
 
 async def test_a_keeper_appends_several_decisions_at_once_and_goes_on_when_its_leader_dies(

@@ -2,12 +2,11 @@
 
 import asyncio
 
-import pytest
 from conftest import DEADLINE_S, LEASE_S, Connect, until
 from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.provision import QUEUES, make_queue, queue_states
 from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.server import EmbeddedServer
@@ -313,19 +312,35 @@ async def test_what_a_fold_raises_is_not_lost(bus: Bus):
     await reader.close()
 
 
-async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_its_end(
-    bus: Bus, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_its_end(bus: Bus):
     stopped = [ActorStopped("rollout", f"rollout-{number}") for number in range(3)]
     sequences = [await say(bus, ACTOR_STOPPED, message, key=message.actor_id) for message in stopped]
     records: list[Record] = []
-    reader, grant = LogReader(bus, ACTORS, records.append), Puller.grant
-    monkeypatch.setattr("asyncrl.bus.log._WINDOW", 2)  # and no more than that
-    monkeypatch.setattr(Puller, "grant", lambda puller, count=0: grant(puller, count) if count else None)
+    reader = LogReader(bus, ACTORS, records.append, paced=2)
     await reader.start()
     await until(lambda: len(records) == 2, "all but the last are read")
 
     await bus.api(f"STREAM.MSG.DELETE.{ACTORS.full_name(bus.run)}", {"seq": sequences[-1]})
 
     await asyncio.wait_for(reader.caught_up.wait(), DEADLINE_S)
+    await reader.close()
+
+
+async def test_a_log_whose_last_message_is_gone_has_a_newest_one_and_is_not_read_before_that(bus: Bus, monkeypatch):
+    monkeypatch.setattr("asyncrl.bus.log._LOOK_S", 0.01)
+    await issue(bus, 5)
+    await bus.api(f"STREAM.MSG.DELETE.{PROMPTS.full_name(bus.run)}", {"seq": 5})
+    newest = await read_newest(bus, PROMPTS)
+    assert newest is not None and newest.sequence == 4
+    records: list[Record] = []
+    reader = LogReader(bus, PROMPTS, records.append, paced=2)
+    await reader.start()
+    await until(lambda: len(records) == 2, "two messages")
+    await asyncio.sleep(0.2)  # many looks for the end
+    assert not reader.caught_up.is_set()
+
+    reader.more(2)
+
+    await until(reader.caught_up.is_set, "the end")
+    assert [record.sequence for record in records] == [1, 2, 3, 4]
     await reader.close()

@@ -148,7 +148,8 @@ class LogReader:
         while not self.caught_up.is_set():
             await asyncio.sleep(_LOOK_S)
             with contextlib.suppress(BusError):  # asked again
-                newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects or [">"]]
+                newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects]
+                newest = newest or [await read_newest(self._bus, self.stream)]
                 if self.last >= max((record.sequence for record in newest if record is not None), default=0):
                     self.caught_up.set()
 
@@ -190,6 +191,15 @@ async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Re
 async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The newest message of a subject, or of all that a pattern matches; None where there is none."""
     return await patiently(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
+
+
+async def read_newest(bus: Bus, stream: Stream) -> Record | None:
+    """The newest message of a log that is still there; None where there is none.
+
+    For `>` the server looks at the log's last sequence alone, and finds nothing where that message has expired or was
+    purged.
+    """
+    return await read_last(bus, stream, f"asyncrl.{bus.run}.>")
 
 
 async def read_first(bus: Bus, stream: Stream, subject: str) -> Record | None:

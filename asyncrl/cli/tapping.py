@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record, read_last
+from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.cli.tapped import Tapped
 from asyncrl.errors import WrongUsage
 from topics.table import TOPICS
@@ -88,7 +88,7 @@ class LiveTap:
         subjects = self._pattern.subjects(self._bus.run)
         for stream in STREAMS:
             if self._pattern.concerns(stream):
-                newest = await read_last(self._bus, stream, ">")
+                newest = await read_newest(self._bus, stream)
                 after = 0 if newest is None else newest.sequence
                 self._readers.append(LogReader(self._bus, stream, self._receive, after=after, subjects=subjects))
                 await self._readers[-1].start()
