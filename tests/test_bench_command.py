@@ -55,10 +55,16 @@ async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
 async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snapshots(tmp_path: Path):
     figures = await bench_history(trajectories=600, directory=str(tmp_path), snapshots=True)
 
-    assert {"write_s", "prompts_log_bytes_a_trajectory", "audit_s", "audit_memory_mb"} <= figures.keys()
+    assert {
+        "write_s",
+        "prompts_log_bytes_a_trajectory",
+        "audit_s",
+        "audit_memory_mb",
+        "learner_start_s",
+    } <= figures.keys()
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
-    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer"))
+    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "warden"))
 
 
 @pytest.mark.slow

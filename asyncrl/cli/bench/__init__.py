@@ -22,7 +22,7 @@ NAMES = {
     "idle": "CPU time of a run that waits",
     "recovery": "seconds from the kill of each role to its working again",
     "cost": "CPU time per trajectory with progress messages, against none",
-    "history": "logs of a long run: their size, and seconds and memory of its audit",
+    "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
 Figures = dict[str, float]
 _NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement

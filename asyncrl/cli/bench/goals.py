@@ -55,6 +55,12 @@ _RECOVERY = {
     }.items()
 }
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
+_HISTORY = {
+    "audit_memory_mb": Goal(2000, at_most=True),
+    **{f"{role}_start_s": Goal(5, at_most=True) for role in ("prompter", "buffer", "learner", "warden")},
+    # The learner has torch in its memory, however short the run is.
+    **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "warden")},
+}
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
@@ -62,5 +68,13 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
     """The goals of a measurement, by the name of the figure."""
     if name == "pipeline":
         return {"trajectories_per_s": Goal(600 if short else 500)}
-    goals = {"engine": _ENGINE, "bus": _BUS, "schedule": _SCHEDULE, "idle": _IDLE, "cost": _COST, "recovery": _RECOVERY}
+    goals = {
+        "engine": _ENGINE,
+        "bus": _BUS,
+        "schedule": _SCHEDULE,
+        "idle": _IDLE,
+        "cost": _COST,
+        "recovery": _RECOVERY,
+        "history": _HISTORY,
+    }
     return goals.get(name, {})

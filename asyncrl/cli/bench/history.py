@@ -17,6 +17,7 @@ import msgspec
 import xxhash
 
 from actors.actor import RunFiles, start_actor
+from actors.prompter import sampling_seed
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
@@ -24,11 +25,12 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import BY, MESSAGE_ID, WRITER, pack
 from asyncrl.cli.bench.stage import BenchError, bench_cast, tell
 from asyncrl.settings import Cast
+from asyncrl.tasks.data import open_source
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.scripted import ScriptedTrainer
 from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow, prompt_name
+from topics.prompts import PROMPT_ISSUED, PromptIssued, prompt_name
 from topics.table import BY_NAME
 from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
@@ -36,7 +38,6 @@ from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved,
 from topics.wire import Message
 
 _TOKENS = 100
-_ROW = PromptRow("^abcdefgh=", "hgfedcba")
 _NONCE = "history"
 _BURST = 512  # messages of which the last alone is acknowledged: a stream stores them in their order
 _BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
@@ -44,7 +45,8 @@ _DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is
 _SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 _LOOK_S = 0.02
-_KEEPERS = ("prompter", "buffer")  # those that store snapshots
+_PLAYING = ("prompter", "buffer")  # when the run goes on; their logs are long, and they store snapshots
+_KEEPERS = (*_PLAYING, "learner", "warden")
 
 
 class Fact(NamedTuple):
@@ -56,7 +58,7 @@ class Fact(NamedTuple):
 
 
 async def bench_history(*, trajectories: int, directory: str | None, snapshots: bool) -> dict[str, float]:
-    """What a run of so many trajectories weighs, and what its audit costs.
+    """What a run of so many trajectories weighs, and what its audit and the starts of its keepers cost.
 
     Args:
         directory: folder that keeps the run, named `history`; None for one that is removed.
@@ -73,7 +75,7 @@ async def bench_history(*, trajectories: int, directory: str | None, snapshots: 
         began = time.monotonic()
         await write_history(folder, cast, trajectories, snapshots=snapshots)
         figures = {"write_s": time.monotonic() - began}
-        return figures | await _audited(folder / cast.run, trajectories)
+        return figures | await _read_again(RunFiles(folder / cast.run), trajectories)
 
 
 async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshots: bool = False) -> History:
@@ -96,10 +98,10 @@ async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshot
         await provision(bus, sizes, lease_s=cast.rollout.lease_s)
         history = History(bus, cast)
         await history.write(trajectories)
+        await history.save(files.checkpoints)
+        await history.put([Fact(FLEET_SCALED, FleetScaled(dict.fromkeys(_PLAYING, 1)))])
         if snapshots:
             await _take_snapshots(files, bus)
-        await history.save(files.checkpoints)
-        await history.put([Fact(FLEET_SCALED, FleetScaled(dict.fromkeys(_KEEPERS, 1)))])
     finally:
         await bus.close()
         await server.stop()
@@ -114,6 +116,8 @@ class History:
         self._cast = cast
         self._batch_groups = cast.buffer.batch_groups
         self._size = cast.rollout.group_size
+        task = cast.task
+        self._rows = open_source(task.source, options=task.options, seed=cast.seed, base=Path())
         self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
         self.steps = 0  # batches packed and trained so far
         self.issued = 0  # groups
@@ -220,9 +224,9 @@ class History:
             prompt_id=prompt_name("rl", number),
             member=member,
             group_size=self._size,
-            rows=[] if member else [_ROW],
+            rows=[] if member else [self._rows.row(number)],
             min_version=max(0, self.steps - self._cast.buffer.max_lag),
-            seed=xxhash.xxh3_64_intdigest(f"{self._cast.seed}:{name}:0".encode()) >> 1,
+            seed=sampling_seed(self._cast.seed, name, 0),
         )
         return Fact(PROMPT_ISSUED, message, name)
 
@@ -276,7 +280,7 @@ class History:
 
 async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
     """Let the real keepers fold the logs once: each stores a snapshot when it has."""
-    for role in _KEEPERS:
+    for role in _PLAYING:
         process = await start_actor(files, role, f"{role}-1")
         try:
             async with asyncio.timeout(_SNAPSHOT_S):
@@ -293,34 +297,68 @@ async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
             await process.wait()
 
 
-async def _audited(root: Path, trajectories: int) -> dict[str, float]:
-    """Sizes of the logs, and what `asyncrl audit` of this run takes."""
-    server = EmbeddedServer(root, run=root.name)
+async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
+    """Sizes of the logs, and what an audit of this run and the starts of its keepers take."""
+    run = files.root.name
+    server = EmbeddedServer(files.root, run=run)
     address = await server.start(_SNAPSHOT_S)
     try:
-        bus = await Bus.connect(address, root.name, name="bench")
+        bus = await Bus.connect(address, run, name="bench")
         states = await stream_states(bus, [stream for stream in STREAMS if stream in (PROMPTS, GRADES, BATCHES)])
-        await bus.close()
         figures = {f"{name.lower()}_log_bytes_a_trajectory": states[name]["bytes"] / trajectories for name in states}
-        password = root / "password"
+        password = files.root / "password"
         password.touch(0o600)
         password.write_text(address.password)
-        words = ["audit", root.name, "--url", address.url, "--user", address.user, "--password-file", str(password)]
-        return figures | await asyncio.to_thread(_measured, words)
+        at = ["--url", address.url, "--user", address.user, "--password-file", str(password)]
+        figures |= await asyncio.to_thread(_audited, ["audit", run, "--deep", *at])
+        for role in _KEEPERS:
+            figures |= await _started(files, bus, role)
+        await bus.close()
+        return figures
     finally:
         await server.stop()
 
 
-def _measured(words: list[str]) -> dict[str, float]:
-    """Seconds and greatest memory of a command in a process of its own; what it prints goes to stderr."""
-    began, peak_kb = time.monotonic(), 0
+def _audited(words: list[str]) -> dict[str, float]:
+    """Seconds and greatest memory of an audit in a process of its own; what it prints goes to stderr."""
+    began, peak_mb = time.monotonic(), 0.0
     process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli.main", *words], stdout=sys.stderr)
-    status = Path(f"/proc/{process.pid}/status")
     while process.returncode is None:
-        found = _PEAK.search(status.read_text())  # of a process that has just ended there is none
-        peak_kb = int(found[1]) if found else peak_kb
+        peak_mb = max(peak_mb, _peak_mb(process.pid))
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_LOOK_S)
     if process.returncode:
         raise BenchError(f"asyncrl {words[0]} ended with code {process.returncode}")
-    return {"audit_s": time.monotonic() - began, "audit_memory_mb": peak_kb * 1024 / 1e6}
+    return {"audit_s": time.monotonic() - began, "audit_memory_mb": peak_mb}
+
+
+async def _started(files: RunFiles, bus: Bus, role: str) -> dict[str, float]:
+    """Seconds from the start of a keeper to its claim, and its greatest memory until then.
+
+    Raises:
+        BenchError: it does not come up.
+    """
+    claimed = BY_NAME[f"{role}.claimed"]
+    subject = claimed.subject(bus.run)
+    before = await read_last(bus, claimed.stream, subject)
+    began = time.monotonic()
+    process = await start_actor(files, role, f"{role}-1")
+    try:
+        async with asyncio.timeout(_SNAPSHOT_S):
+            while await read_last(bus, claimed.stream, subject) == before:
+                if process.returncode is not None:
+                    raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
+                await asyncio.sleep(_LOOK_S)
+        return {f"{role}_start_s": time.monotonic() - began, f"{role}_memory_mb": _peak_mb(process.pid)}
+    except TimeoutError:
+        raise BenchError(f"run {bus.run}: no claim of the {role} within {_SNAPSHOT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _peak_mb(pid: int) -> float:
+    """Greatest memory of a process so far; 0 of one that has just ended."""
+    found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024 / 1e6 if found else 0.0
