@@ -32,9 +32,10 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]]) -> dict[str, flo
         groups: of each prompt, at least one member.
 
     Returns:
-        `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `truncated_share` of the
-        trajectories, `flat_groups_share` of the groups of several whose rewards are all equal, and `reward/NAME`: the
-        mean of each metric that the reward gave, over the trajectories for which it did.
+        `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
+        no answer), `truncated_share` of the trajectories, `flat_groups_share` of the groups of several whose rewards
+        are all equal, and `reward/NAME`: the mean of each metric that the reward gave, over the trajectories for which
+        it did.
     """
     members = [member for group in groups for member in group]
     lengths = [tokens_of(member) for member in members]
@@ -42,6 +43,7 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]]) -> dict[str, flo
     figures = {
         "response_tokens_mean": fmean(lengths),
         "response_tokens_max": float(max(lengths)),
+        "discarded_tokens": float(sum(member.discarded for member in members)),
         "truncated_share": fmean(member.truncated for member in members),
     }
     if several:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from actors.batch_record import batch_figures, batch_group, tokens_of
+from actors.batch_record import batch_figures, batch_group
 from actors.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
@@ -25,6 +25,7 @@ from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGraded,
+    tokens_sampled,
 )
 
 # The settings that change the mathematics of a step: recorded with each batch, so that a log explains itself.
@@ -358,12 +359,13 @@ def _drop(
 ) -> Decision:
     graded = group.graded.get(member)
     name = f"{group.prompt_id}-{member}"
-    claim = graded or group.failed.get(member)
+    failed = group.failed.get(member)
+    claim = graded or failed
     message = TrajectoryDropped(
         trajectory_id=name,
         attempt=claim.attempt if claim else group.attempts.get(member, 0),
         reason=reason,
-        tokens=tokens_of(graded) if graded else 0,
+        tokens=tokens_sampled(graded) if graded else failed.tokens if failed else 0,
         lag=lag,
         again=again,
         detail=detail,
@@ -372,8 +374,9 @@ def _drop(
 
 
 def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
-    live = group.live()
-    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens_of(*live))
+    failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
+    tokens = tokens_sampled(*group.live()) + failed
+    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)
     return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
 
 

@@ -127,7 +127,8 @@ class Execution(Asker):
         return None
 
     async def _say_failure(self, reason: FailureReason, detail: str) -> bool:
-        return await say_failure(self._context, self._issued, self._delivery, reason, detail)
+        tokens = self._delivery.tokens + self._progress.discarded
+        return await say_failure(self._context, self._issued, self._delivery, reason, detail, tokens)
 
     def _open_progress(self) -> Progress:
         return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
@@ -183,6 +184,10 @@ class Execution(Asker):
         self._delivery.tokens += tokens
         self._delivery.advanced()
         self._context.count("tokens", tokens)
+
+    def discarded(self, tokens: int) -> None:
+        """Tokens came that belong to no answer."""
+        self._progress.discarded += tokens
 
     def streamed(self) -> None:
         """A chunk of a longer request came: progress may be due."""
@@ -251,6 +256,7 @@ class Execution(Asker):
             versions=count_versions(segments),
             truncated=truncated,
             lines=sorted(self._progress.lines),
+            discarded=self._progress.discarded,
         )
         await self._progress.say_result(message)
         self._context.count("generated")

@@ -17,9 +17,14 @@ async def say_failure(
     delivery: Delivery[Any],
     reason: FailureReason,
     detail: str,
+    tokens: int,
 ) -> bool:
     """Say it; False, and not a word, where the lease has run out: a clock that went on while its process was frozen
-    makes calls fail, and somebody else may be on the way to a result."""
+    makes calls fail, and somebody else may be on the way to a result.
+
+    Args:
+        tokens: sampled for it, all in vain.
+    """
     name = work.trajectory_id
     context.log.warning("trajectory failed", trajectory=name, reason=reason, detail=detail, lapsed=delivery.lapsed)
     if delivery.lapsed:
@@ -35,6 +40,7 @@ async def say_failure(
         stage=work.stage,
         reason=reason,
         detail=detail,
+        tokens=tokens,
     )
     context.count("failed")
     id = f"{name}:{work.attempt}:{delivery.at.deliveries}:{reason}"

@@ -52,6 +52,9 @@ class Asker:
     def sampled(self, tokens: int, line: int) -> None:
         """New tokens came, from weights of this line."""
 
+    def discarded(self, tokens: int) -> None:
+        """Tokens came that belong to no answer."""
+
     def streamed(self) -> None:
         """A chunk was taken in, and more may follow."""
 
@@ -154,6 +157,7 @@ class Generator:
             self._failed(engine, error, faults)
             return "abort"
         finally:
+            asker.discarded(intake.discarded)
             asker.ended(budget - (len(answer.tokens) - had))
         if intake.wrong:
             faults.add(f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {ready.key!r}", engine)
@@ -227,6 +231,7 @@ class _Intake:
         """
         self.wrong = ""  # label of tokens from other weights: no version can vouch for them
         self.refused = 0  # such tokens
+        self.discarded = 0  # tokens that were not taken over, these among them
         self.stopped = False  # a stop string is complete
         self._answer = answer
         self._key = key
@@ -250,11 +255,13 @@ class _Intake:
             self.wrong = label
             self.refused += len(tokens)
         if self.wrong or self.stopped:
+            self.discarded += len(tokens)
             return False
         wanted = self._wanted(tokens)
         line, version = version_of(label)
         self._tape.extend(tokens[:wanted], logprobs[:wanted], version)
         self._asker.sampled(wanted, line)
+        self.discarded += len(tokens) - wanted
         return not self.stopped
 
     def _wanted(self, tokens: Int32Array) -> int:

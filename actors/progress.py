@@ -52,6 +52,7 @@ class Progress:
         self.journal = Journal()
         self.lines: set[int] = set()  # of weights that sampled tokens
         self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
+        self.discarded = 0  # sampled tokens that belong to no answer
         self.left = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.cast.rollout.progress_limit
@@ -164,6 +165,7 @@ class Progress:
             offset=self.journal.tokens,
             journal=self.journal.news(),
             lines=sorted(self.lines),
+            discarded=self.discarded,
         )
 
     def stored(self, entry: ProgressEntry) -> None:
@@ -256,6 +258,7 @@ class Progress:
                 self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
                 break
             self.lines.update(stored.entry.lines)
+            self.discarded = stored.entry.discarded
             used.append(stored)
         return used
 

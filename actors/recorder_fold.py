@@ -69,7 +69,7 @@ class RecorderFold:
             tokens = sum(member.tokens for group in message.groups for member in group.members)
             self._packed[message.step] = _Packed(record.time_ns, tokens, message.figures)
             if message.stage == "rl":
-                self._sampled_tokens += tokens
+                self._sampled_tokens += tokens + int(message.figures.get("discarded_tokens", 0))
         elif topic is BATCH_TRAINED:
             self._on_trained(message, record)
         elif topic is ENGINE_READY:

@@ -14,9 +14,11 @@ from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.trajectories import (
     TRAJECTORY_GRADED,
+    FailureReason,
     Reference,
     TrajectoryGenerated,
     TrajectoryGraded,
+    tokens_sampled,
 )
 from topics.wire import WireError
 
@@ -53,7 +55,7 @@ class RewardWorker:
         """Say a grade, or the claim that there can be none."""
         if self._suspects.doubts(delivery.at.deliveries - 1):
             poison = await self._suspects.alone(delivery)
-            return bool(poison) and await say_failure(self._context, generated, delivery, "poison", poison)
+            return bool(poison) and await self._fail(generated, delivery, "poison", poison)
         return await self._grade(generated, delivery)
 
     async def close(self) -> None:
@@ -79,9 +81,19 @@ class RewardWorker:
             with delivery.waiting("its reward"):  # in the queue of the grader, then for its time limit at most
                 result = await self._grader.grade(request)
         except RewardFailed as error:
-            return await say_failure(self._context, generated, delivery, "reward", str(error))
+            return await self._fail(generated, delivery, "reward", str(error))
         await self._say_grade(generated, delivery, result.reward, result.metrics)
         return True
+
+    async def _fail(
+        self,
+        generated: TrajectoryGenerated,
+        delivery: Delivery[TrajectoryGenerated],
+        reason: FailureReason,
+        detail: str,
+    ) -> bool:
+        tokens = tokens_sampled(generated)
+        return await say_failure(self._context, generated, delivery, reason, detail, tokens)
 
     async def _say_grade(
         self,
@@ -105,6 +117,7 @@ class RewardWorker:
             reward=reward,
             truncated=generated.truncated,
             metrics=metrics,
+            discarded=generated.discarded,
         )
         key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
         with delivery.waiting(PUBLISHING):

@@ -1,11 +1,20 @@
 """What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
 
 from folds import Feed
+from test_buffer_fold import feed
 
 from actors.batch_record import batch_figures, batch_group
 from actors.recorder_fold import RecorderFold
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.trajectories import Reference, TrajectoryGraded, VersionCount
+from topics.groups import GROUP_DROPPED
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    Reference,
+    TrajectoryFailed,
+    TrajectoryGraded,
+    VersionCount,
+)
 
 
 def graded(name, reward, tokens, **fields):
@@ -25,13 +34,14 @@ def graded(name, reward, tokens, **fields):
 
 def test_figures_of_two_groups():
     groups = [
-        [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2])],
+        [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2], discarded=7)],
         [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4])],
     ]
 
     assert batch_figures(groups) == {
         "response_tokens_mean": 5.0,
         "response_tokens_max": 10.0,
+        "discarded_tokens": 7.0,
         "truncated_share": 0.25,
         "flat_groups_share": 0.5,
         "reward/depth": 3.0,
@@ -57,3 +67,31 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
     assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
     assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
     assert feed.fold.summary("run")["last_batch"] == {"response_tokens_mean": 7.0}
+
+
+def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
+    buffer, recorder = feed(batch_groups={"warmup": 2, "rl": 1}), Feed(RecorderFold())
+    for name, reward in (("p000000-0", 0.0), ("p000000-1", 1.0), ("p000001-0", 0.0)):
+        buffer.issued(name).say(TRAJECTORY_GRADED, graded(name, reward, [50], discarded=10))
+    failure = TrajectoryFailed(
+        trajectory_id="p000001-1",
+        prompt_id="p000001",
+        member=1,
+        group_size=2,
+        stage="rl",
+        reason="rollout",
+        detail="it raised",
+        tokens=30,
+    )
+    buffer.issued("p000001-1").say(TRAJECTORY_FAILED, failure).say(TRAJECTORY_FAILED, failure)
+
+    decisions = [*buffer.read_back(buffer.fold.decide(0)), *buffer.read_back(buffer.fold.decide(0))]
+    for decision in decisions:
+        recorder.say(decision.topic, decision.message)
+    recorder.say(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
+    summary = recorder.fold.summary("run")
+
+    assert [decision.topic for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
+    assert decisions[0].message.tokens == 60 + 30
+    assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
+    assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)

@@ -56,11 +56,20 @@ async def worker(bus: Bus, stage: Callable[..., Stage], model: Path, address: st
     await worker.stop()
 
 
+class Wasteful(Asker):
+    """Counts what belongs to no answer."""
+
+    wasted = 0
+
+    def discarded(self, tokens: int) -> None:
+        self.wasted += tokens
+
+
 class Sampling:
     """Answers to one prompt on the worker's engine."""
 
     def __init__(self, worker: Worker, *, streamed: bool) -> None:
-        asker = Asker()
+        self.asker = asker = Wasteful()
         asker.quiet_tokens, asker.chunk_tokens = (0, 5) if streamed else (1000, 16)
         tools = worker.worker.tools
         self.tokenizer = tools.tokenizer
@@ -111,6 +120,7 @@ async def test_a_stop_string_is_found_across_every_resumption(worker: Worker, st
         assert resumed.tokens.tolist() == undisturbed.tokens.tolist(), f"cut after {known} of {end} tokens"
         assert (resumed.finish, len(resumed.versions)) == ("stop", end)
         np.testing.assert_allclose(resumed.logprobs, undisturbed.logprobs, atol=1e-4)
+    assert sampling.asker.wasted > 0  # the engine went on past a stop string that began before its request
 
 
 async def test_what_would_exceed_the_context_ends_there_as_length(worker: Worker):

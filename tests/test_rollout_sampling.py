@@ -186,7 +186,7 @@ async def test_tokens_of_other_weights_end_a_generation_at_their_first_chunk(inf
     inference.weight_version = KEY
     await until(lambda: WELL[0] in worker.results, "the result")
     assert len(worker.results[WELL[0]].segments[0].tokens) == 5 + 200
-    assert worker.context.vitals["mislabelled_tokens"] == 16
+    assert worker.context.vitals["mislabelled_tokens"] == worker.results[WELL[0]].discarded == 16
     assert "mislabelled_at_s" in worker.context.vitals
 
 
@@ -203,6 +203,7 @@ async def test_a_server_that_labels_otherwise_than_it_says_is_asked_a_few_times(
     await until(lambda: WELL[0] in worker.failures, "the claim of failure")
     assert "sampled with weights 'default', expected '0:0:made'" in worker.failures[WELL[0]].detail
     assert len(inference.asked) == 4
+    assert worker.failures[WELL[0]].tokens == 4 * 8
 
 
 async def test_a_request_that_an_update_overtook_is_no_reason_to_doubt_the_engine(inference: LikeSGLang, begin: Any):

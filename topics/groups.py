@@ -16,7 +16,7 @@ class GroupDropped(Message):
     prompt_id: Id
     reason: GroupDropReason
     members: Count = 0  # members that had no end of their own before
-    tokens: Count = 0  # trainable tokens thrown away
+    tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
 
 
 GROUP_DROPPED = Topic(

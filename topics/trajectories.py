@@ -113,6 +113,7 @@ class ProgressEntry(_OfTrajectory):
     offset: Count  # tokens sampled so far, over all answers
     journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
     lines: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
+    discarded: Count = 0  # tokens sampled so far that belong to no answer
 
 
 class ProgressStored(Message):
@@ -138,6 +139,7 @@ class TrajectoryGenerated(_OfTrajectory):
     versions: list[VersionCount]
     truncated: bool = False  # the last generation ended at its length limit
     lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens; empty: supervised
+    discarded: Count = 0  # tokens sampled in vain: by weights of another name, or behind the end of a stop string
 
     def headers(self) -> dict[str, str]:
         """What routing and deciding need without reading the tokens."""
@@ -169,6 +171,7 @@ class TrajectoryGraded(_OfTrajectory):
     reward: Real
     truncated: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    discarded: Count = 0  # as its result says
 
     def headers(self) -> dict[str, str]:
         """What routing needs."""
@@ -184,6 +187,7 @@ class TrajectoryFailed(_OfTrajectory):
     stage: Stage
     reason: FailureReason
     detail: str
+    tokens: Count = 0  # sampled for it, as far as this worker knows
 
     def headers(self) -> dict[str, str]:
         """What routing needs."""
@@ -196,7 +200,7 @@ class TrajectoryDropped(Message):
     trajectory_id: Id
     attempt: Attempt
     reason: DropReason
-    tokens: Count = 0  # trainable tokens thrown away
+    tokens: Count = 0  # sampled tokens thrown away, as far as they are known
     lag: Count = 0  # versions behind, where the reason is `lag`
     again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
@@ -213,6 +217,12 @@ class ResultHeads(msgspec.Struct):
     attempt: Attempt
     delivery: Count
     versions: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")]
+
+
+def tokens_sampled(*results: TrajectoryGenerated | TrajectoryGraded) -> int:
+    """Tokens that engines sampled for all of them, also those that belong to no answer."""
+    kept = sum(count.tokens for result in results for count in result.versions if count.version >= 0)
+    return kept + sum(result.discarded for result in results)
 
 
 _WORKERS = ("rollout", "reward")
