@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import msgspec
+
 from asyncrl.bus.errors import BusUnreachable
-from asyncrl.bus.logins import given_logins
+from asyncrl.bus.logins import given_logins, numbered
+from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.ports import is_ip, listen_problem
 from asyncrl.cast_check import Finding
 from asyncrl.cast_model import check_machine, check_model
@@ -61,9 +64,9 @@ def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
         try:
             found = "nothing" if not path.read_text(encoding="utf-8").strip() else ""
         except (OSError, UnicodeDecodeError) as error:
-            found = str(error)
+            found = getattr(error, "strerror", "") or str(error)
         if found:
-            yield Finding((key,), f"found {found} in {path}, expected a readable file that holds the secret")
+            yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
 
 
 def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
@@ -71,10 +74,26 @@ def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
     if not (given and cast.nats.url):
         return
     try:
-        for login in given_logins(cast.nats, base).values():
+        logins = given_logins(msgspec.structs.replace(cast.nats, password_file=""), base)  # it is read by _secrets
+        for login in logins.values():
             login.login()
     except (BusUnreachable, OSError, ValueError) as error:
         yield Finding(tuple(f"nats.{key}" for key in given), str(error))
+        return
+    served, name = logins[OPERATOR].runs, next_name(cast)
+    if served and name not in served:
+        message = (
+            f"its users serve {', '.join(served)}, and this run would be called {name}; name it otherwise, let them "
+            f"serve it, too (asyncrl roles {name} --config {cast.nats.credentials}, and reload the server), or remove "
+            "runs that are over (asyncrl rm)"
+        )
+        yield Finding(("nats.credentials", "run"), message)
+
+
+def next_name(cast: Cast) -> str:
+    """What the next run of a cast is called: one that is over keeps its name while its directory is there."""
+    folder = Path(cast.directory)
+    return next(name for name in numbered(cast.run) if not (folder / name).exists())
 
 
 def _ports(cast: Cast, _base: Path) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import ssl
@@ -15,6 +16,12 @@ import nats.errors
 from asyncrl.bus.errors import BusUnreachable
 
 _PEM = "-----BEGIN CERTIFICATE"
+
+
+def _matters(record: logging.LogRecord) -> bool:
+    """False for what asyncio logs, on the user's terminal, whenever a server ends a connection that turned to TLS after
+    its greeting, as every one to NATS does."""
+    return "has no effect when using ssl" not in record.getMessage()
 
 
 class BusAddress(msgspec.Struct, omit_defaults=True):
@@ -93,6 +100,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         return self.password
 
     def _tls(self) -> ssl.SSLContext:
+        logging.getLogger("asyncio").addFilter(_matters)
         given = {"cadata": self.tls_ca} if _PEM in self.tls_ca else {"cafile": self.tls_ca or None}
         try:
             context = ssl.create_default_context(**given)

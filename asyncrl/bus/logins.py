@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from asyncrl.settings import NatsSettings
 DEFAULT_URL = "tls://localhost:4222"
 
 
-def numbered(run: str, count: int) -> list[str]:
+def numbered(run: str) -> Iterator[str]:
     """The names of a run and of those that follow it, as `asyncrl up` gives them: demo, demo-2, demo-3."""
-    return [run, *(f"{run}-{number}" for number in range(2, count + 1))]
+    yield run
+    yield from (f"{run}-{number}" for number in count(2))
 
 
 def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:

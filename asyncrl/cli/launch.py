@@ -20,7 +20,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
-from asyncrl.bus.logins import given_logins, save_logins
+from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.ports import Listen
 from asyncrl.bus.provision import is_provisioned, provision
@@ -126,15 +126,14 @@ class Launch:
         aside.replace(self.files.cast)
 
     def _take_directory(self, root: Path) -> None:
-        name, number = self.cast.run, 1
-        while (root / name).exists():
+        for name in numbered(self.cast.run):
+            if not (root / name).exists():
+                break
             if is_locked(root / name):
                 raise LaunchError(
                     f"run {name} is already running in {root / name}; watch it with `asyncrl status {name}`, end it "
                     f"with `asyncrl down {name}`, or give this one another id: --set run=NAME"
                 )
-            number += 1
-            name = f"{self.cast.run}-{number}"
         self.cast = msgspec.structs.replace(self.cast, run=name)
         self.files = RunFiles(root / name)
         self.files.logs.mkdir(parents=True)

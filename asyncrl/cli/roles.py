@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or write the files."""
-    runs = [name for first in arguments.runs for name in numbered(first, arguments.count)]
+    runs = [name for first in arguments.runs for name in islice(numbered(first), max(1, arguments.count))]
     for name in runs:
         if _RUN.fullmatch(name) is None:
             raise WrongUsage(f"{name!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
