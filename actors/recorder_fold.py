@@ -36,6 +36,7 @@ class RecorderFold:
         self.dropped: dict[str, int] = {}  # ends without training, by reason
         self.failed: dict[str, int] = {}  # what workers claimed, by reason
         self.figures: dict[str, float] = {}  # of the newest batch of RL
+        self.flat_steps = 0  # the newest in a row whose rewards are all equal
         self.exported = ""
         self.steps_wanted = 0  # by who opened the run last
         self.finished_at: int | None = None
@@ -96,6 +97,7 @@ class RecorderFold:
             "sampled_reward_best_5_steps": max(
                 (_mean(rewards[end - _WINDOW : end]) or 0.0 for end in range(_WINDOW, len(rewards) + 1)), default=None
             ),
+            "steps_without_spread": self.flat_steps,
             "greedy_accuracy_before": self.evals[first]["accuracy"] if first is not None else None,
             "greedy_accuracy_after": self.evals[last]["accuracy"] if last is not None and last != first else None,
             "evaluated_versions_after": self.evals[last]["versions"] if last is not None else None,
@@ -154,6 +156,7 @@ class RecorderFold:
             for lag_of, count in message.lags.items():
                 self.lags[lag_of] = self.lags.get(lag_of, 0) + count
             self.figures = packed.figures
+            self.flat_steps = 0 if message.rewards[1] else self.flat_steps + 1
             self.steps.append(
                 {"step": message.step, "time_ns": record.time_ns, "reward": message.rewards[0], "lag": lag}
             )

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from conftest import Stage, until
-from test_bus_keeper import Counting, log_of
+from keepers import Counting, log_of
 
 from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus

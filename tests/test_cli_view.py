@@ -228,6 +228,16 @@ def test_a_run_ends_finished_or_stopped():
     assert (finished.view.state, stopped.view.state) == ("finished", "stopped")
 
 
+def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same():
+    story, failed = whole_run(), whole_run()
+    story.stopped(12, "warden-1")
+    failed.stopped(12, "warden-1", "the disk is full")
+    for each in (story, failed):
+        each.hear(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
+
+    assert (story.view.state, failed.view.state) == ("finished", "failed")
+
+
 def test_a_new_line_of_weights_is_a_warning():
     story = whole_run()
     story.view.take_events()

@@ -1,6 +1,6 @@
 """What is no finding: stops that were asked for, new processes, servers that compile, groups that are done."""
 
-from test_doctor import NOW_S, Told, work
+from told import NOW_S, Told, work
 
 from topics.actors import (
     ACTOR_STARTED,

@@ -7,16 +7,15 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import msgspec
 import pytest
 from conftest import Connect, Stage, until
+from disks import small_disk
 from runs import Run, address_of, command, resume, up
 from test_backpressure import SCRIPTED
 
@@ -174,24 +173,6 @@ if "rollout-1" in sys.orig_argv:
 """  # Python imports a module of this name before anything else
 
 
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
-    """A file system of its own at a folder."""
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", folder],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
 SMALL = ["nats.stream_max_mb=64", "learner.steps=9000", "learner.scripted_step_s=0.05"]
 
 
@@ -229,7 +210,7 @@ async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_n
 
 @SLOW
 async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(tmp_path: Path):
-    with small_disk(tmp_path / "runs", 900):
+    with small_disk(tmp_path / "runs", 944):
         async with up(tmp_path, *SMALL, cast=SCRIPTED) as run:
             await run.reaches(lambda: len(run.steps()) > 3, "some steps")
             filler = tmp_path / "runs" / "filler"

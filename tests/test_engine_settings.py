@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from casts import from_settings, the_problem
-from test_doctor import NOW_S, Told
+from told import NOW_S, Told
 
 from asyncrl.cast_hints import hints
 from asyncrl.cli.bench.engine import save_random_model

@@ -3,17 +3,16 @@
 import asyncio
 import contextlib
 import json
-import os
 import re
-import shutil
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
 import pytest
 from casts import the_problem
 from conftest import Connect, until
+from disks import leave_free, small_disk
 from runs import Run, address_of, command, resume, up
 from test_backpressure import SCRIPTED
 from test_doctor_runs import audited_clean
@@ -219,28 +218,6 @@ async def test_a_full_log_takes_messages_again_when_it_is_given_more_room(bus: B
 # --- whole runs
 
 
-@contextlib.contextmanager
-def gigabyte(folder: Path) -> Iterator[None]:
-    """A file system of 1 GB at a folder."""
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=1000000k", "tmpfs", folder]
-    mounted = subprocess.run(words, check=False, capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
-
-
-def leave_free(folder: Path, megabytes: int) -> None:
-    """Let a file take the room of a file system, but for so much."""
-    filler = folder / "filler"
-    filler.unlink(missing_ok=True)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(folder).free - megabytes * MB)
-
-
 async def stopped_after(run: Run, steps: int) -> None:
     """Stop a run by hand once it has trained so many steps more."""
     at = len(run.steps())
@@ -252,7 +229,7 @@ async def stopped_after(run: Run, steps: int) -> None:
 @SLOW
 async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path: Path):
     disk = tmp_path / "runs"
-    with gigabyte(disk):
+    with small_disk(disk, 1000):
         code, said = await command(tmp_path, "check", "demo")
         assert (code, said.splitlines()[0]) == (0, "ok"), said
         settings = ["nats.stream_max_mb=0", "learner.steps=120", "learner.checkpoint_every=20"]

@@ -16,11 +16,12 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import write_accounts
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.talk import say
+from asyncrl.cast import load_cast
 from topics.actors import ACTOR_STARTED, ActorStarted
 
 __all__ = ["authority"]  # a fixture
 
-SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0")
+SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0", "learner.scripted_step_s=0.05")
 
 
 async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(authority: Authority, tmp_path: Path):
@@ -68,12 +69,11 @@ def test_a_run_that_the_users_do_not_serve_is_refused_before_it_has_a_directory(
     write_accounts(["demo", "demo-2"], tmp_path / "users")
     settings = (f"nats.credentials={tmp_path}/users", f"directory={tmp_path}/runs", "nats.url=nats://localhost:1")
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    the_next_is_served = the_problem("demo", *settings, "seed=-1", files=True)
+    load_cast("demo", overrides=settings, files=True)  # it would be called demo-2
     (tmp_path / "runs" / "demo-2").mkdir()
 
     problem = the_problem("demo", *settings, files=True)
 
-    assert the_next_is_served.key == "--set seed"
     assert problem.key == "--set nats.credentials"
     assert problem.message.startswith("its users serve demo, demo-2, and this run would be called demo-3; name it ")
     assert f"asyncrl roles demo-3 --config {tmp_path}/users" in problem.message

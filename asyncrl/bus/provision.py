@@ -145,11 +145,14 @@ async def held_bytes(bus: Bus) -> dict[str, Held]:
 
 
 async def runs_on(bus: Bus) -> list[str]:
-    """Ids of the runs that have streams on this server, sorted.
+    """Ids of the runs that have streams on this server, sorted; of those that the user serves, if it serves some only.
 
     Raises:
-        BusDenied: the user may not list streams.
+        BusDenied: the user may not look at streams.
     """
+    if served := bus.address.runs:  # such a user may ask for these streams, and not for a list of all
+        infos = [await _info(bus, PROMPTS.full_name(run)) for run in served]
+        return sorted(run for run, info in zip(served, infos, strict=True) if info is not None)
     before, after = PROMPTS.full_name("*").split("*")
     names: list[str] = []
     while True:

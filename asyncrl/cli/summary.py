@@ -10,6 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+FLAT_STEPS = 5
+"""Steps in a row whose rewards are all equal that are worth a remark."""
+
 
 def summary_text(summary: dict[str, Any]) -> str:
     """A run's figures for people, one a line."""
@@ -34,6 +37,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     histogram = "   ".join(f"{lag}: {100 * count / total:.0f} % ({count:,})" for lag, count in lags.items())
     return [
         ("sampled reward", _change(summary["sampled_reward_first_step"], summary["sampled_reward_last_5_steps"])),
+        *_remarks(summary),
         ("accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
         ("steps", f"{summary['steps']} of RL after {summary['warmup_steps']} of warm-up"),
         (
@@ -51,6 +55,13 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("plot", summary.get("plot", "none")),
         ("model", summary["exported_model"] or "not exported: the run did not finish"),
     ]
+
+
+def _remarks(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the figures do not tell by themselves."""
+    if (flat := summary.get("steps_without_spread", 0)) < FLAT_STEPS:
+        return []
+    return [("nothing learned", f"in the last {flat:,} steps all rewards of a batch were equal; see: asyncrl samples")]
 
 
 def _change(before: float | None, after: float | None) -> str:

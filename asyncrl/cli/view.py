@@ -333,9 +333,16 @@ class RunView:
         elif topic is TRAINING_FINISHED:
             self.exported, self._finished_at = message.exported, message.step
             if message.step >= self.total:  # else the run was made longer since
-                self.state = "stopping"
+                self._on_all_trained()
             where = f"; model in {message.exported}" if message.exported else ""
             self.tell("news", time_ns, f"training finished at step {message.step}{where}")
+
+    def _on_all_trained(self) -> None:
+        """Training is over. Logs are read beside each other: the end of the run may be known already."""
+        if self.state in ("starting", "running"):
+            self.state = "stopping"
+        elif self.state == "stopped" and not self._asked_to_stop:
+            self.state = "finished"
 
     def _on_started(self, message: Any, time_ns: int) -> None:
         before = self.actors.get(message.actor_id)

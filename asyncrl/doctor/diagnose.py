@@ -24,6 +24,7 @@ _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # what came further so lately advances
+_FLAT_STEPS = 5  # with equal rewards, before that is worth a remark
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
 _BESIDE = ("dead letters", "clock off")  # nobody waits for these
@@ -76,7 +77,10 @@ def headline(picture: Picture) -> str:
     if newest is None or newest.time_ns < picture.opened_ns:
         return f"starting: opened {picture.since_s(picture.opened_ns):.0f} s ago, no step yet"
     total = f" of {picture.cast.learner.steps}" if newest.stage == "rl" else " (warm-up)"
-    return f"healthy: step {newest.step}{total}, {max(0.0, picture.since_s(newest.time_ns)):.1f} s ago"
+    learnt = [step.spread for step in picture.steps if step.stage == "rl"]
+    flat = len(learnt) >= _FLAT_STEPS and not any(learnt)
+    remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
+    return f"healthy: step {newest.step}{total}, {max(0.0, picture.since_s(newest.time_ns)):.1f} s ago{remark}"
 
 
 def _stall(picture: Picture, known: list[Finding]) -> list[Finding]:

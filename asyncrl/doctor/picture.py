@@ -102,6 +102,7 @@ class Step(NamedTuple):
     stage: str
     time_ns: int
     train_s: float
+    spread: float  # standard deviation of the rewards of its batch
 
 
 class Letter(NamedTuple):
@@ -154,7 +155,8 @@ class Picture:
         if topic is BATCH_PACKED:
             self.packed, self.packed_ns = int(record.headers["step"]), record.time_ns
         elif topic is BATCH_TRAINED:
-            step = Step(message.step, message.stage, record.time_ns, message.metrics.get("train_s", 0.0))
+            seconds = message.metrics.get("train_s", 0.0)
+            step = Step(message.step, message.stage, record.time_ns, seconds, message.rewards[1])
             self.steps = [*(known for known in self.steps if known.step < step.step), step][-_RECENT:]
         elif topic is WEIGHTS_PUBLISHED:
             self.published, self.published_ns = message.version, record.time_ns
