@@ -1,4 +1,4 @@
-"""The recorder: writes what happened for people. It reads the logs from its own recorded positions."""
+"""The recorder: writes what happened for people. It reads the logs from their beginning."""
 
 from __future__ import annotations
 

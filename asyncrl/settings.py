@@ -345,7 +345,7 @@ class StartSettings(Settings):
 class Cast(Settings):
     """A cast: which actors play, how many, with what settings."""
 
-    run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}$")] = "run"
+    run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "run"
     """Id of the run, in every topic's subject."""
     seed: int = 1
     """Seed of data order, model initialisation and what rollout functions draw. Servers draw tokens by seeds of their

@@ -83,7 +83,7 @@ def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
         load_cast(path, overrides=["buffer.max_lag=soon"])
 
     assert str(caught.value).splitlines() == [
-        f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}$',
+        f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
         f"{path}:3: learner.lr: found -1 (integer), expected number > 0",
         f"{path}:4: learner.stepz: unknown setting; did you mean learner.steps?",
         f'{path}:5: learner.loss: found "grop" (string), expected one of "grpo"; did you mean "grpo"?',
@@ -117,7 +117,8 @@ def test_nor_what_depends_on_a_misspelt_table(written):
         ("rollout.top_p = 0.0", "found 0.0 (number), expected number > 0 and <= 1"),
         ("recorder.plot = 1", "found 1 (integer), expected boolean"),
         ("task.options = 1", "found 1 (integer), expected table"),
-        ("run = 2026-01-01", 'found "2026-01-01" (date), expected string matching ^[a-z0-9-]{1,32}$'),
+        (r'run = "a\n"', r'found "a\n" (string), expected string matching ^[a-z0-9-]{1,32}\Z'),
+        ("run = 2026-01-01", 'found "2026-01-01" (date), expected string matching ^[a-z0-9-]{1,32}\\Z'),
     ],
 )
 def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, text, expected):

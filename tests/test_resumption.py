@@ -157,7 +157,7 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
 async def to_version_1(scene, weights):
     """What the engine actor does when weights are published."""
     await say(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)

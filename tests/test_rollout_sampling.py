@@ -73,18 +73,24 @@ async def ends_alone(worker: Worker, inference: LikeSGLang, words: str) -> None:
     assert len([asked for asked in inference.asked if is_poison(asked, worker)]) <= 2 * 6
 
 
-async def test_a_request_that_the_server_answers_with_500_ends_alone(inference: LikeSGLang, begin: Any):
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(500, "4 requests failed without a token between them, the last: engine-1: HTTP 500"), (400, "out of luck")],
+)
+async def test_a_request_that_the_server_fails_on_or_refuses_ends_alone(
+    inference: LikeSGLang, begin: Any, status: int, words: str
+):
     worker = await begin()
 
     async def serve(asked: Asked) -> dict[str, Any]:
         if is_poison(asked, worker):
-            raise Fault(500, "Internal Server Error: out of luck")
+            raise Fault(status, "Internal Server Error: out of luck")
         return await inference.whole(asked)
 
     inference.serve = serve
     await worker.ready(inference.address)
 
-    await ends_alone(worker, inference, "4 requests failed without a token between them, the last: engine-1: HTTP 500")
+    await ends_alone(worker, inference, words)
     assert "engine_unavailable" not in worker.context.vitals  # the server is well, and stayed in use
 
 
