@@ -324,7 +324,7 @@ async def test_a_worker_asked_to_leave_hands_its_work_on_at_once(scene):
     calls = scene.tmp / "p000001-0.calls"
     await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the tool of turn 2 is called")
     first.terminate()
-    assert await asyncio.wait_for(first.wait(), 10) == 0
+    assert await asyncio.wait_for(first.wait(), 40) == 0
     (scene.tmp / "go").touch()
     await scene.stage.start("rollout", 2)
 
