@@ -18,6 +18,7 @@ from test_doctor_runs import FLAT
 
 from asyncrl.cli.chaos.report import violations_by_sense
 from asyncrl.cli.chaos.witness import Samples, missing
+from asyncrl.cli.main import run
 
 SLOW = pytest.mark.slow
 SETTINGS = {
@@ -159,6 +160,11 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
     assert any(found.startswith("actor silent: rollout-1: ") for found in warm["stall"]["findings"])
     assert any(text.startswith("recorder: kill at ") for text in warm["unrecovered"])
     assert last["stall"]["step"] == 60 and last["stall"]["findings"] == [] and last["stall"]["stopped"] == ["up"]
+
+
+def test_a_limit_that_no_run_can_keep_is_refused(capsys: pytest.CaptureFixture[str]):
+    assert run(["chaos", "--stall", "0"]) != 0
+    assert capsys.readouterr().err == "--stall 0: expected more than 0 seconds\n"
 
 
 # --- what it concludes

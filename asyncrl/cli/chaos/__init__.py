@@ -60,6 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Strike, audit, print; returns 1 where anything was lost, duplicated or wrong, or the run did not finish."""
     targets = parse_targets(arguments.targets)
+    if not arguments.stall > 0:
+        raise ChaosError(f"--stall {arguments.stall:g}: expected more than 0 seconds")
     report, root = asyncio.run(_chaos(arguments, targets))
     (root / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     draw(root / "chaos.png", report)
