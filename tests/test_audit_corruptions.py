@@ -306,6 +306,24 @@ def drop_a_healthy_member(r: Recorded, reason: str) -> None:
     r.train_again(5)
 
 
+def long_before(r: Recorded, prompt_id: str) -> None:
+    """A group was issued and graded an hour before all else."""
+    for topic in (PROMPT_ISSUED, TRAJECTORY_GRADED):
+        for number, message in enumerate(r.messages(topic)):
+            if message.prompt_id == prompt_id:
+                r.replace(topic, number, time_ns=r.records(topic)[number].time_ns - 3600 * 10**9)
+
+
+def drop_a_graded_member_at_its_deadline(r: Recorded) -> None:
+    long_before(r, r.messages(BATCH_PACKED)[r.batch(5)].groups[1].prompt_id)
+    drop_a_healthy_member(r, "deadline")
+
+
+def drop_a_graded_group_at_its_deadline(r: Recorded) -> None:
+    long_before(r, r.messages(BATCH_PACKED)[r.batch(5)].groups[1].prompt_id)
+    drop_a_healthy_group(r, "deadline")
+
+
 def drop_a_healthy_group(r: Recorded, reason: str) -> None:
     at = r.batch(5)
     name = r.messages(BATCH_PACKED)[at].groups[1].prompt_id
@@ -440,6 +458,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
         lambda r: drop_a_healthy_group(r, "deadline"),
         "dropped without cause",
     ),
+    "a graded member dropped at its deadline": (drop_a_graded_member_at_its_deadline, "dropped without cause"),
+    "a graded group dropped at its deadline": (drop_a_graded_group_at_its_deadline, "dropped without cause"),
     "a group dropped as flat": (lambda r: drop_a_healthy_group(r, "zero_variance"), "dropped without cause"),
     "a batch passed over that nobody asked to skip": (skip, "unasked skip"),
     "tokens trained of a batch that was passed over": (skip_and_train, "more tokens than sampled"),

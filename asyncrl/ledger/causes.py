@@ -11,6 +11,7 @@ from asyncrl.ledger.violations import Violation
 from topics.trajectories import TrajectoryGraded
 
 _SKEW_S = 2.0  # between the clocks that a deadline is measured with
+_BEHIND_S = 30.0  # that the buffer may be behind the grades
 
 
 def drop_violations(group: Group, opening: Opening) -> Iterator[Violation]:
@@ -25,9 +26,10 @@ def drop_violations(group: Group, opening: Opening) -> Iterator[Violation]:
 
 def _missing_cause(group: Group, key: Key, drop: Drop, opening: Opening) -> str:
     """What the drop of a member should rest on and does not; "" where it does."""
-    if drop.reason == "deadline":
-        return _before_deadline(group, drop, opening)
     first = group.claims[key][0] if key in group.claims else None
+    if drop.reason == "deadline":
+        known = first is not None and first.time_ns < _seen_ns(drop)
+        return "no grade or failure before its deadline" if known else _before_deadline(group, drop, opening)
     if drop.reason == "lag":
         return "" if first is not None and first.grade and _is_old(first.grade, drop, opening) else _OLD
     if first is None or first.grade is not None or first.reason != drop.reason:
@@ -37,9 +39,10 @@ def _missing_cause(group: Group, key: Key, drop: Drop, opening: Opening) -> str:
 
 def _missing_group_cause(group: Group, drop: Drop, opening: Opening) -> str:
     """As `_missing_cause`, for a group as a whole."""
-    if drop.reason == "deadline":
-        return _before_deadline(group, drop, opening)
     live, least = group.live(), min(2, group.size)
+    if drop.reason == "deadline":
+        known = len(group.live(_seen_ns(drop))) >= least
+        return f"fewer than {least} graded members at its deadline" if known else _before_deadline(group, drop, opening)
     if drop.reason == "failed":
         return f"fewer than {least} members that are graded, found {len(live)}" if len(live) >= least else ""
     if drop.reason == "lag":
@@ -57,6 +60,11 @@ def _is_old(grade: TrajectoryGraded, drop: Drop, opening: Opening) -> bool:
     if opening.max_lag is None or opening.least_fresh is None:
         return True
     return fresh_share(grade.versions, min_version=drop.step - 1 - opening.max_lag) < opening.least_fresh
+
+
+def _seen_ns(drop: Drop) -> float:
+    """Server's clock before which the buffer must have seen all grades."""
+    return drop.time_ns - _BEHIND_S * 1e9
 
 
 def _before_deadline(group: Group, drop: Drop, opening: Opening) -> str:

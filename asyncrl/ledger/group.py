@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
@@ -135,11 +136,11 @@ class Group:
             return None
         return max(times.values())
 
-    def live(self) -> dict[int, TrajectoryGraded]:
-        """The grades that may be trained on, by member."""
+    def live(self, before_ns: float = math.inf) -> dict[int, TrajectoryGraded]:
+        """The grades that may be trained on and were stored before a moment, by member."""
         least, newest = self._least_attempts(), dict[int, Key]()
         for key in sorted(self.claims.keys() & self.issues.keys()):
-            if key.attempt >= least.get(key.member, 0):
+            if key.attempt >= least.get(key.member, 0) and self.claims[key][0].time_ns < before_ns:
                 newest[key.member] = key
         gone = {key.member for key in self.drops if key._replace(attempt=key.attempt + 1) not in self.again}
         grades = {member: self.claims[key][0].grade for member, key in newest.items() if member not in gone}

@@ -16,7 +16,17 @@ from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.ledger.audit import Findings
 
 FAMILIES = ("kill", "freeze", "wake", "crash")
-_LOST = ("lost", "hidden loss", "left over", "overdue", "left out", "no end", "never issued", "damaged payload")
+_LOST = (
+    "lost",
+    "hidden loss",
+    "left over",
+    "overdue",
+    "dropped without cause",
+    "left out",
+    "no end",
+    "never issued",
+    "damaged payload",
+)
 _WINDOW = 5  # steps that rewards are averaged over
 _SHOWN = 20
 
