@@ -245,7 +245,9 @@ class TrimmerFold:
     def _on_stored(self, record: Record) -> None:
         name = record.subject.rsplit(".", 1)[1]
         self._newest[name] = record.sequence
-        self._since[name] = dict(_continued_by(record))
+        since = self._since[name] = {}
+        for log, at in _continued_by(record):
+            since[log] = min(at, since.get(log, at))  # a worker that held it twice is named twice
         self._note_blob(record, name)
         prompt_id = name.rsplit("-", 1)[0]
         if prompt_id not in self.state.closed:

@@ -96,7 +96,8 @@ class Progress(NamedTuple):
     stored: dict[str, int]  # bytes in each stream, by name
     sizes: dict[str, int]  # bytes that each may hold
     trained: int  # steps so far, those of the warm-up too
-    left: int  # steps of RL to come
+    left: int  # steps to come, those of the warm-up too
+    warms: bool = False  # its warm-up has not ended
 
 
 def payload_room(cast: Cast, row_bytes: float) -> Room:
@@ -164,6 +165,8 @@ def _rest(need: Need, progress: Progress) -> Need:
         return need
     step = max(need.step, math.ceil(stored / progress.trained) if progress.trained else 0)
     least = stored + _BASE + progress.left * step
+    if progress.warms:
+        least = max(least, need.least)  # a step of the warm-up may take more than one of RL
     return need._replace(least=least, ample=2 * least + _SPARE, step=step)
 
 

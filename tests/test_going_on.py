@@ -51,6 +51,8 @@ async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_
     assert "skipped: 32" in said
     weights = (ended.root / "exported" / "model.safetensors").read_bytes()
 
+    code, said = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=2000000000")
+    assert (code, "there is room for" in said) == (1, True), said  # and the run is as it was
     async with resume(tmp_path, "short", "--set", "learner.steps=6") as longer:
         assert await longer.ended() == 0, longer.story
     assert longer.steps() == [1, 2, 3, 4, 5, 6]

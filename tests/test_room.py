@@ -87,6 +87,13 @@ def test_a_run_that_goes_on_needs_what_it_holds_and_what_is_to_come():
     assert rest(500 * step) == pytest.approx(2000 * step, rel=0.01)  # half of its groups were dropped
 
 
+def test_a_run_that_goes_on_in_its_warm_up_needs_all_that_the_warm_up_takes():
+    whole = needs(cast_of(warmup={"steps": 1000, "batch_rows": 512}, learner={"steps": 100}), 4000)
+    progress = Progress({PROMPTS.name: whole[PROMPTS.name].least // 110}, {}, 10, 1090, warms=True)
+
+    assert needs_of_the_rest(whole, progress)[PROMPTS.name].least >= whole[PROMPTS.name].least
+
+
 # --- what does not fit
 
 

@@ -71,6 +71,20 @@ async def test_a_row_that_cannot_be_made_is_told_to_whoever_needs_it(
         assert following.done() == (how == "hangs")
 
 
+async def test_a_row_that_takes_too_long_leaves_no_other_row_waiting_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    gyms.put_in_place(tmp_path, monkeypatch)
+    async with maker("reasoning-gym:hangs", tmp_path, limit_s=1.0) as (rows, _):
+        rows.want([2])
+        rows.want([1, 2])  # as for a group that is issued again: before the row that is being made
+        with pytest.raises(RowMakerDown, match="row 2 was made, and took too long"):
+            await asyncio.wait_for(rows.row(1), 20)
+        rows.want([7])
+        with pytest.raises(RowMakerDown):
+            rows.get(7)
+
+
 async def wait_for_get(rows: RowMaker, number: int) -> None:
     await until(lambda: rows.get(number) is not None, f"row {number}")
 

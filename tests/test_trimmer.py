@@ -188,6 +188,16 @@ def test_progress_that_open_work_continues_stays_in_every_log():
     assert story.told().needless(END, pressed=True).logs == {"first": 51, "second": 62}
 
 
+def test_a_worker_that_held_a_trajectory_twice_keeps_what_it_stored_the_first_time():
+    story = Story().stored("first", 11).stored("first", 21).stored("first", 31).stored("other", 5)
+    story.progressed("p000001-0", 30, before="first:11,other:5,first:21")
+
+    gone = story.told().needless(END, pressed=True)
+
+    assert gone.below == 5
+    assert gone.logs == {}
+
+
 def test_progress_that_nothing_continues_goes_only_where_room_is_short():
     story = trained_twice().stored("first", at=42).progressed("p000002-0", at=45).stored("first", at=47)
     fold = story.stored("dead", at=48).stored("dead", at=120).told()

@@ -92,7 +92,7 @@ class Launch:
         return cls(LoadedCast(wanted, base, files.cast), root)
 
     def prepare(self) -> None:
-        """Take a run directory that nobody used before, or that of the run that goes on, and write the settings down.
+        """Take a run directory that nobody used before, with the settings in it, or that of the run that goes on.
 
         A run that has ended keeps its directory; the next of that name is called `demo-2`, and so on.
 
@@ -111,8 +111,8 @@ class Launch:
             os.close(turn)
         (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
         self.files.make_engine_key()
-        self._write_cast()
-        (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
+        if not self._resumes:
+            self._write_cast()
 
     def begin_with(self, checkpoint: Path) -> None:
         """Let training begin with a checkpoint, whose step the settings have."""
@@ -169,6 +169,9 @@ class Launch:
             await making
             if self.skip_batch is not None:
                 await request_skip(bus, self.cast, self.skip_batch)
+            # Settings that are refused leave a run that goes on as it was.
+            self._write_cast()
+            (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
             opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
             await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
         finally:

@@ -69,5 +69,6 @@ async def _progress(bus: Bus, cast: Cast) -> Progress | None:
         {name: stream.stored for name, stream in held.items()},
         {name: stream.most for name, stream in held.items()},
         step - cast.origin,
-        cast.learner.steps - max(step, cast.start.step),
+        cast.learner.steps - step,
+        step < cast.start.step,
     )

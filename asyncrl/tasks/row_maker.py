@@ -49,6 +49,7 @@ class RowMaker:
         self._ticks = 0  # since the row under way was begun
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._down: Exception | None = None  # why rows that are not made never will be
 
     @classmethod
     async def open(cls, setup: RowSetup, *, limit_s: float, on_rows: Callable[[], None] = lambda: None) -> RowMaker:
@@ -87,6 +88,8 @@ class RowMaker:
         """Have these rows made in this order, and forget all others."""
         known, loop = self._rows, asyncio.get_running_loop()
         self._rows = {number: known.get(number) or loop.create_future() for number in numbers}
+        if self._down is not None:
+            self._fail_all(self._down)
         missing = [number for number, row in self._rows.items() if not row.done() and number not in self._asked]
         if not missing or self._process.stdin is None or self._process.stdin.is_closing():
             return  # whoever follows `run` is told that the process ended
@@ -128,12 +131,13 @@ class RowMaker:
             self._on_rows()
         if self._ticks > _TICKS and self.making in self._rows:
             hint = f"within task.row_limit_s = {self._limit_s:g}; raise it, or change the options of the data"
+            error = await self._ended(f"row {self.making} was made, and took too long")
             self._fail(self.making, self._fault(self.making, f"was not made {hint}"))
+            self._fail_all(error)
             self._on_rows()
         elif not self._closed:
             error = await self._ended(f"row {self.making} was made" if self._asked else "nothing was asked of it")
-            for number in self._rows:
-                self._fail(number, error)
+            self._fail_all(error)
             raise error
 
     async def close(self) -> None:
@@ -184,6 +188,12 @@ class RowMaker:
         if row is not None and not row.done():
             row.set_exception(error)
             row.exception()  # asked for once: it is no fault that nobody needs the row
+
+    def _fail_all(self, error: Exception) -> None:
+        """Whoever needs a row that is not made gets the error: another process may make it."""
+        self._down = error
+        for number in self._rows:
+            self._fail(number, error)
 
     async def _ended(self, during: str) -> RowMakerDown:
         code = await self._process.wait()
