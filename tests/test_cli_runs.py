@@ -10,6 +10,7 @@ from conftest import until
 from runs import SHORT, command, up
 
 from asyncrl.cli.find import is_locked
+from asyncrl.cli.runs import runs_in
 
 
 def make(folder: Path, name: str, **files: str) -> Path:
@@ -32,6 +33,19 @@ async def test_runs_are_listed_with_what_became_of_them(tmp_path):
     assert (rows["broken"]["state"], rows["broken"]["step"]) == ("stopped", None)
     _, table = await command(tmp_path, "runs")
     assert "done" in table and "0.930" in table
+
+
+async def test_a_live_run_may_remove_files_while_it_is_listed(tmp_path, monkeypatch):
+    root = make(tmp_path, "live")
+    listed = os.walk
+
+    def removing(folder):
+        yield from listed(folder)
+        yield str(folder), [], ["gone"]
+
+    monkeypatch.setattr(os, "walk", removing)
+
+    assert [row.run for row in runs_in(root.parent)] == ["live"]
 
 
 async def test_a_directory_that_was_moved_is_named_with_its_old_place(tmp_path):

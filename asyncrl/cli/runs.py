@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -63,10 +64,16 @@ def _row(root: Path) -> RunRow:
     except (OSError, msgspec.MsgspecError):
         summary = {}
     state = "live" if is_locked(root) else "finished" if summary.get("finished") else "stopped"
-    files = (path for path in root.rglob("*") if path.is_file() and not path.is_symlink())
-    size = sum(path.stat().st_size for path in files)
+    size = sum(map(_size, (Path(folder, file) for folder, _, files in os.walk(root) for file in files)))
     reward = summary.get("sampled_reward_last_5_steps")
     return RunRow(root.name, state, summary.get("steps"), reward, (root / "cast.json").stat().st_mtime, size)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except FileNotFoundError:
+        return 0  # a live run removes old weights
 
 
 def _table(rows: list[RunRow]) -> Table:
