@@ -419,3 +419,20 @@ def test_a_child_dies_with_its_parent_even_where_its_function_hangs(tmp_path):
 
     assert done.returncode == -signal.SIGKILL
     assert ends(int(done.stdout))
+
+
+async def test_texts_that_no_message_can_hold_are_escaped(tmp_path: Path):
+    source = """
+        import json
+
+        def reward(completion):
+            if completion == "raises":
+                raise ValueError(json.loads('"half \\\\ud83d"'))
+            return {"reward": 1.0, json.loads('"\\\\ud83d"'): 2.0}
+    """
+    async with grading(tmp_path, source) as grader:
+        failed = await failing(grader, asked("raises"))
+        result = await grader.grade(asked("x"))
+
+    assert (failed.reason, "ValueError: half \\ud83d" in failed.detail) == ("raised", True)
+    assert result.metrics == {"\\ud83d": 2.0}

@@ -150,7 +150,9 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
         return _finite(value, "the function returned"), {}
     if "reward" not in value:
         raise RewardFailed("value", f"the function returned no 'reward' but {', '.join(map(repr, value)) or 'nothing'}")
-    numbers = {str(name): _finite(number, f"{name!r} is") for name, number in value.items()}
+    # Half a surrogate pair, as from JSON, is in no message.
+    names = {name: str(name).encode(errors="backslashreplace").decode() for name in value}
+    numbers = {names[name]: _finite(number, f"{name!r} is") for name, number in value.items()}
     return numbers.pop("reward"), numbers
 
 

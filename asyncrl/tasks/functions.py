@@ -75,6 +75,7 @@ def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
     for _ in range(skip):
         trace = trace.tb_next if trace and trace.tb_next else trace
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    text = text.encode(errors="backslashreplace").decode()  # half a pair, as from JSON, is in no message
     return "\n".join(text.splitlines()[-lines:])[-4000:]
 
 
