@@ -156,7 +156,8 @@ class RolloutContext:
                 try:
                     answer.result = msgspec.msgpack.encode(await self._call(name, function, arguments, limit_s))
                 except (Exception, SystemExit) as error:  # a tool's failure is an answer too, recorded and given again
-                    answer.failed = f"{type(error).__name__}: {error}"
+                    text = f"{type(error).__name__}: {error}"
+                    answer.failed = text.encode(errors="backslashreplace").decode()  # lone surrogates are in no message
                 answer.done = True
                 await self._host.keep()
         if answer.failed:
