@@ -54,7 +54,7 @@ class Snapshots:
         """
         assert isinstance(self._fold, Restorable)
         self.since = 0
-        return KeeperFolded(_format(self._fold.state), dict(positions), encode(self._fold.state))
+        return KeeperFolded(format_of(type(self._fold.state)), dict(positions), encode(self._fold.state))
 
     async def restore(self, streams: Sequence[Stream]) -> Mapping[str, int]:
         """Put the newest snapshot into the fold, if it can be trusted.
@@ -70,7 +70,7 @@ class Snapshots:
             return {}
         try:
             snapshot = await read(bus, KeeperFolded, record)
-            if snapshot.format != _format(self._fold.state):
+            if snapshot.format != format_of(type(self._fold.state)):
                 raise WireError("another version of this program took it")
             ends = {stream.name: await self._end(stream) for stream in streams} | {self._own.name: record.sequence - 1}
             if snapshot.positions.keys() != ends.keys():
@@ -91,6 +91,6 @@ class Snapshots:
         return int(info["state"]["last_seq"])
 
 
-def _format(state: msgspec.Struct) -> str:
+def format_of(kind: type[msgspec.Struct]) -> str:
     """What the fields are called and hold: a snapshot of other fields is no state of this fold."""
-    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.json.schema(type(state))))
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.json.schema(kind)))

@@ -54,7 +54,7 @@ class Sweeper:
                 continue
             self._looked_at[stream] = time.monotonic()
             chunks = await self._listed(stream)
-            alone = [name for name in chunks if await self._is_alone(stream, name)]
+            alone = await self._unnamed(stream, chunks)
             gone = [*self._replaced(chunks.keys() - alone), *await self._orphans(stream, chunks, alone, arrived)]
             purged = await purge(self._bus, stream, [_chunk(self._bus, stream, key) for n in gone for key in chunks[n]])
             self._named.difference_update(gone)
@@ -80,15 +80,20 @@ class Sweeper:
         due = [name for name, (_, since) in self._alone[stream].items() if now > since + self._under_way_s]
         if not due or not await arrived():
             return []
-        return [name for name in due if await self._is_alone(stream, name)]
+        return await self._unnamed(stream, due)
 
-    async def _is_alone(self, stream: Stream, name: str) -> bool:
+    async def _unnamed(self, stream: Stream, names: Iterable[str]) -> list[str]:
+        """Those of some blobs that no message names."""
+        in_use = self._in_use() if self._in_use is not None else None
+        return [name for name in names if await self._is_alone(stream, name, in_use)]
+
+    async def _is_alone(self, stream: Stream, name: str, in_use: set[str] | None) -> bool:
         """Whether no message names a blob; of those that nobody can look up all are taken for named."""
         owner = blob_owner(name)
         if owner is None:
             return stream is BLOBS
         if not owner.sequence:
-            return owner.topic.stream is TRAJECTORIES and self._in_use is not None and name not in self._in_use()
+            return owner.topic.stream is TRAJECTORIES and in_use is not None and name not in in_use
         if name not in self._named:
             assert owner.topic.stream is not None
             record = await read_message(self._bus, owner.topic.stream, owner.sequence)

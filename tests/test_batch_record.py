@@ -67,19 +67,19 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
 
     assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
     assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
-    assert feed.fold.summary("run")["last_batch"] == {"response_tokens_mean": 7.0}
+    assert feed.fold.summary("run", [])["last_batch"] == {"response_tokens_mean": 7.0}
 
 
 def test_steps_whose_rewards_are_all_equal_are_remarked_upon():
     feed = Feed(RecorderFold())
     for step, spread in enumerate([0.2, *[0.0] * FLAT_STEPS], 1):
         feed.say(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 10}, 0, [0.0, spread], 2, step))
-    summary = feed.fold.summary("run") | {"metrics": ""}
+    summary = feed.fold.summary("run", []) | {"metrics": ""}
 
     assert summary["steps_without_spread"] == FLAT_STEPS
     assert "in the last 5 steps all rewards of a batch were equal" in summary_text(summary)
     feed.say(BATCH_TRAINED, BatchTrained(7, 0, "rl", {}, {0: 10}, 0, [0.1, 0.1], 2, 7))
-    assert "nothing learned" not in summary_text(feed.fold.summary("run") | {"metrics": ""})
+    assert "nothing learned" not in summary_text(feed.fold.summary("run", []) | {"metrics": ""})
 
 
 def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
@@ -102,7 +102,7 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     for decision in decisions:
         recorder.say(decision.topic, decision.message)
     recorder.say(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
-    summary = recorder.fold.summary("run")
+    summary = recorder.fold.summary("run", [])
 
     assert [decision.topic for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
     assert decisions[0].message.tokens == 60 + 30

@@ -81,7 +81,7 @@ def test_a_run_is_over_when_it_has_the_steps_that_are_wanted_now(steps: int, fin
 
     assert warden.finished is finished
     assert (prompter.wanted() == []) is finished
-    assert recorder.summary("run")["finished"] is finished
+    assert recorder.summary("run", [])["finished"] is finished
     assert picture.finished is finished
 
 

@@ -1,4 +1,4 @@
-"""What learner and warden know stays small however long a run is, and a snapshot of it is all there is."""
+"""What learner, warden and recorder know stays small however long a run is, and a snapshot of it is all there is."""
 
 import itertools
 import random
@@ -9,6 +9,7 @@ import pytest
 from folds import Feed
 
 from actors.learner_fold import LearnerFold
+from actors.recorder_fold import RecorderFold
 from actors.warden_fold import WardenFold
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
@@ -28,7 +29,7 @@ from topics.weights import (
 from topics.wire import decode, encode
 
 CAST = msgspec.convert({"rollout": {"group_size": 2}, "buffer": {"batch_groups": 4}}, Cast)
-FOLDS = {"learner": partial(LearnerFold, CAST), "warden": partial(WardenFold, CAST)}
+FOLDS = {"learner": partial(LearnerFold, CAST), "warden": partial(WardenFold, CAST), "recorder": RecorderFold}
 GROUPS = 4
 
 

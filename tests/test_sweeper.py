@@ -13,6 +13,7 @@ from test_doctor_runs import audited_clean
 from test_supervision import topics_left_by
 from test_trimmer_server import tell, trimming
 
+from actors.sweeper import Sweeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import stream_states
@@ -107,6 +108,25 @@ async def test_chunks_without_a_message_go_once_nothing_is_under_way(
         assert BLOB in record.headers
         await body_of(bus, record)
     await body_of(bus, folded)
+
+
+async def test_names_in_use_are_collected_once_for_a_listing_of_a_stream(bus: Bus, stage: Callable[..., Stage]):
+    names = {f"trajectory_generated_0_{number:016x}" for number in range(9)}
+    for name in names:
+        await bus.store(CHUNKS[BLOBS].subject(bus.run, f"{name}-0"), b"x", {MESSAGE_ID: name})
+    collected = []
+
+    def in_use() -> set[str]:
+        collected.append(names)
+        return names
+
+    async def arrived() -> bool:
+        return True
+
+    await Sweeper(stage().context("warden", bus), in_use).sweep(arrived)
+
+    assert len(collected) == 2  # there are two streams of blobs
+    assert await chunks_in(bus, BLOBS) == 9
 
 
 BIG = """

@@ -5,25 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 _PANELS = 3  # in a row
 
 
-def draw_reward(path: Path, steps: Sequence[dict[str, Any]]) -> None:
+def draw_reward(path: Path, seconds: Sequence[float], *, rewards: Sequence[float], lags: Sequence[float]) -> None:
     """Draw the mean reward of each RL step and its five-step mean over time, with the mean lag below.
 
     Args:
         path: the PNG to write.
-        steps: dicts with "time_ns", "reward" and "lag", in order.
+        seconds: [S] when each step was trained, in order.
+        rewards: [S] means.
+        lags: [S] means.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    seconds = [(step["time_ns"] - steps[0]["time_ns"]) / 1e9 for step in steps]
-    rewards = [step["reward"] for step in steps]
+    seconds = [second - seconds[0] for second in seconds]
     smooth = [
         sum(rewards[max(0, end - 5) : end]) / len(rewards[max(0, end - 5) : end]) for end in range(1, len(rewards) + 1)
     ]
@@ -35,7 +35,7 @@ def draw_reward(path: Path, steps: Sequence[dict[str, Any]]) -> None:
     upper.set_ylabel("sampled reward")
     upper.set_ylim(min(0.0, *rewards), max(1.0, *rewards) * 1.02)
     upper.legend(loc="lower right", frameon=False)
-    lower.plot(seconds, [step["lag"] for step in steps], color="#b0562c")
+    lower.plot(seconds, lags, color="#b0562c")
     lower.set_ylabel("mean lag\n(versions)")
     lower.set_xlabel("seconds of RL")
     for axes in (upper, lower):
