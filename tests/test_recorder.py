@@ -103,9 +103,9 @@ async def test_a_recorder_reads_nothing_again_that_its_rows_hold(scene: Scene):
 async def test_files_of_other_logs_are_not_gone_on_from(scene: Scene):
     await scene.steps(1, 6)
     await scene.record()
-    recorded = msgspec.msgpack.decode(scene.state.read_bytes())
+    recorded = msgspec.json.decode(scene.state.read_bytes())
     recorded["positions"]["BATCHES"] += 1  # behind the end of this run's log
-    scene.state.write_bytes(msgspec.msgpack.encode(recorded))
+    scene.state.write_bytes(msgspec.json.encode(recorded))
     scene.metrics.write_bytes(scene.metrics.read_bytes().replace(b'"step":6,', b'"step":9,'))
 
     await scene.record()
