@@ -29,7 +29,7 @@ class LearnerState(msgspec.Struct):
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
     evaluated: int | None = None  # newest version an evaluation was asked for
     skip_requests: list[int] = []  # steps whose batches are to be passed over
-    skipped: list[int] = []  # those that were, of what may be trained again
+    skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
     finished: int | None = None  # step at which training was said to be finished
 
 
@@ -113,5 +113,4 @@ class LearnerFold:
     def _forget(self) -> None:
         contained, state = self._contained, self.state
         state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
-        state.skipped = [step for step in state.skipped if step > contained]
         state.published = {version: digest for version, digest in state.published.items() if version >= contained}

@@ -20,7 +20,7 @@ extras=${1:+[$1]}
 case "$installed" in "[dev] "*) extras="[dev]" ;; esac # never take the test tools away
 wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
 if [ "$installed" != "$wanted" ]; then
-  # torch first and pinned: left to itself pip may bring gigabytes of CUDA to a machine without a GPU.
+  # torch first and pinned: a build for the CPU, where pip's settings name an index or folder that has one, stays.
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
   echo "$wanted" > .venv/asyncrl-installed

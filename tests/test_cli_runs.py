@@ -30,7 +30,7 @@ async def test_runs_are_listed_with_what_became_of_them(tmp_path):
 
     assert code == 0
     assert (rows["done"]["state"], rows["done"]["step"], rows["done"]["reward"]) == ("finished", 130, 0.93)
-    assert (rows["broken"]["state"], rows["broken"]["step"]) == ("stopped", None)
+    assert (rows["broken"]["state"], rows["broken"]["step"]) == ("crashed", None)
     _, table = await command(tmp_path, "runs")
     assert "done" in table and "0.930" in table
 

@@ -228,6 +228,17 @@ def test_a_run_ends_finished_or_stopped():
     assert (finished.view.state, stopped.view.state) == ("finished", "stopped")
 
 
+def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_end():
+    story, ended = whole_run(), whole_run()
+    ended.stopped(12, "warden-1")
+    for each in (story, ended):
+        each.view.on_gone()
+
+    assert (story.view.state, ended.view.state) == ("crashed", "stopped")
+    assert "go on with `asyncrl up --resume " in story.view.failure
+    assert not any(actor.live for actor in story.view.actors.values())
+
+
 def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same():
     story, failed = whole_run(), whole_run()
     story.stopped(12, "warden-1")

@@ -22,7 +22,7 @@ class RunRow(NamedTuple):
     """One run of a folder."""
 
     run: str
-    state: str  # "live", "finished", "stopped": not live and not finished
+    state: str  # "live", "finished", "stopped", "crashed": it has no summary
     step: int | None  # newest of RL, where a summary tells
     reward: float | None  # mean of the last five steps
     began: float  # seconds since the epoch
@@ -63,10 +63,17 @@ def _row(root: Path) -> RunRow:
         summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
     except (OSError, msgspec.MsgspecError):
         summary = {}
-    state = "live" if is_locked(root) else "finished" if summary.get("finished") else "stopped"
+    over = "crashed" if not summary else "finished" if summary.get("finished") else "stopped"
     size = sum(map(_size, (Path(folder, file) for folder, _, files in os.walk(root) for file in files)))
     reward = summary.get("sampled_reward_last_5_steps")
-    return RunRow(root.name, state, summary.get("steps"), reward, (root / "cast.json").stat().st_mtime, size)
+    return RunRow(
+        root.name,
+        "live" if is_locked(root) else over,
+        summary.get("steps"),
+        reward,
+        (root / "cast.json").stat().st_mtime,
+        size,
+    )
 
 
 def _size(file: Path) -> int:

@@ -97,7 +97,7 @@ async def _of_batch(bus: Bus, step: int | None, count: int) -> tuple[str, list[S
 
     await _read_all(bus, BATCHES, BATCH_PACKED, apply)
     if not batches:
-        raise Fault(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'} yet")
+        raise Fault(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
     (packed,) = batches.values()
     members = [member for group in packed.groups for member in group.members]
     samples = []

@@ -27,6 +27,7 @@ _STATES = {
     "finished": "green",
     "stopped": "yellow",
     "failed": "bold red",
+    "crashed": "bold red",
 }
 
 

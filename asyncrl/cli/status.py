@@ -11,6 +11,7 @@ import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.find import find_directory, is_locked, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.cli.screen import render
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
     view = asyncio.run(_read(arguments))
-    over = view.state in ("finished", "stopped", "failed")
+    over = view.state in ("finished", "stopped", "failed", "crashed")
     now_ns = view.last_ns if over else time.time_ns()
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(figures(view, now_ns))).decode())
@@ -38,7 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _read(arguments: argparse.Namespace) -> RunView:
     async with reached(arguments, "status") as bus:
-        return await read_view(bus)
+        view = await read_view(bus)
+    if not is_remote(arguments) and not is_locked(find_directory(arguments, live=False)):
+        view.on_gone()
+    return view
 
 
 async def read_view(bus: Bus) -> RunView:

@@ -51,7 +51,7 @@ HEARD = (
 )
 RECENT_STEPS = 20  # that lag and rates are taken over
 EventKind: TypeAlias = Literal["step", "news", "warning"]
-RunState: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed"]
+RunState: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
 
 
 class Event(NamedTuple):
@@ -336,6 +336,13 @@ class RunView:
                 self._on_all_trained()
             where = f"; model in {message.exported}" if message.exported else ""
             self.tell("news", time_ns, f"training finished at step {message.step}{where}")
+
+    def on_gone(self) -> None:
+        """Take note that no process of the run is left, whatever its logs tell."""
+        if self.state in ("starting", "running", "stopping"):
+            self.state, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
+        for actor in self.actors.values():
+            actor.live = False
 
     def _on_all_trained(self) -> None:
         """Training is over. Logs are read beside each other: the end of the run may be known already."""
