@@ -361,10 +361,13 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
         with (terminal.logs / f"{actor}.log").open("a") as file:
             file.write(json.dumps({**line, "step": number}) + "\n")
     (terminal.logs / "engine-1.server.log").write_text("words of a library\n")
+    (terminal.logs / "reward-1.log").touch()
     terminal.lock.close()
 
     _, everything, _ = await terminal.type("logs")
     _, loud, _ = await terminal.type("logs", "rollout", "--level", "warning", "--follow")
+    _, nothing, note = await terminal.type("logs", "reward-1")
+    assert (nothing, note.endswith("nothing was logged by reward-1\n")) == ("", True)
     code, _, message = await terminal.type("logs", terminal.logs.parent.name, "nobody")
 
     assert [line.split(maxsplit=2)[-1].split("  ")[0] for line in everything.splitlines()[1:]] == [
@@ -375,7 +378,7 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
     assert "words of a library" in everything.splitlines()[0]
     assert [line.split(maxsplit=1)[1] for line in loud.splitlines()] == ["rollout-1    error event 2  step=2"]
     assert code == 1
-    assert "there are: engine-1.server, learner-1, rollout-1" in message
+    assert "there are: engine-1.server, learner-1, reward-1, rollout-1" in message
 
 
 async def _is_said(bus: Bus, subject: str) -> bool:

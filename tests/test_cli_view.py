@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
@@ -10,7 +11,7 @@ from asyncrl.cli.show import Lines
 from asyncrl.cli.summary import summary_text
 from asyncrl.cli.view import RunView
 from topics import actors, batches, engines, evals, trajectories, weights
-from topics.actors import ActorStarted, ActorStopped, FleetScaled, StopRequested, Vitals
+from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, StopRequested, Vitals
 from topics.batches import BatchTrained
 from topics.engines import EngineReady, EngineUpdating
 from topics.evals import EvalScored
@@ -180,6 +181,15 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
     assert story.view.rates()["sampled_tokens"] == 2000
     assert "silent" not in story.picture(13)
     assert "1 silent" in story.picture(30)
+
+
+def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
+    story = whole_run()
+    story.hear(1000, actors.RUN_OPENED, RunOpened(steps=8, warmup_steps=2, settings={}))
+    for at_s, step in ((1010, 2), (1011, 3)):
+        story.trained(at_s, step)
+
+    assert story.view.rates()["steps"] == pytest.approx(1.0)
 
 
 def test_an_updating_engine_says_so():

@@ -147,7 +147,7 @@ def test_work_that_nobody_asks_for_is_found():
     told = Told().say(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
 
     assert told.found() == [("no worker", "rollout")]
-    assert told.evidence() == "7 wait in its queue; 0 of 0 workers live, none asks for work"
+    assert told.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
 def test_a_server_that_does_not_answer_is_a_dead_engine():

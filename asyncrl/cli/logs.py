@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 from collections.abc import Iterable
 from datetime import datetime
@@ -84,7 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     console = Console(soft_wrap=True, highlight=False)
     while True:
         over = not is_locked(root)  # asked before reading: what comes after it is read once more
-        _print(console, _merged(files.values()), arguments.level)
+        lines = _merged(files.values())
+        _print(console, lines, arguments.level)
+        if not arguments.follow and not lines:
+            print(f"run {root.name}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
         if not arguments.follow or over:
             return 0
         threading.Event().wait(_LOOK_S)  # a file does not tell that it grew

@@ -255,7 +255,8 @@ class RunView:
         sampled = sum(actor.tokens_per_s for actor in self.actors.values() if actor.live)
         if sampled:
             found["sampled_tokens"] = sampled
-        steps = [step for step in self.recent if self.step is not None and step.stage == self.step.stage]
+        stage = self.step.stage if self.step is not None else None
+        steps = [step for step in self.recent if step.stage == stage and step.time_ns >= self._opened_ns]
         seconds = (steps[-1].time_ns - steps[0].time_ns) / 1e9 if steps else 0.0
         if seconds > 0:
             found["trained_tokens"] = sum(sum(step.lags.values()) for step in steps[1:]) / seconds

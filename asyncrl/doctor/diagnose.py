@@ -159,9 +159,8 @@ def _idle(picture: Picture) -> Iterator[Finding]:
         living = [actor for actor in picture.playing(role) if actor.live and not actor.process]
         if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
             wanted = picture.wanted.get(role, 0)
-            evidence = (
-                f"{queue['waiting']:,} wait in its queue; {len(living)} of {wanted} workers live, none asks for work"
-            )
+            present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
+            evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
             yield Finding("no worker", role, evidence)
 
 

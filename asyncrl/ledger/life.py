@@ -104,7 +104,7 @@ class Life:
             for member in group.members:
                 if member.trajectory_id == self.trajectory_id:
                     self._steps.add(message.step)
-                    masked = f"; tokens older than version {message.min_version} are masked"
+                    masked = f"; tokens older than version {message.min_version} are masked" * (message.min_version > 0)
                     return (
                         f"batch {message.step}, attempt {member.attempt}, one of {len(group.members)} of its group, "
                         f"reward {member.reward:g}, {member.tokens:,} tokens{masked if message.stage == 'rl' else ''}"
