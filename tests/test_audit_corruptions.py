@@ -94,7 +94,7 @@ async def test_a_run_is_clean_while_it_goes_on_and_when_it_has_ended(finished: F
     assert finished.live == []
     code, said = await command(finished.folder, "audit", "short", "--deep")
     assert code == 0, said
-    assert said.splitlines()[0] == "run short: clean"
+    assert "run short: clean" in said.splitlines()
     assert "not compared" not in said
     rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
     issued, trained, dropped = (int(rows[name].split()[0]) for name in ("issued", "trained", "dropped"))

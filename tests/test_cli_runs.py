@@ -81,6 +81,7 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     assert code == 0, said
     assert "asyncrl down back" in said
     try:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that nohup started ignore it, and so would the run
         async with up(tmp_path, "learner.steps=100000", "run=front") as front:
             await front.reaches(front.steps, "the first step")
             for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):

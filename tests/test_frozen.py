@@ -46,4 +46,4 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     assert "the warden is silent; killed" in run.out
     code, said = await command(tmp_path, "audit", "short", "--deep")
     assert code == 0, said
-    assert said.startswith("run short: clean")
+    assert "run short: clean" in said.splitlines()

@@ -275,23 +275,23 @@ async def _room(bus: Bus, most: int, copies: int) -> int:
     """
     infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Keep.LAST]
     there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
-    tried = there[0] if there else stream_config(bus.run, STREAMS[0], 0, copies=copies)
+    # One that is made for this is made once: the server may still remove what it was told to delete.
+    tried = there[0] if there else stream_config(bus.run, STREAMS[0], _MB, copies=copies)
 
-    async def fits(size: int) -> bool:
+    async def fits(size: int, call: str = "UPDATE") -> bool:
         try:
-            await _ask(bus, f"STREAM.{'UPDATE' if there else 'CREATE'}.{tried['name']}", {**tried, "max_bytes": size})
+            await _ask(bus, f"STREAM.{call}.{tried['name']}", {**tried, "max_bytes": size})
         except BusRefused as error:
             if error.code in _NO_ROOM:
                 return False
             raise
-        if there:
-            await _ask(bus, f"STREAM.UPDATE.{tried['name']}", tried)
-        else:
-            await _ask(bus, f"STREAM.DELETE.{tried['name']}")
         return True
 
-    least, beyond = 0, most + _MB
+    if not there and not await fits(_MB, "CREATE"):
+        return 0
+    before, least, beyond = there[0]["max_bytes"] if there else 0, 0, most + _MB
     while beyond - least > _MB:
         middle = (least + beyond) // 2
-        least, beyond = (middle, beyond) if await fits(tried["max_bytes"] + middle) else (least, middle)
+        least, beyond = (middle, beyond) if await fits(before + middle) else (least, middle)
+    await _give_back(bus, STREAMS[0], there[0] if there else None)
     return least + sum(int(found["max_bytes"]) for found in there)

@@ -182,7 +182,9 @@ async def _holds(condition: Callable[[], bool]) -> None:
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
     """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
-    cast = bench_cast("long", directory=str(folder), learner={"steps": messages // 256 + 1000})
+    cast = bench_cast(
+        "long", directory=str(folder), learner={"steps": messages // 256 + 1000}, engine={"kind": "scripted"}
+    )
     history = await write_history(folder, cast, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
     async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:
