@@ -9,6 +9,7 @@ import pytest
 from conftest import until
 from runs import SHORT, command, up
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.cli.find import is_locked
 from asyncrl.cli.runs import runs_in
 
@@ -57,6 +58,24 @@ async def test_a_directory_that_was_moved_is_named_with_its_old_place(tmp_path):
         code, said = await command(tmp_path, *words)
         assert code == 1
         assert f"was made as {root}" in said and "move it back" in said
+
+
+async def test_a_link_to_a_run_is_not_removed_and_a_copy_leaves_the_topics_of_its_original(tmp_path):
+    cast = json.dumps({"run": "old", "nats": {"url": "nats://127.0.0.1:9"}})  # nobody answers there
+    for name in ("old", "copy"):
+        root = make(tmp_path, name)
+        (root / "cast.json").write_text(cast)
+        (root / "location").write_text(str(tmp_path / "runs" / "old"))
+        BusAddress("nats://127.0.0.1:9").save(root / "nats.json")
+    (tmp_path / "runs" / "link").symlink_to(root)
+
+    refused, said = await command(tmp_path, "rm", "link")
+    removed, _ = await command(tmp_path, "rm", "copy")
+    kept, why = await command(tmp_path, "rm", "old")
+
+    assert (refused, "is a link to" in said) == (1, True), said
+    assert (removed, root.exists()) == (0, False)
+    assert (kept, "its topics on nats://127.0.0.1:9 cannot be removed" in why) == (1, True), why
 
 
 async def test_words_that_nothing_has_are_refused_at_once(tmp_path):

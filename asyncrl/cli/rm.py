@@ -43,10 +43,12 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
         raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
     if is_locked(root):
         raise Fault(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
+    if root.is_symlink():
+        raise Fault(f"{root} is a link to {root.resolve()}; remove the run there, or delete the link")
     files = RunFiles(root)
     url = files.read_cast().nats.url
     about = ""
-    if url:  # its topics lie on somebody else's server
+    if url and not _is_copy(root):  # its topics lie on somebody else's server
         try:
             found = FoundRun(files.read_cast().run, BusAddress.read(files.address), root)
             about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
@@ -57,6 +59,15 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
             ) from error
     shutil.rmtree(root)
     return f"run {root.name}: removed {root}{about}"
+
+
+def _is_copy(root: Path) -> bool:
+    """Whether the run's own directory lies elsewhere: its topics are not this one's to remove."""
+    try:
+        made_at = Path((root / "location").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return False
+    return made_at != root.resolve() and made_at.exists()
 
 
 async def _remove_topics(found: FoundRun, force: bool) -> int:
