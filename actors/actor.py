@@ -119,7 +119,7 @@ class RunFiles:
         return self.root / "engine.key"
 
     def make_engine_key(self) -> None:
-        """Write a new key of that kind."""
+        """Write a new key for the inference servers that the run starts, readable by its owner alone."""
         write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
     def engine_key_file(self, cast: Cast) -> Path | None:

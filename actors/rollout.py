@@ -14,7 +14,7 @@ from actors.progress_log import ProgressLog, ProgressReader
 from actors.suspects import Suspects
 from actors.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
-from asyncrl.bus.log import Record, patiently
+from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.provision import QUEUES
 from asyncrl.tasks.functions import FunctionError, load_rollout
 from asyncrl.tasks.journal import branch_tasks
@@ -23,7 +23,7 @@ from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
 from asyncrl.training.model_dir import ModelError, check_model_directory
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
-from topics.topic import BATCHES, PROMPTS, Stream, Topic
+from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
@@ -75,8 +75,8 @@ class RolloutWorker:
         branch_tasks(asyncio.get_running_loop())
         await self.pool.start()
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
-        await self._ends_listener.start(after=await self._newest(BATCHES))
-        self._old_work = await self._newest(PROMPTS)
+        await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
+        self._old_work = await last_sequence(self.context.bus, PROMPTS)
         await self.loop.run()
         await self.tools.suspects.close()
         await self._ends_listener.close()
@@ -96,12 +96,6 @@ class RolloutWorker:
         finally:
             if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
                 del self._working[issued.trajectory_id]
-
-    async def _newest(self, stream: Stream) -> int:
-        """Sequence of a log's newest message."""
-        bus = self.context.bus
-        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
-        return int(info["state"]["last_seq"])
 
     def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
         """Whether somebody may have worked on it before.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import xxhash
 
 from actors.actor import Context
-from asyncrl.bus.log import Record, patiently, read_last
+from asyncrl.bus.log import Record, last_sequence, read_last
 from asyncrl.bus.talk import BlobMissing, read
 from topics.actors import KeeperFolded
 from topics.table import BY_NAME
@@ -72,7 +72,9 @@ class Snapshots:
             snapshot = await read(bus, KeeperFolded, record)
             if snapshot.format != format_of(type(self._fold.state)):
                 raise WireError("another version of this program took it")
-            ends = {stream.name: await self._end(stream) for stream in streams} | {self._own.name: record.sequence - 1}
+            ends = {stream.name: await last_sequence(bus, stream) for stream in streams} | {
+                self._own.name: record.sequence - 1
+            }
             if snapshot.positions.keys() != ends.keys():
                 raise WireError(f"it folds {sorted(snapshot.positions)}, not {sorted(ends)}")
             for name, position in snapshot.positions.items():
@@ -84,11 +86,6 @@ class Snapshots:
             return {}
         log.info("snapshot restored", sequence=record.sequence, **snapshot.positions)
         return snapshot.positions
-
-    async def _end(self, stream: Stream) -> int:
-        bus = self._context.bus
-        info: dict[str, Any] = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
-        return int(info["state"]["last_seq"])
 
 
 def format_of(kind: type[msgspec.Struct]) -> str:

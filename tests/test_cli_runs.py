@@ -100,7 +100,7 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     assert code == 0, said
     assert "asyncrl down back" in said
     try:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that nohup started ignore it, and so would the run
+        ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has tests ignore it, and so would the run
         async with up(tmp_path, "learner.steps=100000", "run=front") as front:
             await front.reaches(front.steps, "the first step")
             for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):
@@ -110,6 +110,7 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
             assert await front.ended() == 0
             summary = json.loads((front.root / "summary.json").read_text())
             assert not summary["finished"]
+        signal.signal(signal.SIGHUP, ignored)
         code, said = await command(tmp_path, "down")  # the other one is meant now
         assert (code, said.splitlines()[-1]) == (0, "run back has ended")
     finally:

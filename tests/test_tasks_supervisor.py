@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import until
 from runs import all_processes
-from test_tasks_sandbox import asked, failing, grading, outcomes, run_parent
+from sandboxes import asked, failing, grading, outcomes, run_parent
 
 from asyncrl.settings import RewardSettings
 

@@ -202,6 +202,12 @@ async def read_newest(bus: Bus, stream: Stream) -> Record | None:
     return await read_last(bus, stream, f"asyncrl.{bus.run}.>")
 
 
+async def last_sequence(bus: Bus, stream: Stream) -> int:
+    """Sequence of the last message that a log was given, also where that is gone by now; 0 for none."""
+    info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
+    return int(info["state"]["last_seq"])
+
+
 async def read_first(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The oldest message of a subject; None where there is none."""
     return await patiently(bus, lambda: _get(bus, stream, {"seq": 1, "next_by_subj": subject}))

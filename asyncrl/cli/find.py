@@ -111,14 +111,19 @@ def _chosen(arguments: argparse.Namespace, *, live: bool) -> Path:
 
 def _unmoved(root: Path) -> Path:
     """The directory, unless it lies elsewhere than where it was made."""
-    location = root / "location"
-    made_at = location.read_text(encoding="utf-8") if location.exists() else str(root)
-    if made_at != str(root):
+    place = made_at(root)
+    if place != root:
         raise RunNotFound(
-            f"the directory {root} was made as {made_at}, and the run's logs name files by that path; move it back, or "
+            f"the directory {root} was made as {place}, and the run's logs name files by that path; move it back, or "
             "mount it there"
         )
     return root
+
+
+def made_at(root: Path) -> Path:
+    """Where a run directory, given without links, was made; its logs name files by that path."""
+    location = root / "location"
+    return Path(location.read_text(encoding="utf-8")) if location.exists() else root
 
 
 def is_locked(directory: Path) -> bool:

@@ -11,7 +11,7 @@ from actors.actor import RunFiles
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import remove_streams
-from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_run, is_locked, is_over, is_remote
+from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_run, is_locked, is_over, is_remote, made_at
 from asyncrl.cli.options import add_directory, add_server
 from asyncrl.errors import Fault
 
@@ -63,11 +63,8 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
 
 def _is_copy(root: Path) -> bool:
     """Whether the run's own directory lies elsewhere: its topics are not this one's to remove."""
-    try:
-        made_at = Path((root / "location").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return False
-    return made_at != root.resolve() and made_at.exists()
+    place = made_at(root.resolve())
+    return place != root.resolve() and place.exists()
 
 
 async def _remove_topics(found: FoundRun, force: bool) -> int:

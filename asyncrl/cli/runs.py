@@ -59,6 +59,7 @@ def runs_in(folder: Path) -> list[RunRow]:
 
 
 def _row(root: Path) -> RunRow:
+    live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
     try:
         summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
     except (OSError, msgspec.MsgspecError):
@@ -68,7 +69,7 @@ def _row(root: Path) -> RunRow:
     reward = summary.get("sampled_reward_last_5_steps")
     return RunRow(
         root.name,
-        "live" if is_locked(root) else over,
+        "live" if live else over,
         summary.get("steps"),
         reward,
         (root / "cast.json").stat().st_mtime,

@@ -38,9 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(arguments: argparse.Namespace) -> RunView:
+    def is_gone() -> bool:
+        return not is_remote(arguments) and not is_locked(find_directory(arguments, live=False))
+
+    gone = is_gone()  # asked on both sides: a run that ends meanwhile stores its end behind what is read
     async with reached(arguments, "status") as bus:
         view = await read_view(bus)
-    if not is_remote(arguments) and not is_locked(find_directory(arguments, live=False)):
+    if gone and is_gone():
         view.on_gone()
     return view
 

@@ -23,6 +23,7 @@ from asyncrl.cli.chaos.witness import Witness
 
 _REACH_S = 5.0  # for the run's server to answer
 _TICK_S = 0.2
+_BEFORE_ANY = -(1 << 31)  # less than any step; those of the warm-up are not positive
 _MARGIN = 0.05  # share of the steps that is left for the run to finish undisturbed
 _STEP_LIMITS = 3.0  # a run whose grades lead to no trained batch stands still after so many limits
 
@@ -90,8 +91,9 @@ class Campaign:
     async def _act(self) -> None:
         """Wait for the first trained batch, strike, and wait for the run's end."""
         witness = self.witness = await self._connected()
-        while witness is not None and witness.step is None and not self._running.done():
-            await self._ended_within(_TICK_S)
+        if witness is not None:
+            trained = witness.trained_after(_BEFORE_ANY)
+            await asyncio.wait({trained, self._running}, return_when=asyncio.FIRST_COMPLETED)
         if witness is not None and not self._running.done():
             await self._strike(witness)
         await asyncio.wait({self._running})
