@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -281,20 +281,8 @@ class History:
 async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
     """Let the real keepers fold the logs once: each stores a snapshot when it has."""
     for role in _PLAYING:
-        process = await start_actor(files, role, f"{role}-1")
-        try:
-            async with asyncio.timeout(_SNAPSHOT_S):
-                stream, topic = BY_NAME[f"{role}.folded"].stream, BY_NAME[f"{role}.folded"]
-                while await read_last(bus, stream, topic.subject(bus.run)) is None:
-                    if process.returncode is not None:
-                        raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
-                    await asyncio.sleep(0.2)  # whether it comes is known when it is there
-        except TimeoutError:
-            raise BenchError(f"run {bus.run}: no snapshot of the {role} within {_SNAPSHOT_S:.0f} s") from None
-        finally:
-            if process.returncode is None:
-                process.terminate()
-            await process.wait()
+        async with _playing(files, bus, role, BY_NAME[f"{role}.folded"]):
+            pass
 
 
 async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
@@ -338,20 +326,30 @@ async def _started(files: RunFiles, bus: Bus, role: str) -> dict[str, float]:
     Raises:
         BenchError: it does not come up.
     """
-    claimed = BY_NAME[f"{role}.claimed"]
-    subject = claimed.subject(bus.run)
-    before = await read_last(bus, claimed.stream, subject)
     began = time.monotonic()
+    async with _playing(files, bus, role, BY_NAME[f"{role}.claimed"]) as pid:
+        return {f"{role}_start_s": time.monotonic() - began, f"{role}_memory_mb": _peak_mb(pid)}
+
+
+@contextlib.asynccontextmanager
+async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> AsyncIterator[int]:
+    """A keeper that has published something new of a topic since its start, by its process id.
+
+    Raises:
+        BenchError: it does not come that far.
+    """
+    subject = topic.subject(bus.run)
+    before = await read_last(bus, topic.stream, subject)
     process = await start_actor(files, role, f"{role}-1")
     try:
         async with asyncio.timeout(_SNAPSHOT_S):
-            while await read_last(bus, claimed.stream, subject) == before:
+            while await read_last(bus, topic.stream, subject) == before:
                 if process.returncode is not None:
                     raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
-                await asyncio.sleep(_LOOK_S)
-        return {f"{role}_start_s": time.monotonic() - began, f"{role}_memory_mb": _peak_mb(process.pid)}
+                await asyncio.sleep(_LOOK_S)  # whether it comes is known when it is there
+        yield process.pid
     except TimeoutError:
-        raise BenchError(f"run {bus.run}: no claim of the {role} within {_SNAPSHOT_S:.0f} s") from None
+        raise BenchError(f"run {bus.run}: no {topic.name} within {_SNAPSHOT_S:.0f} s") from None
     finally:
         if process.returncode is None:
             process.terminate()
