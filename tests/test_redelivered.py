@@ -8,8 +8,8 @@ from conftest import Stage, until
 from test_bus_worker import generated
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.provision import QUEUES, make_queue, queue_states
+from asyncrl.bus.log import LogReader, Record, read_last
+from asyncrl.bus.provision import QUEUES, make_queue
 from asyncrl.bus.talk import say
 from topics.engines import ENGINE_READY, EngineReady
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested
@@ -34,8 +34,15 @@ async def deliver_again(bus: Bus, name: str) -> None:
 
 
 async def is_done(bus: Bus, name: str) -> bool:
-    state = (await queue_states(bus))[name]
-    return (state["waiting"], state["under_way"]) == (0, 0)
+    """Whether all work of a queue was delivered and acknowledged.
+
+    The count of what waits may be older than the last message that was stored, so that message's sequence is compared.
+    """
+    queue = QUEUES[name]
+    newest = await read_last(bus, queue.stream, queue.topic.pattern(bus.run))
+    info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+    delivered_all = newest is None or info["delivered"]["stream_seq"] >= newest.sequence
+    return delivered_all and (info["num_pending"], info["num_ack_pending"]) == (0, 0)
 
 
 async def counts(bus: Bus, stream: Stream) -> Counter[str]:
