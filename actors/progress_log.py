@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from actors.actor import Context
@@ -73,35 +74,34 @@ class ProgressLog:
         try:
             while self._offered:
                 await self._write_one()
-        except BusError as error:
+        except Exception as error:  # nobody awaits this task: its fault ends the actor
             self._context.fail(error)
         finally:
             self._writing = None
 
     async def _write_one(self) -> None:
-        taken: list[tuple[Storable, ProgressEntry, list[asyncio.Future[None]]]] = []
+        taken: dict[Storable, list[asyncio.Future[None]]] = {}
+        entries: list[ProgressEntry] = []
         size = 0
-        while self._offered and size < INLINE_BYTES // 2:
-            progress, waiting = next(iter(self._offered.items()))
-            del self._offered[progress]
-            entry = progress.entry()
-            size += _size_of(entry)
-            taken.append((progress, entry, waiting))
-        crash_point("progress.before")
         try:
-            message = ProgressStored(log=self.key, entries=[entry for _, entry, _ in taken])
-            await say(self._context.bus, PROGRESS_STORED, message, key=self.key)
+            while self._offered and size < INLINE_BYTES // 2:
+                progress = next(iter(self._offered))
+                taken[progress] = self._offered.pop(progress)
+                entries.append(progress.entry())
+                size += _size_of(entries[-1])
+            crash_point("progress.before")
+            await say(self._context.bus, PROGRESS_STORED, ProgressStored(self.key, entries), key=self.key)
+            crash_point("progress.stored")
+            for progress, entry in zip(taken, entries, strict=True):
+                progress.stored(entry)
         except BaseException as error:
-            for future in (future for _, _, waiting in taken for future in waiting):
+            for future in chain(*taken.values()):
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else BusError("progress was not stored"))
             raise
-        crash_point("progress.stored")
-        for progress, entry, waiting in taken:
-            progress.stored(entry)
-            for future in waiting:
-                if not future.done():
-                    future.set_result(None)
+        for future in chain(*taken.values()):
+            if not future.done():
+                future.set_result(None)
 
 
 def _size_of(entry: ProgressEntry) -> int:
