@@ -67,6 +67,7 @@ class Progress:
         self._is_stored = False  # and something is there
         self._reconnects = context.bus.reconnects  # when the fence was last known to be ours
         self._stored_tokens = 0
+        self._entries = 0  # stored, those that this delivery continues among them
         self._holding = asyncio.Lock()
         self._background: asyncio.Task[None] | None = None
         self._is_offered = False  # to the log, which has not stored it yet
@@ -166,6 +167,7 @@ class Progress:
             journal=self.journal.news(),
             lines=sorted(self.lines),
             discarded=self.discarded,
+            follows=self._entries,
         )
 
     def stored(self, entry: ProgressEntry) -> None:
@@ -173,6 +175,7 @@ class Progress:
         self._is_offered = False
         self.journal.told(entry.journal)
         self._stored_tokens, self._is_stored = entry.offset, True
+        self._entries += 1
         self._context.count("progressed")
         self._delivery.advanced()
 
@@ -253,12 +256,17 @@ class Progress:
         used = []
         for stored in entries:
             try:
+                if stored.entry.follows != self._entries:
+                    raise WireError(
+                        f"an entry follows {stored.entry.follows} others, of which {self._entries} are there"
+                    )
                 self.journal.extend(stored.entry.journal)
             except WireError as error:
                 self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
                 break
             self.lines.update(stored.entry.lines)
             self.discarded = stored.entry.discarded
+            self._entries += 1
             used.append(stored)
         return used
 

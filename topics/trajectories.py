@@ -114,6 +114,7 @@ class ProgressEntry(_OfTrajectory):
     journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
     lines: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
     discarded: Count = 0  # tokens sampled so far that belong to no answer
+    follows: Count = 0  # entries of this attempt that it continues: where one of them is missing, it does not count
 
 
 class ProgressStored(Message):
