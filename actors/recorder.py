@@ -10,6 +10,7 @@ import msgspec
 from actors.actor import Context
 from actors.recorder_files import MetricsFile
 from actors.recorder_fold import RecorderFold
+from actors.recorder_samples import Sampler
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, patiently, read_last_of_each
 from asyncrl.bus.provision import stream_states
@@ -45,12 +46,14 @@ class Recorder:
         self.fold = RecorderFold()
         self._news = asyncio.Event()
         self._file = MetricsFile(context.files.root)
+        self._samples = Sampler(context)
         self._positions = {stream.name: 0 for stream in _LOGS}
         self._since = 0  # messages since the positions were stored, large ones more than once
 
     async def run(self) -> None:
         """Follow until asked to stop, then write what the run amounts to."""
         await self._go_on()
+        await self._samples.begin()
         listeners = {stream: self._listener(stream) for stream in _LOGS}
         for stream, listener in listeners.items():
             await listener.start(self._positions[stream.name])
@@ -59,6 +62,7 @@ class Recorder:
         while not stop.done():
             self._news.clear()
             self._write_rows()
+            await self._samples.write()
             news = asyncio.create_task(self._news.wait())
             await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
@@ -67,6 +71,7 @@ class Recorder:
             await self._listener(stream).read(after=listener.last)
         self._write_rows()
         self._file.store(self._positions, self.fold.state)
+        await self._samples.write()
         await self._summarise()
 
     async def _go_on(self) -> None:

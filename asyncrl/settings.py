@@ -329,6 +329,11 @@ class RecorderSettings(Settings):
 
     plot: bool = True
     """Whether `reward.png` is drawn at the end."""
+    samples: Count = 4
+    """Trajectories of each batch, and answers of each evaluation (five at most), whose texts are kept in
+    `samples.jsonl`; 0 for none."""
+    samples_mb: Positive = 32
+    """MB that `samples.jsonl` may take; when it is full, rows evenly spread over the run stay."""
 
 
 class StartSettings(Settings):

@@ -135,7 +135,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
         ("lr", "did you mean warmup.lr or learner.lr?"),
         ("learnr.lr", "did you mean learner?"),
         ("learner.max_lagg", "did you mean buffer.max_lag?"),
-        ("recorder.zzzzzz", "expected one of plot"),
+        ("recorder.zzzzzz", "expected one of plot, samples, samples_mb"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_known_one(written, key, meant):

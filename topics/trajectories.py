@@ -249,7 +249,7 @@ TRAJECTORY_GENERATED = Topic(
     TrajectoryGenerated,
     TRAJECTORIES,
     said_by=("rollout",),
-    heard_by=("reward", "rollout", "learner", "warden"),
+    heard_by=("reward", "rollout", "learner", "recorder", "warden"),
     key="trajectory_id",
     heads=ResultHeads,
 )

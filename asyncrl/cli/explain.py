@@ -12,9 +12,10 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.find import RunNotFound
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached, read_log
-from asyncrl.cli.samples import Sample, read_sample, sample_text
+from asyncrl.cli.samples import local_directory, sample_reader, sample_text
 from asyncrl.errors import WrongUsage
 from asyncrl.ledger.life import Life
+from asyncrl.telemetry.samples import Sample, SamplesFile
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
@@ -86,6 +87,11 @@ def life_text(life: Life) -> str:
 
 
 async def _read(arguments: argparse.Namespace) -> tuple[Life, Sample | None]:
+    root = local_directory(arguments)
     async with reached(arguments, "explain") as bus:
         life = await read_life(bus, arguments.trajectory)
-        return life, await read_sample(bus, life.trajectory_id, life.result) if life.result else None
+        sample = await sample_reader(bus, root).read(life.trajectory_id, life.result) if life.result else None
+    if sample is None and root is not None:  # its tokens were trimmed
+        kept = (sample for row in SamplesFile(root).rows() for sample in row.samples)
+        sample = next((sample for sample in kept if sample.name == life.trajectory_id), None)
+    return life, sample

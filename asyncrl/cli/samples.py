@@ -1,41 +1,28 @@
-"""`asyncrl samples`: prompts, completions, labels and rewards of a batch or an evaluation, from the logs of any run."""
+"""`asyncrl samples`: prompts, completions, labels and rewards of a batch or an evaluation of any run."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from actors.actor import RunFiles
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_message
-from asyncrl.bus.talk import BlobMissing, read
+from asyncrl.bus.log import Record
+from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.errors import Fault
-from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
+from asyncrl.telemetry.samples import Sample, SampleReader, SamplesFile, Turn, of_evaluation
+from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
-from topics.prompts import PromptRow
-from topics.topic import BATCHES, EVALS, TRAJECTORIES, Topic
-from topics.trajectories import TrajectoryGenerated
-from topics.wire import WireError
-
-
-class Sample(NamedTuple):
-    """One answer of the policy, as people read it."""
-
-    name: str  # of the trajectory, or number in its evaluation
-    reward: float | None  # None where it is not graded, or was not looked for
-    prompt: Any
-    completion: str
-    label: Any
-    tokens: int | None  # sampled
-    truncated: bool
+from topics.topic import BATCHES, EVALS, Topic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     title, samples = asyncio.run(_read(arguments))
     if arguments.json:
         for sample in samples:
-            print(msgspec.json.encode(sample._asdict()).decode())
+            print(msgspec.json.encode(sample).decode())
         return 0
     console = Console(highlight=False)
     console.print(title, style="bold")
@@ -63,14 +50,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def sample_text(sample: Sample) -> Text:
-    """Name, reward, label and length on one line, then prompt and completion."""
+    """Name, reward, label and length on one line, then the prompt and what followed it."""
     graded = "" if sample.reward is None else f"  reward {sample.reward:g}"
     head = Text(f"\n{sample.name}{graded}", "bold")
     if sample.tokens is not None:
         head.append(f"  {sample.tokens:,} tokens{', truncated' if sample.truncated else ''}", "not bold")
     if sample.label is not None:
         head.append(f"  label {_plain(sample.label)}", "not bold")
-    return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), Text(sample.completion)])
+    turns = [_turn_text(turn) for turn in sample.turns] or [Text(sample.completion)]
+    return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), *turns])
+
+
+def _turn_text(turn: Turn) -> Text:
+    return Text(f"sampled:  {turn.text}") if turn.sampled else Text(f"observed: {turn.text}", "dim")
 
 
 def _plain(value: Any) -> str:
@@ -80,64 +72,73 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
+def local_directory(arguments: argparse.Namespace) -> Path | None:
+    """Directory of the run that is meant; None where it is on another machine."""
+    return None if is_remote(arguments) else find_directory(arguments, live=False)
+
+
+def sample_reader(bus: Bus, root: Path | None) -> SampleReader:
+    """A reader of the run's results, with its tokenizer where the run's directory is on this machine."""
+    files = RunFiles(root) if root is not None else None
+    return SampleReader(bus, files.model_path(files.read_cast()) if files is not None else None)
+
+
 async def _read(arguments: argparse.Namespace) -> tuple[str, list[Sample]]:
+    root = local_directory(arguments)
     async with reached(arguments, "samples") as bus:
         if arguments.version is not None:
             return await _of_evaluation(bus, arguments.version, arguments.count)
-        return await _of_batch(bus, arguments.step, arguments.count)
+        return await _of_batch(bus, await _batch(bus, arguments.step), root, arguments.count)
 
 
-async def _of_batch(bus: Bus, step: int | None, count: int) -> tuple[str, list[Sample]]:
-    batches: dict[int, BatchPacked] = {}
+async def _batch(bus: Bus, step: int | None) -> BatchPacked:
+    """The batch of a step, or the newest one.
+
+    Raises:
+        Fault: there is none.
+    """
+    found: list[BatchPacked] = []
 
     def apply(_topic: Topic[Any], message: BatchPacked, _record: Record) -> None:
         if step in (None, message.step):
-            batches.clear()
-            batches[message.step] = message
+            found[:] = [message]
 
     await _read_all(bus, BATCHES, BATCH_PACKED, apply)
-    if not batches:
+    if not found:
         raise Fault(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
-    (packed,) = batches.values()
+    return found[0]
+
+
+async def _of_batch(bus: Bus, packed: BatchPacked, root: Path | None, count: int) -> tuple[str, list[Sample]]:
+    """Samples from the logs if they hold as many as are wanted, else from there or the file, whichever has more.
+
+    Raises:
+        Fault: neither has any.
+    """
     members = [member for group in packed.groups for member in group.members]
-    samples = []
-    async for sample in _payloads(bus, members):
-        samples.append(sample)
-        if len(samples) == count:
+    wanted = min(count or len(members), len(members))
+    reader, samples, source = sample_reader(bus, root), [], "from the logs"
+    for member in members:
+        sample = await reader.read(member.trajectory_id, member.payload.sequence)
+        if sample is not None:
+            sample.reward = member.reward
+            samples.append(sample)
+        if len(samples) == wanted:
             break
+    kept: dict[int, list[Sample]] = {}  # by step
+    if len(samples) < wanted and root is not None:
+        kept = {row.step: row.samples for row in SamplesFile(root).rows() if row.event == "step"}
+        if len(kept.get(packed.step, [])) > len(samples):
+            samples, source = kept[packed.step][:wanted], "from samples.jsonl, since tokens were trimmed"
     if not samples:
+        nearest = sorted(sorted(kept, key=lambda step: abs(step - packed.step))[:2])
+        has = f"does not have it; the nearest there: {', '.join(map(str, nearest))}" if nearest else "does not have it"
         raise Fault(
-            f"run {bus.run}: the tokens of batch {packed.step} were trimmed; the newest batches are there, and with "
-            "nats.keep = run all of them"
+            f"run {bus.run}: the tokens of batch {packed.step} were trimmed, and samples.jsonl {has} "
+            "(nats.keep = run keeps all tokens)"
         )
     title = f"run {bus.run}, batch {packed.step} ({packed.stage}): {len(samples)} of {len(members)} trajectories"
-    return title, samples
-
-
-async def _payloads(bus: Bus, members: list[BatchMember]) -> AsyncIterator[Sample]:
-    """The members whose tokens are still stored."""
-    for member in members:
-        sample = await read_sample(bus, member.trajectory_id, member.payload.sequence)
-        if sample is not None:
-            yield sample._replace(reward=member.reward)
-
-
-async def read_sample(bus: Bus, trajectory_id: str, sequence: int) -> Sample | None:
-    """What a result says; None where it was trimmed or cannot be read.
-
-    Args:
-        sequence: of the result in TRAJECTORIES.
-    """
-    record = await read_message(bus, TRAJECTORIES, sequence)
-    if record is None:
-        return None
-    try:
-        generated = await read(bus, TrajectoryGenerated, record)
-    except (WireError, BlobMissing):
-        return None
-    row = generated.rows[0] if generated.rows else PromptRow("")
-    tokens = sum(count.tokens for count in generated.versions)
-    return Sample(trajectory_id, None, row.prompt, generated.completion, row.label, tokens, generated.truncated)
+    return f"{title}, {source}", samples
 
 
 async def _of_evaluation(bus: Bus, version: int, count: int) -> tuple[str, list[Sample]]:
@@ -151,19 +152,8 @@ async def _of_evaluation(bus: Bus, version: int, count: int) -> tuple[str, list[
     if scored is None:
         known = ", ".join(str(scored.version) for scored in found) or "none"
         raise Fault(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
-    samples = [
-        Sample(
-            str(number),
-            sample.get("reward", 0.0),
-            sample.get("prompt"),
-            sample.get("completion", ""),
-            sample.get("label"),
-            None,
-            False,
-        )
-        for number, sample in enumerate(scored.samples[: count or None])
-    ]
-    return f"run {bus.run}, evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts", samples
+    title = f"run {bus.run}, evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts"
+    return f"{title}, from the logs", of_evaluation(scored)[: count or None]
 
 
 async def _read_all(bus: Bus, stream: Any, topic: Topic[Any], apply: Any) -> None:

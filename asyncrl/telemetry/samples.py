@@ -1,0 +1,168 @@
+"""Samples of a run, as people read them: from its results, and in a file that keeps some when their tokens are gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_message
+from asyncrl.bus.talk import BlobMissing, read
+from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from topics.evals import EvalScored
+from topics.prompts import PromptRow
+from topics.topic import TRAJECTORIES
+from topics.trajectories import Segment, TrajectoryGenerated
+from topics.wire import WireError
+
+Event: TypeAlias = Literal["step", "eval"]
+
+_LARGEST = 4  # no row takes more than this part of the file
+
+
+class Turn(msgspec.Struct):
+    """A part of a conversation."""
+
+    sampled: bool  # by the policy; else observed: a tool's answer, or whatever else the rollout function added
+    text: str
+
+
+class Sample(msgspec.Struct):
+    """One answer of the policy."""
+
+    name: str  # of the trajectory, or number in its evaluation
+    reward: float | None  # None where it is not graded, or was not looked for
+    prompt: Any
+    completion: str  # what the reward judged
+    label: Any
+    tokens: int | None = None  # sampled
+    truncated: bool = False
+    turns: list[Turn] = []  # what followed the prompt, where that is more than one answer
+
+
+class SampleRow(msgspec.Struct):
+    """A line of the file: samples of one batch or evaluation."""
+
+    event: Event
+    step: int  # of the batch, or version that was evaluated
+    sequence: int  # of the message about it: in BATCHES, or in EVALS
+    samples: list[Sample]
+
+
+class SampleReader:
+    """Reads the results of a run's trajectories as samples."""
+
+    def __init__(self, bus: Bus, model: Path | None) -> None:
+        """
+        Args:
+            model: directory with the tokenizer; None where it is on another machine, and turns cannot be read.
+        """
+        self._bus = bus
+        self._model = model
+
+    async def read(self, trajectory_id: str, sequence: int) -> Sample | None:
+        """The result with this sequence in TRAJECTORIES; None where it was trimmed or cannot be read."""
+        record = await read_message(self._bus, TRAJECTORIES, sequence)
+        if record is None:
+            return None
+        try:
+            generated = await read(self._bus, TrajectoryGenerated, record)
+        except (WireError, BlobMissing):
+            return None
+        row = generated.rows[0] if generated.rows else PromptRow("")
+        tokens = sum(count.tokens for count in generated.versions)
+        turns = self._turns(generated.segments)
+        return Sample(
+            trajectory_id, None, row.prompt, generated.completion, row.label, tokens, generated.truncated, turns
+        )
+
+    @cached_property
+    def _tokenizer(self) -> TaskTokenizer | None:
+        try:
+            return TaskTokenizer.load(self._model) if self._model is not None else None
+        except TokenizerError:
+            return None
+
+    def _turns(self, segments: list[Segment]) -> list[Turn]:
+        """Split segments where sampled tokens begin and end; the prompt, which the sample holds, is left out."""
+        changes = [np.flatnonzero(np.diff(segment.mask)) + 1 for segment in segments]
+        if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self._tokenizer is None:
+            return []
+        turns = []
+        for segment, at in zip(segments, changes, strict=True):
+            for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
+                turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
+        return turns if turns[0].sampled else turns[1:]
+
+
+def of_evaluation(scored: EvalScored) -> list[Sample]:
+    """The answers that the message about an evaluation holds."""
+    return [
+        Sample(
+            str(number),
+            answer.get("reward", 0.0),
+            answer.get("prompt"),
+            answer.get("completion", ""),
+            answer.get("label"),
+        )
+        for number, answer in enumerate(scored.samples)
+    ]
+
+
+class SamplesFile:
+    """`samples.jsonl` of a run. It tells itself how far it goes, and stays below a size: when it is full, rows go."""
+
+    def __init__(self, root: Path, max_bytes: int = 0) -> None:
+        """
+        Args:
+            max_bytes: that it may take; of no meaning where it is only read.
+        """
+        self.path = root / "samples.jsonl"
+        self._max_bytes = max_bytes
+
+    def rows(self) -> Iterator[SampleRow]:
+        """All rows that were written whole."""
+        decoder = msgspec.json.Decoder(SampleRow)
+        try:
+            with self.path.open("rb") as file:
+                yield from (decoder.decode(line) for line in file if line.endswith(b"\n"))
+        except FileNotFoundError:
+            return
+
+    def begin(self) -> dict[Event, int]:
+        """Remove a row that was not written whole; returns the sequence of the newest message with a row, by event."""
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        newest: dict[Event, int] = {"step": 0, "eval": 0}
+        for row in self.rows():
+            newest[row.event] = max(newest[row.event], row.sequence)
+        return newest
+
+    def append(self, row: SampleRow) -> None:
+        """Write a row at the end, without those samples that would take too large a part of the file."""
+        while len(line := msgspec.json.encode(row) + b"\n") > self._max_bytes // _LARGEST and row.samples:
+            row.samples.pop()
+        with self.path.open("ab") as file:
+            full = file.tell() + len(line) > self._max_bytes
+        if full:
+            self._thin(len(line))
+        with self.path.open("ab") as file:
+            file.write(line)
+
+    def _thin(self, needed: int) -> None:
+        """Keep rows spread evenly over the run, the newest among them, until so many bytes are free."""
+        lines = [(row, msgspec.json.encode(row) + b"\n") for row in self.rows()]
+        while sum(len(line) for _, line in lines) + needed > self._max_bytes:
+            first, parts = min(row.step for row, _ in lines), len(lines) // 3
+            span = max(row.step for row, _ in lines) - first + 1
+            kept = {(row.event, (row.step - first) * parts // span): (row, line) for row, line in lines}
+            lines = list(kept.values()) if len(kept) < len(lines) else lines[1:]
+        new = self.path.with_suffix(".new")
+        new.write_bytes(b"".join(line for _, line in lines))
+        new.replace(self.path)
