@@ -43,8 +43,9 @@ class Ends:
 
     def include(self, issued: PromptIssued) -> bool:
         """Whether this attempt has ended, as far as is known here."""
-        ends = (self._known.get(name, (-1, 0)) for name in (issued.trajectory_id, issued.prompt_id))
-        return issued.attempt <= max(attempt for attempt, _ in ends)
+        own, _ = self._known.get(issued.trajectory_id, (-1, 0))
+        of_group, _ = self._known.get(issued.prompt_id, (-1, 0))
+        return issued.attempt <= max(own, of_group)
 
     def may_miss(self, issued_ns: int) -> bool:
         """Whether an end may be on the log alone of what was issued at that time of the server's clock."""

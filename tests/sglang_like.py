@@ -54,6 +54,7 @@ class LikeSGLang:
         self.loads: list[str] = []  # versions it was told to load
         self.asked: list[Asked] = []
         self.http_requests = 0  # to /generate
+        self.connections: set[Any] = set()  # that these came on
         self.aborted: list[str] = []  # request ids
         self.refusal: Callable[[str], Awaitable[str]] = _taken  # why it does not take the weights of this name
         self.serve: Serve = self.whole
@@ -110,6 +111,7 @@ class LikeSGLang:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.http_requests += 1
+        self.connections.add(request.transport)
         batch = isinstance(body["input_ids"][0], list)
         prompts = body["input_ids"] if batch else [body["input_ids"]]
         samplings = body["sampling_params"] if batch else [body["sampling_params"]]

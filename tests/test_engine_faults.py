@@ -176,6 +176,23 @@ async def test_each_stream_of_a_batch_has_a_deadline_of_its_own(server: LikeSGLa
     assert "no token for 0.5 s" in str(silent)
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("together", [1, 3])
+async def test_a_connection_is_used_again_after_each_answer(
+    server: LikeSGLang, client: EngineClient, streamed: bool, together: int
+):
+    options = {"on_tokens": lambda chunk: True} if streamed else {}
+
+    for _ in range(4):
+        answers = await ask_all(client, *([5] for _ in range(together)), **options)
+
+        assert [len(answer.token_ids) for answer in answers] == [4] * together
+        await asyncio.wait_for(client.health(), 10)  # time to read the end of the stream
+
+    assert server.http_requests == 4
+    assert len(server.connections) <= 2  # health may have been asked for on a second one
+
+
 async def test_a_caller_that_wants_no_more_ends_its_generation_at_that_chunk(server: LikeSGLang, client: EngineClient):
     async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
         yield server.answer(asked, [4], None)

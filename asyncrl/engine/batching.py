@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
@@ -46,13 +47,13 @@ class Member:
         self.assembly = Assembly(on_tokens)
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
-        self.heard_at = asyncio.get_running_loop().time()  # when something of it came last, or when it was asked for
+        self.heard_at = time.monotonic()  # when something of it came last, or when it was asked for
 
     def take(self, answer: Answer) -> None:
         """Take in what came of it; answers the caller if it ended."""
         if self.future.done():
             return
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = time.monotonic()
         try:
             self.assembly.add(answer)
         except Exception as fault:  # the engine's, or one of the caller's own callback: each is for the caller alone
@@ -88,6 +89,8 @@ class Batcher:
         self._address = address
         self._silent_s = silent_s
         self._gathered: list[Member] = []
+        self._waiting: set[Member] = set()
+        self._timer: asyncio.TimerHandle | None = None  # of the one that has been silent for longest
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def generate(self, member: Member, *, alone: bool) -> Generation:
@@ -102,40 +105,39 @@ class Batcher:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._flush)
             self._gathered.append(member)
+        self._waiting.add(member)
+        if self._timer is None:
+            self._watch()
         try:
-            return await self._within_deadline(member)
+            return await member.future
         except asyncio.CancelledError:
-            self._spawn(self._abort_quietly(member.rid))
+            member.left = True
             raise
+        finally:
+            self._waiting.discard(member)
+            if member.left:
+                self._spawn(self._abort_quietly(member.rid))
 
     async def close(self) -> None:
         """End everything in flight."""
+        if self._timer is not None:
+            self._timer.cancel()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _within_deadline(self, member: Member) -> Generation:
-        """The end of a generation, as long as it comes on: a deadline for each, however long its neighbours take."""
-        loop = asyncio.get_running_loop()
-        timer: asyncio.TimerHandle | None = None
-
-        def look() -> None:
-            nonlocal timer
-            due = member.heard_at + self._silent_s
-            if due > loop.time():
-                timer = loop.call_at(due, look)
-            else:
+    def _watch(self) -> None:
+        """Fail whom nothing came of for too long: a deadline for each, however long its neighbours take."""
+        now = time.monotonic()
+        for member in self._waiting:
+            if member.heard_at + self._silent_s <= now:
                 member.left = True
                 member.fail(RequestFailed(f"no token for {self._silent_s:g} s"))
-
-        look()
-        try:
-            return await member.future
-        finally:
-            if timer is not None:
-                timer.cancel()
-            if member.left:
-                self._spawn(self._abort_quietly(member.rid))
+        open_members = [member.heard_at for member in self._waiting if not member.future.done()]
+        self._timer = None
+        if open_members:  # those that come later are due later
+            due_s = min(open_members) + self._silent_s - now
+            self._timer = asyncio.get_running_loop().call_later(due_s, self._watch)
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
@@ -201,7 +203,7 @@ class Batcher:
             elif member.streaming:
                 async for event in _events(response):
                     member.take(_checked(event))
-                    if member.future.done():
+                    if member.left:
                         return  # closing the connection tells a server that goes on that nobody listens
             else:
                 member.take(_checked(await response.read()))
@@ -223,12 +225,14 @@ class Batcher:
                     member.assembly.abort()
                     member.settle()
                 return
+            left = False
             async for event in _events(response):
                 answer = _checked(event)
                 if not 0 <= answer.index < len(members):
                     raise RequestFailed(f"an event of member {answer.index} of {len(members)}")
                 members[answer.index].take(answer)
-                if members[answer.index].future.done() and all(member.future.done() for member in members):
+                left = left or members[answer.index].left
+                if left and all(member.future.done() for member in members):
                     return  # closing the connection tells a server that goes on that nobody listens
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
