@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 from actors.actor import Context, open_context, start_process
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
-from asyncrl.tasks.frames import Frames, pack
+from asyncrl.tasks.framing import Frames, pack
 from asyncrl.telemetry.logs import open_log
 from topics.actors import HeldWork
 

@@ -95,7 +95,6 @@ class Sweeper:
         if not owner.sequence:
             return owner.topic.stream is TRAJECTORIES and in_use is not None and name not in in_use
         if name not in self._named:
-            assert owner.topic.stream is not None
             record = await read_message(self._bus, owner.topic.stream, owner.sequence)
             try:
                 if record is None or blob_named(record.headers.get(BLOB, "")).name != name:

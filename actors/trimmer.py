@@ -16,18 +16,15 @@ from typing import Any, NamedTuple
 from actors.actor import Context
 from actors.keeper import Decision, Keeper
 from actors.sweeper import Sweeper, purge, purge_blobs
-from actors.trimmer_fold import Kept, Needless, TrimmerFold
+from actors.trimmer_fold import Kept, Needless, TrimmerFold, trims
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, patiently, read_last, read_last_of_each
 from asyncrl.bus.provision import QUEUES
 from asyncrl.cast_room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
-from asyncrl.settings import Cast
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
-from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import (
     ADMISSION_PAUSED,
@@ -40,9 +37,8 @@ from topics.streams import (
     StreamTrimmed,
 )
 from topics.table import topic_of
-from topics.topic import BATCHES, BLOBS, ENGINES, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
+from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
@@ -51,19 +47,6 @@ _HEAR_S = 30.0  # for a log to arrive here up to where it ends
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
 _STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
-
-
-def trimmer_inputs(cast: Cast) -> dict[Stream, tuple[Topic[Any], ...]]:
-    """The logs that a supervisor folds for its trimmer, besides its own."""
-    inputs: dict[Stream, tuple[Topic[Any], ...]] = {
-        TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
-        ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
-    }
-    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if _trims(cast) else {})
-
-
-def _trims(cast: Cast) -> bool:
-    return cast.nats.keep == "checkpoint"
 
 
 class _Fill(NamedTuple):
@@ -96,7 +79,7 @@ class Trimmer:
         self._context = context
         self._bus = context.bus
         self._keeper = keeper
-        self._trims = _trims(context.cast)
+        self._trims = trims(context.cast)
         self._store = FileStore(context.files.weights)
         self._sweeper = Sweeper(context, self._blobs_in_use if self._trims else None)
         self._heard = asyncio.Event()

@@ -19,9 +19,23 @@ from topics.batches import BATCH_PACKED, BatchPacked
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.groups import GROUP_DROPPED
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
-from topics.topic import Topic
+from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+
+def trimmer_inputs(cast: Cast) -> dict[Stream, tuple[Topic[Any], ...]]:
+    """The logs that a supervisor folds for its trimmer, besides its own."""
+    inputs: dict[Stream, tuple[Topic[Any], ...]] = {
+        TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
+        ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
+    }
+    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if trims(cast) else {})
+
+
+def trims(cast: Cast) -> bool:
+    """Whether the payload streams are trimmed."""
+    return cast.nats.keep == "checkpoint"
 
 
 class Version(NamedTuple):

@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from actors.actor import FATAL, ActorFault, Context, start_actor
 from actors.keeper import Decision, Input, Keeper
 from actors.pulse import Pulses
-from actors.trimmer import Trimmer, trimmer_inputs
-from actors.warden_fold import WardenFold, WardenState
+from actors.trimmer import Trimmer
+from actors.warden_fold import WardenFold, WardenState, warden_inputs
 from actors.watchman import watch_for_stalls
 from asyncrl.crash import crash_point
 from asyncrl.processes import exit_text, log_size
 from asyncrl.settings import Cast
-from topics.actors import (
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    FLEET_SCALED,
-    RUN_OPENED,
-    SCALE_REQUESTED,
-    STOP_REQUESTED,
-    FleetScaled,
-)
-from topics.batches import BATCH_TRAINED
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED
-from topics.topic import ACTORS, EVALS, FLEET, TRAINING, Stream, Topic
-from topics.weights import TRAINING_FINISHED
+from topics.actors import FLEET_SCALED, FleetScaled
+from topics.topic import FLEET
 
 _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
 _STOP_S = 10.0  # for an actor to leave by itself
@@ -52,18 +40,6 @@ def first_fleet(cast: Cast) -> dict[str, int]:
         "evaluator": cast.eval.workers if cast.eval.prompts else 0,
         "recorder": 1,
     }
-
-
-def _inputs(cast: Cast) -> dict[Stream, list[Topic[Any]]]:
-    """The logs that the warden folds besides its own, with those that its trimmer needs."""
-    inputs: dict[Stream, list[Topic[Any]]] = {
-        ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
-        TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
-        EVALS: [EVAL_SCORED],
-    }
-    for stream, topics in trimmer_inputs(cast).items():
-        inputs.setdefault(stream, []).extend(topics)
-    return inputs
 
 
 class Deaths:
@@ -128,7 +104,7 @@ class Warden:
         self._lingering: set[str] = set()  # who has said a last word, and was given time to end
         self._pulses = Pulses(context.bus, context.cast.keepers.lease_s, self._on_silent)
         self._failure = ""
-        inputs = [Input(stream, topics) for stream, topics in _inputs(context.cast).items()]
+        inputs = [Input(stream, topics) for stream, topics in warden_inputs(context.cast).items()]
         self.keeper = Keeper(context, FLEET, inputs, self.fold)
 
     @property

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from actors.trimmer_fold import RoomState, TrimmerFold
+from actors.trimmer_fold import RoomState, TrimmerFold, trimmer_inputs
 from asyncrl.bus.log import Record
 from asyncrl.settings import Cast
 from topics.actors import (
@@ -19,10 +19,22 @@ from topics.actors import (
 )
 from topics.batches import BATCH_TRAINED
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
-from topics.topic import Topic
+from topics.topic import ACTORS, EVALS, TRAINING, Stream, Topic
 from topics.weights import TRAINING_FINISHED
 
 SCALABLE = ("rollout", "reward", "engine", "evaluator")
+
+
+def warden_inputs(cast: Cast) -> dict[Stream, list[Topic[Any]]]:
+    """The logs that the warden folds besides its own, with those that its trimmer needs."""
+    inputs: dict[Stream, list[Topic[Any]]] = {
+        ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
+        TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
+        EVALS: [EVAL_SCORED],
+    }
+    for stream, topics in trimmer_inputs(cast).items():
+        inputs.setdefault(stream, []).extend(topics)
+    return inputs
 
 
 class WardenState(msgspec.Struct):

@@ -101,10 +101,9 @@ def topics_markdown() -> str:
     lines += ["", "## All topics", "", "| topic | message | stream | said by | heard by |", "|---|---|---|---|---|"]
     for topic in TOPICS:
         anchor = topic.name.replace(".", "")
-        stream_name = f"`{topic.stream.name}`" if topic.stream else "not kept"
         lines.append(
-            f"| [`{topic.name}`](#{anchor}) | `{topic.message.__name__}` | {stream_name} | {roles(topic.said_by)} | "
-            f"{roles(topic.heard_by)} |"
+            f"| [`{topic.name}`](#{anchor}) | `{topic.message.__name__}` | `{topic.stream.name}` | "
+            f"{roles(topic.said_by)} | {roles(topic.heard_by)} |"
         )
     for topic in TOPICS:
         lines += ["", *_topic_section(topic)]

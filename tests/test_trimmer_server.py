@@ -9,8 +9,8 @@ from conftest import until
 from stories import result
 
 from actors.keeper import Input, Keeper
-from actors.trimmer import Trimmer, trimmer_inputs
-from actors.trimmer_fold import TrimmerFold
+from actors.trimmer import Trimmer
+from actors.trimmer_fold import TrimmerFold, trimmer_inputs
 from asyncrl.bus.log import read_message
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.pull import Puller, position

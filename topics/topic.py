@@ -71,7 +71,7 @@ class Topic(Generic[M]):
     @property
     def blobs(self) -> Stream:
         """Where a body lies that is too large for one message: it is kept for as long as the message is needed."""
-        kept = self.stream is not None and self.stream.keep is Keep.LEDGER and not self.replaced
+        kept = self.stream.keep is Keep.LEDGER and not self.replaced
         return LEDGER_BLOBS if kept else BLOBS
 
     def pattern(self, run: str) -> str:

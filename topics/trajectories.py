@@ -75,6 +75,13 @@ class _OfTrajectory(Message, kw_only=True):
     delivery: Count = 1
 
 
+class _OfMember(_OfTrajectory, kw_only=True):
+    prompt_id: Id
+    member: Member
+    group_size: GroupSize
+    stage: Stage
+
+
 class Holding(msgspec.Struct):
     """The progress that one delivery of a trajectory stored: entries in a worker's progress log."""
 
@@ -127,13 +134,9 @@ class ProgressStored(Message):
     entries: list[ProgressEntry]
 
 
-class TrajectoryGenerated(_OfTrajectory):
+class TrajectoryGenerated(_OfMember):
     """One finished execution of the policy on a prompt, not yet graded."""
 
-    prompt_id: Id
-    member: Member
-    group_size: GroupSize
-    stage: Stage
     rows: list[PromptRow]
     segments: list[Segment]
     completion: str  # text that the reward judges; by default what the policy sampled
@@ -160,13 +163,9 @@ class Reference(msgspec.Struct):
     size: Count  # bytes
 
 
-class TrajectoryGraded(_OfTrajectory):
+class TrajectoryGraded(_OfMember):
     """A reward for a generated trajectory."""
 
-    prompt_id: Id
-    member: Member
-    group_size: GroupSize
-    stage: Stage
     payload: Reference
     versions: list[VersionCount]
     reward: Real
@@ -179,13 +178,9 @@ class TrajectoryGraded(_OfTrajectory):
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
 
 
-class TrajectoryFailed(_OfTrajectory):
+class TrajectoryFailed(_OfMember):
     """A worker's claim that this trajectory cannot be finished. The buffer decides its end."""
 
-    prompt_id: Id
-    member: Member
-    group_size: GroupSize
-    stage: Stage
     reason: FailureReason
     detail: str
     tokens: Count = 0  # sampled for it, as far as this worker knows

@@ -36,8 +36,8 @@ def topics_text() -> str:
             (
                 topic.name,
                 topic.message.__name__,
-                topic.stream.name if topic.stream else "-",
-                KEPT[topic.stream.keep] if topic.stream else "not kept",
+                topic.stream.name,
+                KEPT[topic.stream.keep],
                 roles(topic.said_by),
                 roles(topic.heard_by),
                 about(topic.message),

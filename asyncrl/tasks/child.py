@@ -19,16 +19,15 @@ from asyncrl.processes import descendants, living_processes
 from asyncrl.tasks.frames import (
     REPLY_BYTES,
     Call,
-    Frames,
     GradeRequest,
     Ready,
     Reply,
     RewardFailed,
     Setup,
     memory_text,
-    pack,
     read_score,
 )
+from asyncrl.tasks.framing import Frames, pack
 from asyncrl.tasks.functions import FunctionError, is_async, last_lines, load_function, load_rollout
 
 _READ_BYTES = 1 << 16

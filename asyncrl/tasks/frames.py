@@ -1,9 +1,9 @@
-"""What a worker and its sandbox children say to each other: length-prefixed MessagePack over pipes."""
+"""What a worker and its sandbox children say to each other, in frames over pipes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, SupportsFloat, TypeAlias
 
@@ -14,8 +14,6 @@ from topics.wire import GREATEST
 Reason: TypeAlias = Literal["raised", "value", "time_limit", "memory", "exited", "http", "closed"]
 
 REPLY_BYTES = 1 << 20  # of what a child answers
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 class GradeRequest(msgspec.Struct):
@@ -94,47 +92,6 @@ class Reply(msgspec.Struct, array_like=True):
     reason: Reason | None = None  # None where there is a reward
     detail: str = ""
     leftover: bool = False  # a call was ended at its limit, and processes that it may have started live
-
-
-def pack(message: msgspec.Struct) -> bytes:
-    """One frame: four bytes of length, little-endian, then MessagePack."""
-    frame = bytearray(4)
-    _encoder.encode_into(message, frame, 4)
-    frame[:4] = (len(frame) - 4).to_bytes(4, "little")
-    return bytes(frame)
-
-
-class FrameError(Exception):
-    """Bytes that cannot be frames."""
-
-
-class Frames:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self, most_bytes: int = (1 << 32) - 1) -> None:
-        """
-        Args:
-            most_bytes: of one frame.
-        """
-        self._rest = bytearray()
-        self._most_bytes = most_bytes
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The frames that `data` completes.
-
-        Raises:
-            FrameError: a frame begins that would be too long.
-        """
-        self._rest += data
-        while len(self._rest) >= 4:
-            size = int.from_bytes(self._rest[:4], "little")
-            if size > self._most_bytes:
-                raise FrameError(f"a frame of {size} bytes; at most {self._most_bytes} were expected")
-            if len(self._rest) < 4 + size:
-                return
-            frame = bytes(self._rest[4 : 4 + size])
-            del self._rest[: 4 + size]
-            yield frame
 
 
 def read_score(value: Any) -> tuple[float, dict[str, float]]:

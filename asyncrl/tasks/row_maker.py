@@ -18,7 +18,7 @@ import msgspec
 
 from asyncrl.processes import python
 from asyncrl.tasks.data import DataError
-from asyncrl.tasks.frames import Frames, pack
+from asyncrl.tasks.framing import Frames, pack
 from asyncrl.tasks.row_frames import Opened, RowMade, RowSetup, RowsWanted
 from topics.prompts import PromptRow
 

@@ -20,18 +20,8 @@ import msgspec
 import structlog
 
 from asyncrl.processes import log_tail
-from asyncrl.tasks.frames import (
-    REPLY_BYTES,
-    Call,
-    FrameError,
-    Frames,
-    GradeRequest,
-    Ready,
-    Reply,
-    RewardFailed,
-    Setup,
-    pack,
-)
+from asyncrl.tasks.frames import REPLY_BYTES, Call, GradeRequest, Ready, Reply, RewardFailed, Setup
+from asyncrl.tasks.framing import FrameError, Frames, pack
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.link import Link
 

@@ -1,0 +1,50 @@
+"""Frames: length-prefixed MessagePack over pipes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    """One frame: four bytes of length, little-endian, then MessagePack."""
+    frame = bytearray(4)
+    _encoder.encode_into(message, frame, 4)
+    frame[:4] = (len(frame) - 4).to_bytes(4, "little")
+    return bytes(frame)
+
+
+class FrameError(Exception):
+    """Bytes that cannot be frames."""
+
+
+class Frames:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self, most_bytes: int = (1 << 32) - 1) -> None:
+        """
+        Args:
+            most_bytes: of one frame.
+        """
+        self._rest = bytearray()
+        self._most_bytes = most_bytes
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The frames that `data` completes.
+
+        Raises:
+            FrameError: a frame begins that would be too long.
+        """
+        self._rest += data
+        while len(self._rest) >= 4:
+            size = int.from_bytes(self._rest[:4], "little")
+            if size > self._most_bytes:
+                raise FrameError(f"a frame of {size} bytes; at most {self._most_bytes} were expected")
+            if len(self._rest) < 4 + size:
+                return
+            frame = bytes(self._rest[4 : 4 + size])
+            del self._rest[: 4 + size]
+            yield frame
