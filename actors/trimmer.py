@@ -81,7 +81,7 @@ class Trimmer:
         self._keeper = keeper
         self._trims = trims(context.cast)
         self._store = FileStore(context.files.weights)
-        self._sweeper = Sweeper(context, self._blobs_in_use if self._trims else None)
+        self._sweeper = Sweeper(context)
         self._heard = asyncio.Event()
         self._trimmed_at = 0.0
         self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
@@ -122,7 +122,7 @@ class Trimmer:
             await self._trim(pressed=share > TRIM_SHARE, full=share > PAUSE_SHARE)
             fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
         await self._press(max(fills, key=lambda fill: fill.share))
-        await self._sweeper.sweep(self._arrived)
+        await self._sweeper.sweep()
         await self._prune()
 
     async def _trim(self, *, pressed: bool, full: bool) -> None:
@@ -149,9 +149,6 @@ class Trimmer:
         message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
         self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
         await self._say(STREAM_TRIMMED, message, f"{gone.below}")
-
-    def _blobs_in_use(self) -> set[str]:
-        return self.fold.blobs
 
     async def _arrived(self) -> bool:
         """Wait until everything that the payload stream holds now was folded; False if that does not come."""

@@ -209,11 +209,6 @@ class TrimmerFold:
         """Trajectories of open groups of which anything is stored."""
         return [name for names in self._open.values() for name in names]
 
-    @property
-    def blobs(self) -> set[str]:
-        """Names of the blobs that messages of the stream name."""
-        return {named.blob.name for named in self._blobs.values()}
-
     def disown(self, names: Collection[str]) -> None:
         """Nobody ever issued these: what is stored of them is nobody's."""
         for name in names:

@@ -1,9 +1,12 @@
 """Blob streams stay small: old snapshots' blobs and chunks without a message go, and what anybody needs stays."""
 
 import asyncio
+import os
 import secrets
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import Stage, until
@@ -13,17 +16,19 @@ from test_doctor_runs import audited_clean
 from test_supervision import topics_left_by
 from test_trimmer_server import tell, trimming
 
-from actors.sweeper import Sweeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.talk import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, say
+from asyncrl.crash import CRASH_FOLDER, arm
+from asyncrl.processes import python
 from topics.actors import KeeperFolded
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream
-from topics.trajectories import TRAJECTORY_GENERATED, Reference
+from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference, TrajectoryFailed
+from topics.wire import encode
 
 FOLDED = BY_NAME["buffer.folded"]
 
@@ -110,23 +115,65 @@ async def test_chunks_without_a_message_go_once_nothing_is_under_way(
     await body_of(bus, folded)
 
 
-async def test_names_in_use_are_collected_once_for_a_listing_of_a_stream(bus: Bus, stage: Callable[..., Stage]):
-    names = {f"trajectory_generated_0_{number:016x}" for number in range(9)}
-    for name in names:
-        await bus.store(CHUNKS[BLOBS].subject(bus.run, f"{name}-0"), b"x", {MESSAGE_ID: name})
-    collected = []
+DIES_INSIDE_A_BLOB = """
+import asyncio
+import sys
+from pathlib import Path
 
-    def in_use() -> set[str]:
-        collected.append(names)
-        return names
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.talk import say
+from asyncrl.crash import plays
+from topics.table import BY_NAME
+from topics.wire import decode
 
-    async def arrived() -> bool:
-        return True
+async def main(address, run, topic, message):
+    plays("rollout")
+    bus = await Bus.connect(BusAddress.read(Path(address)), run)
+    message = decode(BY_NAME[topic].message, Path(message).read_bytes())
+    await say(bus, BY_NAME[topic], message, key=message.trajectory_id)
 
-    await Sweeper(stage().context("warden", bus), in_use).sweep(arrived)
+asyncio.run(main(*sys.argv[1:]))
+"""
 
-    assert len(collected) == 2  # there are two streams of blobs
-    assert await chunks_in(bus, BLOBS) == 9
+
+@pytest.mark.parametrize("topic", [TRAJECTORY_FAILED, TRAJECTORY_GENERATED])
+async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_the_log(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: Topic[Any]
+):
+    monkeypatch.setattr("actors.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
+    play = stage(nats={"publish_deadline_s": 0.5, "keep": "run"})
+    message: Any = result("p000000-0", (0,) * 200_000)
+    if topic is TRAJECTORY_FAILED:
+        message = TrajectoryFailed(
+            trajectory_id="p000000-0",
+            prompt_id="p000000",
+            member=0,
+            group_size=1,
+            stage="rl",
+            reason="rollout",
+            detail="x" * 2_000_000,
+        )
+    await say(bus, topic, message, key=message.trajectory_id)
+    whole = await chunks_in(bus, topic.blobs)
+    assert whole > 1
+    (tmp_path / "message").write_bytes(encode(message))
+    arm(tmp_path / "points", "blob.inside", "rollout")
+
+    words = [str(play.files.address), bus.run, topic.name, str(tmp_path / "message")]
+    environment = {**os.environ, CRASH_FOLDER: str(tmp_path / "points")}
+    process = await asyncio.create_subprocess_exec(*python("-c", DIES_INSIDE_A_BLOB, *words), env=environment)
+    assert await process.wait() == -signal.SIGKILL
+    assert await chunks_in(bus, topic.blobs) > whole
+
+    async def only_whole() -> bool:
+        return await chunks_in(bus, topic.blobs) == whole
+
+    async with trimming(play, bus):
+        await until(only_whole, "the chunks that no message names are purged")
+    record = await read_last(bus, topic.stream, topic.pattern(bus.run))
+    assert record is not None
+    assert await body_of(bus, record) == encode(message)
 
 
 BIG = """
