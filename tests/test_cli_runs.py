@@ -10,8 +10,13 @@ from conftest import until
 from runs import SHORT, command, up
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.provision import is_provisioned
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.talk import say
 from asyncrl.cli.find import is_locked
 from asyncrl.cli.runs import runs_in
+from topics.actors import ACTOR_STOPPED, ActorStopped
 
 
 def make(folder: Path, name: str, **files: str) -> Path:
@@ -76,6 +81,33 @@ async def test_a_link_to_a_run_is_not_removed_and_a_copy_leaves_the_topics_of_it
     assert (refused, "is a link to" in said) == (1, True), said
     assert (removed, root.exists()) == (0, False)
     assert (kept, "its topics on nats://127.0.0.1:9 cannot be removed" in why) == (1, True), why
+
+
+async def test_a_directory_made_elsewhere_leaves_the_topics_of_a_run_that_may_still_lie_there(
+    bus: Bus, server: EmbeddedServer, tmp_path: Path
+):
+    root = make(tmp_path, "copy")
+    (root / "cast.json").write_text(json.dumps({"run": bus.run, "nats": {"url": server.address.url}}))
+    (root / "location").write_text(f"/another/machine/runs/{bus.run}")
+    server.address.save(root / "nats.json")
+    await say(bus, ACTOR_STOPPED, ActorStopped("warden", "warden-1", ""), key="warden-1")
+
+    refused, said = await command(tmp_path, "rm", "copy")
+
+    assert (refused, said.count("\n")) == (1, 1), said
+    assert f"was made as /another/machine/runs/{bus.run}" in said and "--force" in said
+    assert root.exists() and await is_provisioned(bus)
+    removed, said = await command(tmp_path, "rm", "copy", "--force")
+    assert (removed, root.exists(), await is_provisioned(bus)) == (0, False, False), said
+
+
+async def test_a_run_is_removed_from_inside_its_directory(tmp_path: Path):
+    root = make(tmp_path, "done")
+
+    removed, said = await command(root, "rm", ".")
+
+    assert (removed, root.exists()) == (0, False), said
+    assert said == f"run done: removed {root}\n"
 
 
 async def test_words_that_nothing_has_are_refused_at_once(tmp_path):

@@ -21,7 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_ids", nargs="+", metavar="RUN", help="ids or directories of runs that are over")
     add_directory(parser)
     add_server(parser)
-    parser.add_argument("--force", action="store_true", help="also topics of a run whose supervisor died and left them")
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also topics of a run that was moved, or whose supervisor died and left them",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,16 +45,17 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
     root = next((root for root in (folder / name, Path(name)) if (root / "cast.json").exists()), None)
     if root is None:
         raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
-    if is_locked(root):
-        raise Fault(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
     if root.is_symlink():
         raise Fault(f"{root} is a link to {root.resolve()}; remove the run there, or delete the link")
-    files = RunFiles(root)
-    url = files.read_cast().nats.url
+    root = root.resolve()
+    if is_locked(root):
+        raise Fault(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
+    files, cast = RunFiles(root), RunFiles(root).read_cast()
+    url = cast.nats.url
     about = ""
-    if url and not _is_copy(root):  # its topics lie on somebody else's server
+    if url and _owns_topics(root, url, force):  # they lie on somebody else's server
         try:
-            found = FoundRun(files.read_cast().run, BusAddress.read(files.address), root)
+            found = FoundRun(cast.run, BusAddress.read(files.address), root)
             about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
         except (BusError, RunNotFound, OSError) as error:
             raise Fault(
@@ -61,10 +66,19 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
     return f"run {root.name}: removed {root}{about}"
 
 
-def _is_copy(root: Path) -> bool:
-    """Whether the run's own directory lies elsewhere: its topics are not this one's to remove."""
-    place = made_at(root.resolve())
-    return place != root.resolve() and place.exists()
+def _owns_topics(root: Path, url: str, force: bool) -> bool:
+    """Whether the topics go with a directory: those of a copy belong to the run that was copied.
+
+    Raises:
+        Fault: nothing on this machine tells a copy from a run that was moved.
+    """
+    place = made_at(root)
+    if not (force or place == root or place.exists()):
+        raise Fault(
+            f"{root} was made as {place}: if that is on another machine, the topics on {url} are those of the run "
+            "there; remove both directory and topics with --force, or delete the directory alone"
+        )
+    return place == root or not place.exists()
 
 
 async def _remove_topics(found: FoundRun, force: bool) -> int:
