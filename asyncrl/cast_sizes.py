@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import shutil
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -27,7 +27,9 @@ from asyncrl.cast_room import (
     payload_room,
 )
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import open_source
+from asyncrl.tasks.data import DataError
+from asyncrl.tasks.row_frames import RowSetup
+from asyncrl.tasks.row_maker import RowMakerDown, sample_rows
 from asyncrl.training.model_dir import ModelError, count_parameters
 from topics.topic import DEAD, TRAJECTORIES, Keep, Stream
 
@@ -207,7 +209,7 @@ def plan(cast: Cast, base: Path, *, root: Path | None = None, progress: Progress
         DataError, OSError: its data cannot be read.
     """
     options = msgspec.json.encode(cast.task.options)
-    row_bytes = _row_bytes(cast.task.source, options, cast.seed, base)
+    row_bytes = _row_bytes(cast.task.source, options, cast.seed, base, cast.task.row_limit_s)
     needed = needs(cast, row_bytes)
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
@@ -247,15 +249,14 @@ def _parameters(cast: Cast, base: Path) -> int:
 
 
 @lru_cache(maxsize=8)
-def _row_bytes(spec: str, options: bytes, seed: int, base: Path) -> float:
-    """Bytes of a row on average, over the first rows of the seeded order."""
-    source = open_source(spec, options=msgspec.json.decode(options), seed=seed, base=base)
-    sizes, until = [], time.monotonic() + _SAMPLED_S
-    for number in range(min(source.rows_per_epoch or _SAMPLED_ROWS, _SAMPLED_ROWS)):
-        sizes.append(len(msgspec.msgpack.encode(source.row(number))))
-        if time.monotonic() > until:
-            break
-    return sum(sizes) / len(sizes)
+def _row_bytes(spec: str, options: bytes, seed: int, base: Path, limit_s: float) -> float:
+    """Bytes of a row on average, over the first rows of the seeded order that can be made within a second."""
+    setup = RowSetup(spec, msgspec.json.decode(options), seed, str(base))
+    try:
+        _, rows = asyncio.run(sample_rows(setup, _SAMPLED_ROWS, _SAMPLED_S, limit_s=limit_s))
+    except RowMakerDown as error:
+        raise DataError(str(error)) from error
+    return sum(len(msgspec.msgpack.encode(row)) for row in rows) / len(rows)
 
 
 def _listed(short: list[Need]) -> str:

@@ -73,6 +73,33 @@ async def open_requests_is(bus: Bus, count: int) -> bool:
     return await open_requests(bus) == count
 
 
+async def test_a_puller_beyond_a_limit_of_the_server_asks_again_after_a_pause(bus: Bus):
+    stream = PROMPTS.full_name(bus.run)
+    config = (await bus.api(f"CONSUMER.INFO.{stream}.rollout"))["config"]
+    await bus.api(f"CONSUMER.DELETE.{stream}.rollout")
+    body = {"stream_name": stream, "config": {**config, "max_waiting": 1}, "action": "create"}
+    await bus.api(f"CONSUMER.DURABLE.CREATE.{stream}.rollout", body)
+    asked: list[float] = []
+
+    async def note(message: Msg) -> None:
+        asked.append(asyncio.get_running_loop().time())
+
+    first, second = Hands(bus), Hands(bus)
+    await first.puller.start(1)
+    await until(lambda: open_requests_is(bus, 1), "the only place is taken")
+    await bus.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.rollout", cb=note)
+
+    await second.puller.start(1)
+    await until(lambda: len(asked) >= 3, "it asks again")
+
+    assert asked[2] - asked[0] > 1.5
+    await issue(bus, 2)
+    await first.hold(1)
+    await second.hold(1)
+    await first.puller.close()
+    await second.puller.close()
+
+
 async def test_an_idle_puller_asks_once_and_keeps_to_its_credit(bus: Bus):
     hands = Hands(bus)
     await hands.puller.start(3)

@@ -57,6 +57,7 @@ def test_the_first_step_that_differs_is_named():
 
     assert first_difference(found[:2]) is None
     assert replay_text(replay._replace(steps=found[:2])) == "2 steps, all 1 published versions bit-equal"
+    assert replay_text(replay._replace(steps=[])) == "no step to train again: the checkpoint is that of the last step"
     assert replay_text(replay).startswith("step 2 differs: version 2 was published with digest bb, the replay has cc")
 
 
@@ -99,6 +100,8 @@ def test_a_fork_goes_on_behind_every_prompt_that_was_packed():
         LaunchError, match="--at 4: run run can be forked at its steps 0 to 3; its checkpoints are at none"
     ):
         begins_after(log, small_cast(), 4)
+    with pytest.raises(LaunchError, match="--at 0: run run has trained no step of RL yet that it could be forked at"):
+        begins_after(TrainingLog(), msgspec.convert({"warmup": {"steps": 4}}, Cast), 0)
 
 
 def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):

@@ -11,7 +11,7 @@ from sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from workers import KEY, SLOTS, Worker
 
 from asyncrl.bus.connection import Bus
-from asyncrl.settings import Cast
+from asyncrl.settings import Cast, RolloutSettings
 from asyncrl.training.create import ModelShape, create_model
 from topics.prompts import PromptRow
 
@@ -49,6 +49,14 @@ async def begin(bus: Bus, stage: Callable[..., Stage], model: Path) -> AsyncIter
     yield begin
     for worker in begun:
         await worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("longest", "given", "bound"),
+    [(256, 0, 64), (1000, 0, 250), (2048, 0, 512), (100_000, 0, 512), (16, 0, 64), (2048, 7, 7)],
+)
+def test_a_killed_worker_loses_at_most_a_quarter_or_512_tokens(longest: int, given: int, bound: int):
+    assert RolloutSettings(max_new_tokens=longest, progress_tokens=given).progress_limit == bound
 
 
 POISON = "^zzz="  # a prompt that the server cannot serve

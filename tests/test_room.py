@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import gyms
 import msgspec
 import pytest
 from casts import the_problem
@@ -48,6 +49,15 @@ def test_payload_follows_from_the_longest_trajectory():
     assert room.batch == 64 * 8 * room.trajectory
     assert room.least == 5 * room.batch  # 3 open with max_lag = 2, 2 between checkpoints
     assert room.full == (3 + 2 * 20) * room.batch
+
+
+async def test_a_row_that_is_never_made_holds_up_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gyms.put_in_place(tmp_path, monkeypatch)
+    cast = cast_of(task={"source": "reasoning-gym:hangs", "row_limit_s": 600})  # its third row never ends
+
+    planned = await asyncio.wait_for(asyncio.to_thread(plan, cast, tmp_path), 30)
+
+    assert 20 < planned.row_bytes < 100  # of the rows before it
 
 
 def test_progress_of_long_trajectories_takes_room_too():

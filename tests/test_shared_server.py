@@ -79,6 +79,20 @@ def test_a_run_that_the_users_do_not_serve_is_refused_before_it_has_a_directory(
     assert f"asyncrl roles demo-3 --config {tmp_path}/users" in problem.message
 
 
+def test_passwords_are_kept_until_new_ones_are_asked_for(tmp_path: Path):
+    def passwords() -> list[str]:
+        return [path.read_text() for path in sorted((tmp_path / "users").iterdir())]
+
+    write_accounts(["demo"], tmp_path / "users")
+    first = passwords()
+    write_accounts(["demo"], tmp_path / "users")
+    kept = passwords()
+    write_accounts(["demo"], tmp_path / "users", rotate=True)
+
+    assert kept == first
+    assert all(new != old for new, old in zip(passwords(), first, strict=True))
+
+
 @pytest.mark.slow
 async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: Path):
     code, said = await command(tmp_path, "roles", "short", "--runs", "2", "--config", "users")

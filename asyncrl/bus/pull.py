@@ -148,7 +148,10 @@ class Puller:
             # Should it come back (a server that starts answers 503 first), what was open is asked for again.
             asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
             return
-        # 408 the request expired, 409 leadership changed or a limit: what was open is asked for again
+        if description.startswith("Exceeded"):  # a limit of the server, which would say the same at once
+            asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
+            return
+        # 408 the request expired, 409 leadership changed: what was open is asked for again
         left = min(left or self._asked, self._asked)
         self._asked -= left
         self._credit += left
