@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         for sample in samples:
             print(msgspec.json.encode(sample).decode())
         return 0
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(title, style="bold")
     for sample in samples:
         console.print(sample_text(sample))

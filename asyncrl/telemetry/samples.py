@@ -77,6 +77,8 @@ class SampleReader:
         row = generated.rows[0] if generated.rows else PromptRow("")
         tokens = sum(count.tokens for count in generated.versions)
         turns = self._turns(generated.segments)
+        if generated.rows and turns and not turns[0].sampled:
+            turns = turns[1:]  # the prompt
         return Sample(
             trajectory_id, None, row.prompt, generated.completion, row.label, tokens, generated.truncated, turns
         )
@@ -89,7 +91,7 @@ class SampleReader:
             return None
 
     def _turns(self, segments: list[Segment]) -> list[Turn]:
-        """Split segments where sampled tokens begin and end; the prompt, which the sample holds, is left out."""
+        """Split segments where sampled tokens begin and end; none where that is one prompt and one answer."""
         changes = [np.flatnonzero(np.diff(segment.mask)) + 1 for segment in segments]
         if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self._tokenizer is None:
             return []
@@ -97,7 +99,7 @@ class SampleReader:
         for segment, at in zip(segments, changes, strict=True):
             for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
                 turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
-        return turns if turns[0].sampled else turns[1:]
+        return turns
 
 
 def of_evaluation(scored: EvalScored) -> list[Sample]:
