@@ -74,3 +74,39 @@ def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
 
     assert starting("sglang").found() == []
     assert starting("embedded").found() != []
+
+
+def beginning(last_step_s):
+    """A run whose warm-up was quick and whose first two steps of RL were not; its work advances."""
+    told = Told()
+    told.picture.steps, told.picture.packed = [], None
+    for step in range(-5, 1):
+        told.trained(step, at_s=last_step_s - 10 + step / 10, stage="warmup")
+    for step in (1, 2):
+        told.trained(step, at_s=last_step_s - 8 + 4 * step)
+    return told.vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+
+
+def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
+    many = [work(f"p00000{number}-0", quiet_s=1, place="engine-1") for number in range(6)]
+    for late, cause in ((many, ("no credit", "prompter")), (many[:1], ("straggler", "p000000-0"))):
+        for quiet_s, found in ((20, []), (70, [cause])):
+            told = beginning(NOW_S - quiet_s).vitals("rollout-1", *late)
+            told.picture.ended = {"p000000-1"} if late == many[:1] else set()
+            assert told.found() == found
+    hanging = beginning(NOW_S - 20).vitals("rollout-1", work("p000007-0"))
+    assert hanging.found() == [("rollout hanging", "rollout-1")]
+
+
+def test_the_last_batches_wait_for_their_own_groups():
+    told = Told(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    assert told.vitals("rollout-1", work("p000007-0", quiet_s=1, place="engine-1")).found() == [
+        ("no credit", "prompter")
+    ]
+
+    told.picture.cast.learner.steps = 8  # three more, as many as may be open
+    assert told.found() == []
+    told.picture.ended = {"p000007-1"}
+    assert told.found() == []
+    told.vitals("rollout-1", work("p000007-0", quiet_s=5))
+    assert told.found() == [("straggler", "p000007-0")]

@@ -71,8 +71,8 @@ class Told:
         message = Vitals(role, actor_id, 1, clock_s, values, held=list(held), doing=doing, denied=denied)
         return self.say(VITALS_TAKEN, message, at_s=at_s)
 
-    def trained(self, step, *, at_s, train_s=0.5, spread=0.3):
-        message = BatchTrained(step, 0, "rl", {"train_s": train_s}, {}, 0, [0.0, spread], 1, 1)
+    def trained(self, step, *, at_s, train_s=0.5, spread=0.3, stage="rl"):
+        message = BatchTrained(step, 0, stage, {"train_s": train_s}, {}, 0, [0.0, spread], 1, 1)
         return self.say(BATCH_TRAINED, message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):

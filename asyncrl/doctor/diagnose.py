@@ -19,6 +19,7 @@ from topics.actors import HeldWork
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than so many steps
 _FIRST_S = 10.0  # before there is a pace to compare with
+_FEW_STEPS = 4  # of a stage, which make no pace
 _COMPILING_S = 120.0  # after a server on a GPU is ready for the first time
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
@@ -60,11 +61,17 @@ def stalled_s(picture: Picture) -> float:
 
 def patience_s(picture: Picture) -> float:
     """Seconds without a step that are no stall at the pace this run had."""
-    times = [step.time_ns / 1e9 for step in picture.steps if step.time_ns >= picture.opened_ns]
-    if len(times) < 2:
-        return _FIRST_S
-    pace = statistics.median(after - before for before, after in pairwise(times))
-    return max(_LEAST_S, _STEPS * pace)
+    pace_s = _pace_s(picture)
+    return _FIRST_S if pace_s is None else max(_LEAST_S, _STEPS * pace_s)
+
+
+def _pace_s(picture: Picture) -> float | None:
+    """Seconds between two steps of the stage that the run is in; None as long as it has done few of them."""
+    warm = picture.trained < 0
+    steps = [step for step in picture.steps if step.time_ns >= picture.opened_ns and (step.stage == "warmup") is warm]
+    if len(steps) <= _FEW_STEPS:
+        return None
+    return statistics.median((after.time_ns - before.time_ns) / 1e9 for before, after in pairwise(steps))
 
 
 def headline(picture: Picture) -> str:
@@ -209,6 +216,7 @@ def _rollout(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     # An engine is judged by its own signs first; only then does a request hang there by itself.
     stuck = [(actor, work) for actor, work in works if work.quiet_s >= (_REQUEST_S if work.place else _HELD_S)]
     slow = [entry for entry in works if entry[1].held_s >= _HELD_S and entry[1].quiet_s < _MOVES_S and not stuck]
+    slow = slow if _too_slow(picture) else []
     hanging: dict[str, list[HeldWork]] = {}
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
@@ -233,7 +241,7 @@ def _credit(picture: Picture) -> Iterator[Finding]:
     """Nothing is stuck: is there credit, are there prompts, is everything thrown away?"""
     cast, warm = picture.cast, picture.trained < 0
     groups = cast.warmup.batch_rows // cast.warmup.rows_per_trajectory if warm else cast.buffer.batch_groups
-    limit = min(cast.buffer.max_lag + 1, (0 if warm else cast.learner.steps) - picture.trained) * groups
+    limit = min(cast.buffer.max_lag + 1, _left(picture)) * groups
     open_groups = picture.gauge("prompter", "open_groups")
     ready = int(picture.gauge("buffer", "ready_groups") or 0)
     dropped = sum(picture.drops.values())
@@ -252,7 +260,7 @@ def _credit(picture: Picture) -> Iterator[Finding]:
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
         yield Finding("end of data", "prompter", evidence)
-    elif open_groups is not None and open_groups >= limit:
+    elif open_groups is not None and open_groups >= limit and _too_slow(picture) and not _ends(picture):
         works = [work for _, work in picture.held("rollout")]
         held = {role: picture.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
         longest = f"; the longest: {_times(works[0])}" if works else ""
@@ -264,6 +272,25 @@ def _credit(picture: Picture) -> Iterator[Finding]:
     elif stalled_s(picture) > max(_UNEXPLAINED_S, 4 * patience_s(picture)):
         evidence = f"nothing was trained for {stalled_s(picture):.0f} s; {open_groups} groups open, {ready} complete"
         yield Finding("unexplained", picture.run, evidence)
+
+
+def _too_slow(picture: Picture) -> bool:
+    """Whether nothing was trained for too long although work advances.
+
+    Before there is a pace nothing tells how long that takes, and the last batches wait for every group of theirs.
+    """
+    known = _pace_s(picture) is not None and not _ends(picture)
+    return stalled_s(picture) > (patience_s(picture) if known else _UNEXPLAINED_S)
+
+
+def _left(picture: Picture) -> int:
+    """Batches that the warm-up, or the run, still has to train."""
+    return (0 if picture.trained < 0 else picture.cast.learner.steps) - picture.trained
+
+
+def _ends(picture: Picture) -> bool:
+    """Whether no batch is left beyond those that may be open."""
+    return _left(picture) <= picture.cast.buffer.max_lag + 1
 
 
 def _mates(picture: Picture, name: str) -> int:
