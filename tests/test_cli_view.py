@@ -8,6 +8,7 @@ from rich.console import Console
 from asyncrl.bus.log import Record
 from asyncrl.cli.screen import bar, duration, render, sparkline
 from asyncrl.cli.show import Lines
+from asyncrl.cli.status import figures
 from asyncrl.cli.summary import summary_text
 from asyncrl.cli.view import RunView
 from topics import actors, batches, engines, evals, trajectories, weights
@@ -15,6 +16,7 @@ from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, St
 from topics.batches import BatchTrained
 from topics.engines import EngineReady, EngineUpdating
 from topics.evals import EvalScored
+from topics.stalls import STALL_FOUND, StallFound
 from topics.topic import TRAINING
 from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
@@ -38,6 +40,10 @@ class Story:
 
     def stopped(self, at_s: float, actor_id: str, reason: str = "") -> None:
         self.hear(at_s, actors.ACTOR_STOPPED, ActorStopped(actor_id.rsplit("-", 1)[0], actor_id, reason))
+
+    def vitals(self, at_s: float, actor_id: str) -> None:
+        message = Vitals(actor_id.rsplit("-", 1)[0], actor_id, 1, START_S + at_s, {})
+        self.hear(at_s, actors.VITALS_TAKEN, message)
 
     def trained(self, at_s: float, step: int, *, reward: float = 0.5, lags: dict[int, int] | None = None) -> None:
         message = BatchTrained(
@@ -165,6 +171,24 @@ def test_an_actor_that_is_scaled_away_and_back_did_not_die():
     assert story.view.restarts == 0
 
 
+def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
+    story = whole_run()
+    story.vitals(11, "rollout-2")
+    story.hear(12, actors.FLEET_SCALED, FleetScaled({"rollout": 1}))
+    story.vitals(13, "rollout-1")
+    assert "2 of 1" in story.picture(13)  # it finishes what it has
+
+    story.vitals(24, "rollout-1")  # and it was killed meanwhile
+
+    rollout = [actor for actor in figures(story.view, 0)["actors"] if actor["role"] == "rollout"]
+    assert [actor["actor_id"] for actor in rollout] == ["rollout-1"]
+    assert "2 of 1" not in story.picture(24)
+
+    story.started(25, "rollout-2", pid=3)  # before it is wanted again, as its logs may be read
+    story.stopped(26, "rollout-2", "RuntimeError: it dies")
+    assert "it dies" not in story.picture(26)
+
+
 def test_missing_actors_are_shown_against_those_wanted():
     story = whole_run()
     story.stopped(11, "rollout-2")
@@ -217,6 +241,34 @@ def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
         f"{count} trajectories failed; last: p{count - 1:06}-0 reward: time limit" for count in (1, 10, 100)
     ]
     assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.picture(130)
+
+
+def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
+    story = whole_run()
+    story.view.take_events()
+    trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
+    failed = TrajectoryFailed(
+        trajectory_id="p000001-0",
+        prompt_id="p000001",
+        member=0,
+        group_size=2,
+        stage="rl",
+        reason="rollout",
+        detail=trace,
+    )
+    stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last words: {trace}", "")
+
+    story.hear(11, trajectories.TRAJECTORY_FAILED, failed)
+    story.hear(12, STALL_FOUND, stall)
+    story.stopped(13, "rollout-1", trace)
+
+    place = 'File "tools.py", line 7, in rollout ... ValueError: no such tool'
+    assert story.texts() == [
+        f"1 trajectories failed; last: p000001-0 rollout: {place} (more: asyncrl explain p000001-0)",
+        "actor dying: rollout-1: started 3 times in the last minute; last words: "
+        f"{place} (more: asyncrl logs rollout-1)",
+        f"rollout-1 died: {place} (more: asyncrl logs rollout-1)",
+    ]
 
 
 def test_the_wardens_last_words_are_why_a_run_failed():

@@ -75,7 +75,7 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
 
 
 def _live(view: RunView, role: str) -> int:
-    return sum(actor.live for actor in view.actors.values() if actor.role == role)
+    return sum(actor.live for actor in view.fleet if actor.role == role)
 
 
 def _reached(view: RunView, wanted: dict[str, int]) -> bool:
@@ -84,5 +84,5 @@ def _reached(view: RunView, wanted: dict[str, int]) -> bool:
 
 def _shortfall(view: RunView, wanted: dict[str, int], wait_s: float) -> str:
     found = ", ".join(f"{role} {_live(view, role)} of {count}" for role, count in wanted.items())
-    words = next((actor.last_words for actor in view.actors.values() if actor.role in wanted and actor.last_words), "")
+    words = next((actor.last_words for actor in view.fleet if actor.role in wanted and actor.last_words), "")
     return f"after {wait_s:.0f} s there are: {found}{'; last words: ' + words if words else ''}"

@@ -225,10 +225,10 @@ def _fleet(view: RunView, now_ns: int) -> Table:
     table.add_column("live", justify="right")
     table.add_column("cores", justify="right")
     table.add_column("", no_wrap=True)
-    for role in sorted({*view.wanted, *(actor.role for actor in view.actors.values())}, key=_order):
+    for role in sorted({*view.wanted, *(actor.role for actor in view.fleet)}, key=_order):
         if not view.wanted.get(role, 1):
             continue
-        actors = [actor for actor in view.actors.values() if actor.role == role]
+        actors = [actor for actor in view.fleet if actor.role == role]
         live = [actor for actor in actors if actor.live]
         wanted = view.wanted.get(role, 1)
         cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)

@@ -100,7 +100,7 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
                 "silent_s": round(max(0, now_ns - actor.heard_ns) / 1e9, 1) if actor.heard_ns else None,
                 "vitals": actor.vitals,
             }
-            for actor in view.actors.values()
+            for actor in view.fleet
         ],
         "stalls": [msgspec.structs.asdict(stall) for stall in view.stalls.values()],
         "trajectories_failed": view.failed.count,

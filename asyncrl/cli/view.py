@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asyncrl.bus.log import Record
+from asyncrl.cli.events import Event, EventKind, Trouble, one_line
 from asyncrl.cli.find import WARDEN
 from topics.actors import (
     ACTOR_STARTED,
@@ -49,17 +50,9 @@ HEARD = (
     ADMISSION_RESUMED,
     VITALS_TAKEN,
 )
+_SILENT_NS = 6 * 10**9  # three vital signs
 RECENT_STEPS = 20  # that lag and rates are taken over
-EventKind: TypeAlias = Literal["step", "news", "warning"]
 RunState: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
-
-
-class Event(NamedTuple):
-    """Something worth a line."""
-
-    kind: EventKind
-    time_ns: int  # server's clock
-    text: str
 
 
 class Step(NamedTuple):
@@ -81,6 +74,7 @@ class Actor:
     role: str
     host: str
     pid: int
+    began_ns: int = 0  # server's clock when it said so
     live: bool = True
     restarts: int = 0
     last_words: str = ""
@@ -119,24 +113,6 @@ class Filled(NamedTuple):
         return self.bytes / self.max_bytes
 
 
-class Trouble:
-    """How often something went wrong, and how it did last."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what  # "trajectories failed"
-        self.count = 0
-        self.last = ""
-
-    def add(self, last: str) -> bool:
-        """Count one; True when the count deserves a line: the first, the tenth, the hundredth ..."""
-        self.count += 1
-        self.last = last
-        return str(self.count).strip("0") == "1"
-
-    def __str__(self) -> str:
-        return f"{self.count:,} {self.what}; last: {self.last}"
-
-
 class RunView:
     """The state of a run as its topics tell it; `queues` and `streams` are asked of the server by whoever watches."""
 
@@ -168,6 +144,7 @@ class RunView:
         self.trimmed_bytes = 0  # of payload streams, since the beginning
         self.trims = 0
         self.paused = ""  # why admission is paused
+        self._heard_ns = 0  # server's clock at the newest vital signs of any actor
         self._asked_to_stop = False
         self._opened_ns = 0  # server's clock when `up` began, or went on
 
@@ -177,6 +154,7 @@ class RunView:
             actor = self.actors.get(message.actor_id)
             if actor is not None:
                 actor.take_vitals(message, record.time_ns)
+                self._heard_ns = max(self._heard_ns, record.time_ns)
             return
         self.first_ns = min(self.first_ns or record.time_ns, record.time_ns)
         self.last_ns = max(self.last_ns, record.time_ns)
@@ -200,7 +178,9 @@ class RunView:
         elif topic is ENGINE_GONE:
             self.engines.pop(message.engine_id, None)
         elif topic is TRAJECTORY_FAILED:
-            words = f"{message.trajectory_id} {message.reason}: {message.detail}"
+            words = one_line(
+                f"{message.trajectory_id} {message.reason}: {message.detail}", f"explain {message.trajectory_id}"
+            )
             self._count(self.failed, words, record.time_ns)
         elif topic is DEAD_LETTER:
             words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
@@ -248,6 +228,19 @@ class RunView:
     def restarts(self) -> int:
         """How often an actor was started again."""
         return sum(actor.restarts for actor in self.actors.values())
+
+    @property
+    def fleet(self) -> list[Actor]:
+        """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
+        wanted = {f"{role}-{number}" for role, count in self.wanted.items() for number in range(1, count + 1)}
+        silent_ns = self._heard_ns - _SILENT_NS
+        return [
+            actor
+            for actor in self.actors.values()
+            if actor.role not in self.wanted
+            or actor.actor_id in wanted
+            or (actor.live and max(actor.began_ns, actor.heard_ns) > silent_ns)
+        ]
 
     def rates(self) -> dict[str, float]:
         """Steps, trajectories and tokens trained, and tokens sampled, per second; what is not known yet is left out."""
@@ -324,7 +317,8 @@ class RunView:
             self.wanted.update(message.wanted)
         elif topic is STALL_FOUND and time_ns >= self._opened_ns:
             self.stalls[message.cause, message.object] = message
-            self.tell("warning", time_ns, f"{message.cause}: {message.object}: {message.evidence}")
+            words = one_line(f"{message.cause}: {message.object}: {message.evidence}", f"logs {message.object}")
+            self.tell("warning", time_ns, words)
         elif topic is STALL_ENDED:
             self.stalls.pop((message.cause, message.object), None)
             self.tell("news", time_ns, f"over: {message.cause}: {message.object}")
@@ -354,7 +348,7 @@ class RunView:
 
     def _on_started(self, message: Any, time_ns: int) -> None:
         before = self.actors.get(message.actor_id)
-        actor = Actor(message.actor_id, message.role, message.host, message.pid)
+        actor = Actor(message.actor_id, message.role, message.host, message.pid, time_ns)
         self.actors[message.actor_id] = actor
         if message.actor_id == WARDEN:
             self.state, self.failure = "running", ""
@@ -377,4 +371,5 @@ class RunView:
             self.state = "failed" if message.reason else "finished" if finished else "stopped"
             self.tell("warning" if message.reason else "news", time_ns, self.state)
         elif message.reason:
-            self.tell("warning", time_ns, f"{message.actor_id} died: {message.reason}")
+            words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
+            self.tell("warning", time_ns, words)
