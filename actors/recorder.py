@@ -99,6 +99,7 @@ class Recorder:
             await asyncio.to_thread(
                 draw_reward,
                 root / "reward.png",
+                f"run {self.context.bus.run}: reward of {len(steps)} steps",
                 [step.time_s for step in steps],
                 rewards=[step.reward_mean for step in steps],
                 lags=[step.lag_mean_versions for step in steps],

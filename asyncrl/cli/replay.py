@@ -190,7 +190,7 @@ def _write(replay: Replay, out: Path, trainer: Trainer) -> None:
     trainer.export(out / "model")
     replay.files["model"] = str(out / "model")
     if replay.steps:
-        draw_comparison(out / "comparison.png", columns(replay.steps))
+        draw_comparison(out / "comparison.png", f"run {replay.run}: recorded and replayed", columns(replay.steps))
         replay.files["plot"] = str(out / "comparison.png")
     replay.files["report"] = str(out / "report.json")
     (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report(replay))) + b"\n")

@@ -9,7 +9,9 @@ from pathlib import Path
 _PANELS = 3  # in a row
 
 
-def draw_reward(path: Path, seconds: Sequence[float], *, rewards: Sequence[float], lags: Sequence[float]) -> None:
+def draw_reward(
+    path: Path, title: str, seconds: Sequence[float], *, rewards: Sequence[float], lags: Sequence[float]
+) -> None:
     """Draw the mean reward of each RL step and its five-step mean over time, with the mean lag below.
 
     Args:
@@ -32,6 +34,7 @@ def draw_reward(path: Path, seconds: Sequence[float], *, rewards: Sequence[float
     )
     upper.plot(seconds, rewards, ".", color="#9db7d5", label="mean reward of a step")
     upper.plot(seconds, smooth, color="#1f4e8c", label="mean of five steps")
+    figure.suptitle(title)
     upper.set_ylabel("sampled reward")
     upper.set_ylim(min(0.0, *rewards), max(1.0, *rewards) * 1.02)
     upper.legend(loc="lower right", frameon=False)
@@ -45,7 +48,7 @@ def draw_reward(path: Path, seconds: Sequence[float], *, rewards: Sequence[float
     pyplot.close(figure)
 
 
-def draw_comparison(path: Path, columns: Mapping[str, Sequence[tuple[int, float, float]]]) -> None:
+def draw_comparison(path: Path, title: str, columns: Mapping[str, Sequence[tuple[int, float, float]]]) -> None:
     """Draw metrics over steps, one panel each: recorded and replayed.
 
     Args:
@@ -69,6 +72,7 @@ def draw_comparison(path: Path, columns: Mapping[str, Sequence[tuple[int, float,
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
     panels.flat[0].legend(frameon=False, fontsize=8)
+    figure.suptitle(title)
     figure.supxlabel("step", fontsize=9)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
