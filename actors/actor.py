@@ -333,32 +333,32 @@ def _life_id(actor_id: str) -> str:
     return f"{actor_id}:{time.time_ns()}"
 
 
-_WITH_CHILDREN = ("engine", "reward")  # whose work is done by processes that are no actors
+_WITH_CHILDREN = ("engine", "reward", "evaluator", "prompter")  # whose work is done by processes that are no actors
 
 
-def _cpu_s(role: str) -> float:
-    """CPU seconds of this process, and of an inference server or reward children that it started."""
+def cpu_s(role: str) -> float:
+    """CPU seconds of this process, and of the inference server, graders or maker of rows that it started."""
     children = descendants(os.getpid(), living_processes()) if role in _WITH_CHILDREN else []
     return time.process_time() + sum(process_cpu_s(pid) for pid in children)
 
 
-def _server_cpu_s() -> float:
+def server_cpu_s() -> float:
     """CPU seconds of the NATS servers that the run's owner, who started the supervisor, has started too."""
     siblings = descendants(os.getppid(), living_processes())
     return sum(process_cpu_s(pid) for pid in siblings if name_of(pid) == "nats-server")
 
 
 async def _tell_vitals(context: Context) -> None:
-    started, cpu = time.monotonic(), _cpu_s(context.role)
-    server = _server_cpu_s() if context.role == "warden" else 0.0
+    started, cpu = time.monotonic(), cpu_s(context.role)
+    server = server_cpu_s() if context.role == "warden" else 0.0
     subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
     while True:
         message = context.take_vitals()
-        now_cpu = _cpu_s(context.role)
+        now_cpu = cpu_s(context.role)
         message.values["cpu_s"] = round(now_cpu, 3)
         message.values["cpu_share"] = round(max(0.0, now_cpu - cpu) / max(1e-9, time.monotonic() - started), 4)
         if context.role == "warden":
-            now_server = _server_cpu_s()
+            now_server = server_cpu_s()
             message.values["nats_cpu_share"] = round(
                 max(0.0, now_server - server) / max(1e-9, time.monotonic() - started), 4
             )

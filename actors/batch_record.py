@@ -25,17 +25,18 @@ def batch_group(prompt_id: str, members: Sequence[TrajectoryGraded]) -> BatchGro
     )
 
 
-def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]]) -> dict[str, float]:
+def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequence[float]) -> dict[str, float]:
     """Summarise the graded members of a batch.
 
     Args:
         groups: of each prompt, at least one member.
+        seconds: from issue to grade, of each trajectory.
 
     Returns:
         `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
-        no answer), `truncated_share` of the trajectories, `flat_groups_share` of the groups of several whose rewards
-        are all equal, and `reward/NAME`: the mean of each metric that the reward gave, over the trajectories for which
-        it did.
+        no answer), `truncated_share` of the trajectories, `issue_to_grade_s_mean` and `issue_to_grade_s_max`,
+        `flat_groups_share` of the groups of several whose rewards are all equal, and `reward/NAME`: the mean of each
+        metric that the reward gave, over the trajectories for which it did.
     """
     members = [member for group in groups for member in group]
     lengths = [tokens_of(member) for member in members]
@@ -45,6 +46,8 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]]) -> dict[str, flo
         "response_tokens_max": float(max(lengths)),
         "discarded_tokens": float(sum(member.discarded for member in members)),
         "truncated_share": fmean(member.truncated for member in members),
+        "issue_to_grade_s_mean": fmean(seconds),
+        "issue_to_grade_s_max": max(seconds),
     }
     if several:
         figures["flat_groups_share"] = fmean(len({member.reward for member in group}) == 1 for group in several)

@@ -48,6 +48,7 @@ class Group(msgspec.Struct):
     size: int
     stage: Stage
     graded: dict[int, TrajectoryGraded] = {}
+    graded_ns: dict[int, int] = {}  # server's clock at each grade
     failed: dict[int, TrajectoryFailed] = {}
     dropped: set[int] = set()  # members with an end of their own
     attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
@@ -222,7 +223,7 @@ class BufferFold:
         group.graded.pop(member, None)
         group.failed.pop(member, None)
         if isinstance(message, TrajectoryGraded):
-            group.graded[member] = message
+            group.graded[member], group.graded_ns[member] = message, time_ns
         else:
             group.failed[member] = message
         if group.complete and prompt_id in self.state.issued_ns:  # claims about what was never issued end nothing
@@ -326,10 +327,17 @@ class BufferFold:
             return []
         objective, figures = {"loss": "sft"}, {}
         if stage == "rl":
-            objective, figures = plan.objective, batch_figures([group.live() for group in chosen])
+            seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
+            objective, figures = plan.objective, batch_figures([group.live() for group in chosen], seconds)
         groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
         message = BatchPacked(step, stage, groups, min_version, objective, figures)
         return [Decision(BATCH_PACKED, message, id=f"{step}")]
+
+    def _seconds_to_grade(self, group: Group) -> list[float]:
+        """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
+        begun = (self.state.issued_ns.get(group.prompt_id, 0), self.state.opened_ns)
+        grades = [group.graded_ns[member.member] for member in group.live()]
+        return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
 
     def _in_data_order(self, count: int) -> list[str]:
         """The next groups of the warm-up. They have no age, so their order can be that of the data: a warm-up is the

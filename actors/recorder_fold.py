@@ -59,6 +59,8 @@ class RecorderState(msgspec.Struct):
     trajectories_trained: int = 0
     sampled_tokens: int = 0  # of trajectories with an end: packed or dropped
     masked_tokens: int = 0
+    train_s: float = 0.0  # of the learner, over all steps of RL
+    wait_s: float = 0.0
     warmup_steps: int = 0
     warmup_tokens: int = 0
     update_s: list[float] = []
@@ -110,6 +112,7 @@ class RecorderFold:
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
         first, last = state.first_eval, state.last_eval
         rewards = [step.reward_mean for step in steps]
+        rl_s = (state.last_ns - state.rl_first_ns) / 1e9 if state.rl_first_ns else None
         return {
             "run": run,
             "finished": state.finished_at is not None and state.finished_at >= state.steps_wanted,
@@ -137,7 +140,10 @@ class RecorderFold:
             "trained_tokens_by_lag": {str(lag): state.lags[lag] for lag in sorted(state.lags)},
             "weight_update_median_s": sorted(state.update_s)[len(state.update_s) // 2] if state.update_s else None,
             "wall_s": round((state.last_ns - state.first_ns) / 1e9, 2),
-            "rl_wall_s": round((state.last_ns - state.rl_first_ns) / 1e9, 2) if state.rl_first_ns else None,
+            "rl_wall_s": round(rl_s, 2) if rl_s is not None else None,
+            "rl_trained_tokens_per_s": round(trained / rl_s, 1) if rl_s else None,
+            "learner_train_s": round(state.train_s, 2),
+            "learner_wait_s": round(state.wait_s, 2),
             "rl_s_to_reward_0.9": self._seconds_to(0.9, steps),
             "first_rl_step_s": round(steps[0].time_s, 2) if steps else None,
             "exported_model": state.exported,
@@ -186,6 +192,8 @@ class RecorderFold:
             state.rl_first_ns = state.rl_first_ns or packed.time_ns
             state.rl_steps += 1
             state.masked_tokens += message.masked
+            state.train_s += message.metrics.get("train_s", 0.0)
+            state.wait_s += message.metrics.get("wait_s", 0.0)
             state.trajectories_trained += 0 if message.skipped else message.trajectories
             for lag_of, count in message.lags.items():
                 state.lags[lag_of] = state.lags.get(lag_of, 0) + count

@@ -6,6 +6,7 @@ from test_buffer_fold import feed
 from actors.batch_record import batch_figures, batch_group
 from actors.recorder_fold import RecorderFold
 from asyncrl.cli.summary import FLAT_STEPS, summary_text
+from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED
 from topics.trajectories import (
@@ -39,11 +40,13 @@ def test_figures_of_two_groups():
         [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4])],
     ]
 
-    assert batch_figures(groups) == {
+    assert batch_figures(groups, [1.0, 2.0, 3.0, 6.0]) == {
         "response_tokens_mean": 5.0,
         "response_tokens_max": 10.0,
         "discarded_tokens": 7.0,
         "truncated_share": 0.25,
+        "issue_to_grade_s_mean": 3.0,
+        "issue_to_grade_s_max": 6.0,
         "flat_groups_share": 0.5,
         "reward/depth": 3.0,
         "reward/format": 0.5,
@@ -51,7 +54,20 @@ def test_figures_of_two_groups():
 
 
 def test_a_group_of_one_has_no_spread_to_speak_of():
-    assert "flat_groups_share" not in batch_figures([[graded("p0-0", 1.0, [4])]])
+    assert "flat_groups_share" not in batch_figures([[graded("p0-0", 1.0, [4])]], [1.0])
+
+
+def test_seconds_from_issue_to_grade_are_those_of_the_servers_clock_and_leave_out_the_time_a_run_rested():
+    buffer = feed(batch_groups={"warmup": 2, "rl": 2})
+    for name, issued_s, graded_s in (("p0-0", 10, 14), ("p0-1", 10, 20), ("p1-0", 20, 22)):
+        buffer.issued(name, at_s=issued_s).say(TRAJECTORY_GRADED, graded(name, 1.0, [4]), at_s=graded_s)
+    buffer.say(RUN_OPENED, RunOpened(10, 0, {}), at_s=1000)
+    buffer.say(TRAJECTORY_GRADED, graded("p1-1", 1.0, [4]), at_s=1004)
+
+    (packed,) = buffer.fold.decide(1004)
+
+    figures = packed.message.figures
+    assert (figures["issue_to_grade_s_mean"], figures["issue_to_grade_s_max"]) == ((4 + 10 + 2 + 4) / 4, 10)
 
 
 def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
@@ -60,14 +76,17 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
         group = batch_group("p0", [graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])])
         packed = BatchPacked(step, "rl", [group], 0, {}, {"response_tokens_mean": 5.0 + step})
         feed.say(BATCH_PACKED, packed, at_s=at_s - 1)
-        trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5}, {0: 100}, 0, [0.5, 0.1], 8, step)
+        trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5, "train_s": 2.0}, {0: 100}, 0, [0.5, 0.1], 8, step)
         feed.say(BATCH_TRAINED, trained, at_s=at_s)
 
     first, second = feed.fold.rows
 
     assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
     assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
-    assert feed.fold.summary("run", [])["last_batch"] == {"response_tokens_mean": 7.0}
+    summary = feed.fold.summary("run", [])
+    assert summary["last_batch"] == {"response_tokens_mean": 7.0}
+    assert (summary["learner_wait_s"], summary["learner_train_s"]) == (1.0, 4.0)
+    assert summary["rl_trained_tokens_per_s"] == 200 / (14 - 9)
 
 
 def test_steps_whose_rewards_are_all_equal_are_remarked_upon():

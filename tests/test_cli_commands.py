@@ -28,7 +28,7 @@ from topics.actors import (
     FleetScaled,
     ScaleRequested,
 )
-from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import ACTORS
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, Segment, TrajectoryGenerated, VersionCount
 from topics.wire import decode, encode
@@ -62,7 +62,7 @@ def trained(step: int) -> BatchTrained:
         step=step,
         line=0,
         stage="rl",
-        metrics={},
+        metrics={"train_s": float(step), "wait_s": 0.5},
         lags={0: 60, 1: 40},
         masked=0,
         rewards=[0.5, 0.1],
@@ -125,12 +125,15 @@ async def test_status_reads_everything_from_the_topics(bus):
     await say_started(bus, WARDEN)
     await say_started(bus, "rollout-1")
     for step in (1, 2):
+        packed = BatchPacked(step, "rl", [], 0, {}, {"truncated_share": step / 4, "reward/format": 0.5})
+        await say(bus, BATCH_PACKED, packed, headers=WRITTEN)
         await say(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
 
     view = await read_view(bus)
     values = figures(view, view.last_ns)
 
     assert (values["state"], values["step"], values["reward"]) == ("running", 2, 0.5)
+    assert values["metrics"] == {"train_s": 2.0, "wait_s": 0.5, "truncated_share": 0.5, "reward/format": 0.5}
     assert values["mean_lag_versions"] == 0.4
     assert values["queues"]["rollout"]["waiting"] == 0
     assert [actor["actor_id"] for actor in values["actors"]] == [WARDEN, "rollout-1"]

@@ -45,12 +45,12 @@ class Story:
         message = Vitals(actor_id.rsplit("-", 1)[0], actor_id, 1, START_S + at_s, {})
         self.hear(at_s, actors.VITALS_TAKEN, message)
 
-    def trained(self, at_s: float, step: int, *, reward: float = 0.5, lags: dict[int, int] | None = None) -> None:
+    def trained(self, at_s: float, step: int, *, reward: float = 0.5, lags=None, metrics=None) -> None:
         message = BatchTrained(
             step=step,
             line=0,
             stage="rl" if step > 0 else "warmup",
-            metrics={},
+            metrics=metrics or {},
             lags=lags or {0: 100},
             masked=0,
             rewards=[reward, 0.0],
@@ -122,6 +122,37 @@ def test_the_picture_shows_step_reward_lag_speed_and_fleet():
     narrow = whole_run().picture(10, width=60)
     assert all(f" {label}  " in narrow for label in ("step", "reward", "accuracy", "lag", "speed", "engines"))
     assert len(narrow.splitlines()) == len(picture.splitlines())  # what does not fit is cut, not wrapped
+
+
+def test_the_picture_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
+    story = whole_run()
+    story.trained(9, 3, metrics={"train_s": 1.94, "wait_s": 0.4, "loss": 0.1})
+    story.view.figures = {
+        "response_tokens_mean": 214.4,
+        "truncated_share": 0.03,
+        "flat_groups_share": 0.125,
+        "issue_to_grade_s_mean": 12.34,
+        "reward/format": 0.98,
+    }
+
+    picture = story.picture(10, width=80)
+
+    assert " answers  214 tokens mean   3 % truncated   12 % flat groups " in picture
+    assert " metrics  0.980 format " in picture
+    assert " learner  1.94 s training   0.40 s waiting   12.3 s from issue to grade " in picture
+
+
+def test_a_run_that_is_over_lacks_no_actors():
+    story = whole_run()
+    story.stopped(11, "rollout-1")
+    assert "1 of 2" in story.picture(12)
+
+    story.hear(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
+    story.stopped(13, "warden-1")
+
+    assert story.view.over
+    assert " of 2" not in story.picture(14)
+    assert "rollout" not in story.picture(14)
 
 
 def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
@@ -339,6 +370,7 @@ def test_a_summary_of_a_run_without_steps_can_be_read():
         ["steps", "warmup_steps", "trajectories_trained", "trajectories_issued", "trajectories_failed"], 0
     )
     rest = {"trained_tokens": 0, "sampled_tokens": 0, "trained_tokens_by_lag": {}, "wasted_token_share": None}
+    rest |= {"rl_trained_tokens_per_s": None, "learner_train_s": 0.0, "learner_wait_s": 0.0}
     ends = {"wall_s": 0.0, "rl_wall_s": None, "metrics": "metrics.jsonl", "exported_model": "", "run": "demo"}
 
     text = summary_text({**nothing, **counts, **rest, **ends})

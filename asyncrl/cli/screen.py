@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.cast_room import CHECKPOINT_SHARE
+from asyncrl.cli.summary import own_metrics
 from asyncrl.cli.view import RunView
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -40,8 +41,11 @@ def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableTy
         ("step", _progress(view)),
         ("reward", _reward(view)),
         ("accuracy", _evals(view)),
+        ("answers", _answers(view)),
+        ("metrics", _metrics(view)),
         ("lag", _lag(view)),
         ("speed", _speed(view)),
+        ("learner", _learner(view)),
         ("queues", _queues(view)),
         ("groups", _groups(view)),
         ("streams", _streams(view)),
@@ -50,7 +54,7 @@ def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableTy
         if value is not None:
             facts.add_row(name, value)
     parts: list[RenderableType] = [facts]
-    if view.actors:
+    if view.actors and not view.over:
         parts += ["", _fleet(view, now_ns)]
     warnings = [str(trouble) for trouble in (view.failed, view.dead) if trouble.count]
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in view.stalls.values()]
@@ -136,6 +140,29 @@ def _evals(view: RunView) -> RenderableType | None:
         text.append(" … " if number == 1 and len(shown) < len(view.evals) else "   " if number else "")
         text.append(f"v{scored.version} ", style="dim").append(f"{scored.accuracy:.3f}", style="bold")
     return text
+
+
+def _answers(view: RunView) -> RenderableType | None:
+    figures = view.figures
+    if "response_tokens_mean" not in figures:
+        return None
+    found = [(f"{figures['response_tokens_mean']:,.0f}", "tokens mean")]
+    found.append((f"{100 * figures['truncated_share']:.0f} %", "truncated"))
+    if (flat := figures.get("flat_groups_share")) is not None:
+        found.append((f"{100 * flat:.0f} %", "flat groups"))
+    return _listed(found)
+
+
+def _metrics(view: RunView) -> RenderableType | None:
+    """What the reward gave beside itself."""
+    own = [(f"{value:.3f}", name.removeprefix("reward/")) for name, value in own_metrics(view.figures)]
+    return _listed(own) if own else None
+
+
+def _learner(view: RunView) -> RenderableType | None:
+    names = {"train_s": "s training", "wait_s": "s waiting", "issue_to_grade_s_mean": "s from issue to grade"}
+    found = view.metrics
+    return _listed([(f"{found[key]:,.{_digits(found[key])}f}", names[key]) for key in names if key in found]) or None
 
 
 def _lag(view: RunView) -> RenderableType | None:

@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
     view = asyncio.run(_read(arguments))
-    over = view.state in ("finished", "stopped", "failed", "crashed")
-    now_ns = view.last_ns if over else time.time_ns()
+    now_ns = view.last_ns if view.over else time.time_ns()
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(figures(view, now_ns))).decode())
     else:
@@ -72,6 +71,7 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
         "line": view.line,
         "checkpoint_step": view.checkpoint,
         "reward": view.rewards[-1] if view.rewards else None,
+        "metrics": view.metrics,
         "mean_lag_versions": round(mean_lag, 4) if mean_lag is not None else None,
         "recent_tokens_by_lag": {str(lag): tokens for lag, tokens in view.lags.items()},
         "per_s": {name: round(rate, 3) for name, rate in view.rates().items()},

@@ -45,11 +45,13 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{summary['trajectories_trained']:,} trained of {summary['trajectories_issued']:,} issued, "
             f"{summary['trajectories_failed']:,} failed",
         ),
-        ("tokens", f"{summary['trained_tokens']:,} trained of {summary['sampled_tokens']:,} sampled"),
+        ("tokens", f"{summary['trained_tokens']:,} trained of {summary['sampled_tokens']:,} sampled{_pace(summary)}"),
         ("tokens by lag", histogram or "no trained token"),
         ("wasted tokens", _percent(summary["wasted_token_share"])),
         ("responses", _responses(summary.get("last_batch", {}))),
-        *((name, f"{value:.3f} in the last batch") for name, value in _own(summary.get("last_batch", {}))),
+        *((name, f"{value:.3f} in the last batch") for name, value in own_metrics(summary.get("last_batch", {}))),
+        ("learner", f"{summary['learner_train_s']} s training, {summary['learner_wait_s']} s waiting for batches"),
+        *_seconds_to_grade(summary.get("last_batch", {})),
         ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s'] or 0} s"),
         ("metrics", summary["metrics"]),
         ("plot", summary.get("plot", "none")),
@@ -78,8 +80,21 @@ def _responses(figures: dict[str, float]) -> str:
     return f"{mean:,.1f} tokens, {longest:,.0f} at most, {_percent(figures['truncated_share'])} truncated{groups}"
 
 
-def _own(figures: dict[str, float]) -> list[tuple[str, float]]:
-    """The metrics that the reward itself gave."""
+def _pace(summary: dict[str, Any]) -> str:
+    rate = summary["rl_trained_tokens_per_s"]
+    return "" if rate is None else f", {rate:,.0f} trained per second"
+
+
+def _seconds_to_grade(figures: dict[str, float]) -> list[tuple[str, str]]:
+    """How long the answers of the last batch took."""
+    if "issue_to_grade_s_mean" not in figures:
+        return []
+    mean, longest = figures["issue_to_grade_s_mean"], figures["issue_to_grade_s_max"]
+    return [("issue to grade", f"{mean:.1f} s mean, {longest:.1f} s at most in the last batch")]
+
+
+def own_metrics(figures: dict[str, float]) -> list[tuple[str, float]]:
+    """The metrics that the reward itself gave, of the figures of a batch."""
     return [(name, value) for name, value in figures.items() if name.startswith("reward/")]
 
 

@@ -114,7 +114,7 @@ class Filled(NamedTuple):
 
 
 class RunView:
-    """The state of a run as its topics tell it; `queues` and `streams` are asked of the server by whoever watches."""
+    """The state of a run as its topics tell it; who watches asks the server for `queues`, `streams` and `figures`."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
         self.run = run
@@ -125,6 +125,7 @@ class RunView:
         self.state: RunState = "starting"
         self.failure = ""  # last words of a run that failed
         self.recent: list[Step] = []  # newest last; no more than RECENT_STEPS + 1
+        self.trained: BatchTrained | None = None  # the newest
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
         self.version: int | None = None
@@ -141,6 +142,7 @@ class RunView:
         self.stalls: dict[tuple[str, str], StallFound] = {}  # what keeps the run from coming further, open
         self.queues: dict[str, dict[str, int]] = {}
         self.streams: dict[str, Filled] = {}  # payload streams, by name
+        self.figures: dict[str, float] = {}  # of the trajectories of the newest batch that was trained
         self.trimmed_bytes = 0  # of payload streams, since the beginning
         self.trims = 0
         self.paused = ""  # why admission is paused
@@ -203,6 +205,11 @@ class RunView:
         return events
 
     @property
+    def over(self) -> bool:
+        """Whether nothing more will come."""
+        return self.state in ("finished", "stopped", "failed", "crashed")
+
+    @property
     def step(self) -> Step | None:
         """The newest optimiser step."""
         return self.recent[-1] if self.recent else None
@@ -257,6 +264,11 @@ class RunView:
             found["steps"] = (len(steps) - 1) / seconds
         return found
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the newest step: of the learner, and of the trajectories of its batch."""
+        return (self.trained.metrics if self.trained is not None else {}) | self.figures
+
     def gauge(self, role: str, name: str) -> float | None:
         """A gauge among the vital signs of a keeper."""
         actor = self.actors.get(f"{role}-1")
@@ -285,6 +297,7 @@ class RunView:
         if not self.recent and message.stage == "warmup":
             self.warmup_steps = 1 - message.step  # warm-up batches carry the steps 1 - warmup_steps .. 0
         step = Step(message.step, message.stage, time_ns, message.rewards[0], message.lags, message.trajectories)
+        self.trained = message
         self.recent = [*self.recent[-RECENT_STEPS:], step]
         if message.stage == "warmup":
             return
@@ -334,7 +347,7 @@ class RunView:
 
     def on_gone(self) -> None:
         """Take note that no process of the run is left, whatever its logs tell."""
-        if self.state in ("starting", "running", "stopping"):
+        if not self.over:
             self.state, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
         for actor in self.actors.values():
             actor.live = False

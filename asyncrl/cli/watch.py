@@ -10,14 +10,17 @@ from typing import Any
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusRefused
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
+from asyncrl.bus.talk import BlobMissing, read
 from asyncrl.cli.find import WARDEN
 from asyncrl.cli.view import HEARD, Filled, RunView
 from topics.actors import ACTOR_STOPPED
-from topics.topic import ACTORS, STREAMS, VITALS, Keep, Topic
+from topics.batches import BatchPacked
+from topics.topic import ACTORS, BATCHES, STREAMS, VITALS, Keep, Topic
+from topics.wire import WireError
 
-_ASK_S = 1.0  # how often the server is asked for its queues and streams
+_ASK_S = 1.0  # how often the server is asked for queues, streams and the newest batch
 _PAYLOADS = [stream for stream in STREAMS if stream.keep is Keep.PAYLOAD]
 
 
@@ -33,6 +36,7 @@ class Watch:
             subjects = [topic.pattern(bus.run) for topic in HEARD if topic.stream is stream]
             if subjects:
                 self._listeners[stream.name] = Listener(bus, stream, self._take, self._refuse, subjects=subjects)
+        self._batch = 0  # sequence of the batch whose figures the view has
         self._asking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
@@ -93,3 +97,14 @@ class Watch:
         self.view.queues = await queue_states(self._bus)
         states = await stream_states(self._bus, _PAYLOADS)
         self.view.streams = {name: Filled(state["bytes"], state["max_bytes"]) for name, state in states.items()}
+        newest = self.view.trained
+        if newest is not None and newest.batch_sequence != self._batch:
+            self._batch, self.view.figures = newest.batch_sequence, await self._figures(newest.batch_sequence)
+
+    async def _figures(self, sequence: int) -> dict[str, float]:
+        """Figures of one batch, without reading the log of all; empty where it cannot be read."""
+        record = await read_message(self._bus, BATCHES, sequence)
+        try:
+            return (await read(self._bus, BatchPacked, record)).figures if record is not None else {}
+        except (WireError, BlobMissing):
+            return {}
