@@ -112,7 +112,7 @@ class RecorderFold:
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
         first, last = state.first_eval, state.last_eval
         rewards = [step.reward_mean for step in steps]
-        rl_s = (state.last_ns - state.rl_first_ns) / 1e9 if state.rl_first_ns else None
+        rl_ns = max(0, state.trained_ns - state.rl_first_ns) if state.rl_first_ns else 0
         return {
             "run": run,
             "finished": state.finished_at is not None and state.finished_at >= state.steps_wanted,
@@ -140,8 +140,8 @@ class RecorderFold:
             "trained_tokens_by_lag": {str(lag): state.lags[lag] for lag in sorted(state.lags)},
             "weight_update_median_s": sorted(state.update_s)[len(state.update_s) // 2] if state.update_s else None,
             "wall_s": round((state.last_ns - state.first_ns) / 1e9, 2),
-            "rl_wall_s": round(rl_s, 2) if rl_s is not None else None,
-            "rl_trained_tokens_per_s": round(trained / rl_s, 1) if rl_s else None,
+            "rl_wall_s": round((state.last_ns - state.rl_first_ns) / 1e9, 2) if state.rl_first_ns else None,
+            "rl_trained_tokens_per_s": round(trained * 1e9 / rl_ns, 1) if rl_ns else None,
             "learner_train_s": round(state.train_s, 2),
             "learner_wait_s": round(state.wait_s, 2),
             "rl_s_to_reward_0.9": self._seconds_to(0.9, steps),

@@ -83,6 +83,7 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
 
     assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
     assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
+    feed.say(RUN_OPENED, RunOpened(2, 0, {}), at_s=100)
     summary = feed.fold.summary("run", [])
     assert summary["last_batch"] == {"response_tokens_mean": 7.0}
     assert (summary["learner_wait_s"], summary["learner_train_s"]) == (1.0, 4.0)
