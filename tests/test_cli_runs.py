@@ -114,6 +114,13 @@ async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
     make(tmp_path, "one")
     for words, expected in (
         (["tap", "batch.trained", "--where", "stp=3"], "no message of batch.trained has a 'stp'; fields: "),
+        (["tap", "batch.trained", "--where", "step=abc"], "--where step=abc: step of batch.trained is a number"),
+        (["tap", "*", "--where", "truncated=maybe"], "truncated of trajectory.generated is true or false"),
+        (
+            ["tap", "trajectory.*", "--where", "reason=rewrad"],
+            "reason of trajectory.failed is one of rollout, reward, ",
+        ),
+        (["tap", "batch.packed", "--where", "groups.members=3"], "no message of batch.packed has a 'groups.members'"),
         (["tap", "batch.trained", "--no-follow"], "--no-follow goes with --from-start"),
         (["scale"], "asyncrl scale rollout=4"),
         (["rm", "nothing"], "no run called nothing"),

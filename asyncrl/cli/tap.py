@@ -12,10 +12,11 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
+from asyncrl.cli.conditions import Condition, read_condition
 from asyncrl.cli.find import connected, find_run, is_over, run_ended
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.cli.tapped import Condition, Tapped, as_json, as_line, read_condition
+from asyncrl.cli.tapped import Tapped, as_json, as_line
 from asyncrl.cli.tapping import LiveTap, Pattern
 from asyncrl.errors import WrongUsage
 from topics.topic import STREAMS
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
     printer = _Printer(conditions, arguments.json, arguments.count)
     if arguments.no_follow and not arguments.from_start:
         raise WrongUsage("--no-follow goes with --from-start: it ends where the logs end now")
-    pattern.check_conditions(condition.key for condition in conditions)
+    pattern.check_conditions(conditions)
     asyncio.run((_from_start if arguments.from_start else _live)(arguments, pattern, printer))
     if printer.fault is not None:
         raise printer.fault

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import BLOB
-from asyncrl.errors import WrongUsage
 from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.wire import decode
@@ -71,44 +69,6 @@ class Tapped:
     def instead(self) -> str:
         """What to show where there is no message."""
         return self._read[1]
-
-
-class Condition(NamedTuple):
-    """A field or header has a value; text may hold `*`."""
-
-    key: str
-    value: str
-
-    def holds(self, tapped: Tapped) -> bool:
-        """Whether a message meets it, in a header of this name or the field at this path."""
-        if self.key in tapped.headers and fnmatchcase(tapped.headers[self.key], self.value):
-            return True
-        found = tapped.message
-        for name in self.key.split("."):
-            found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
-        return found is not None and self._equals(found)
-
-    def _equals(self, found: Any) -> bool:
-        if isinstance(found, bool):
-            return str(found).lower() == self.value.lower()
-        if isinstance(found, int | float):
-            try:
-                return float(self.value) == found
-            except ValueError:
-                return False
-        return fnmatchcase(str(found), self.value)
-
-
-def read_condition(word: str) -> Condition:
-    """`KEY=VALUE`.
-
-    Raises:
-        WrongUsage: it is not of this form.
-    """
-    key, sign, value = word.partition("=")
-    if not key or not sign:
-        raise WrongUsage(f"--where {word!r}: expected KEY=VALUE, such as reason=reward")
-    return Condition(key, value)
 
 
 def as_json(tapped: Tapped) -> str:

@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
+from asyncrl.cli.conditions import Condition, described, may_be, types_at
 from asyncrl.cli.tapped import Tapped
 from asyncrl.errors import WrongUsage
 from topics.table import TOPICS
@@ -52,17 +53,21 @@ class Pattern:
             return False
         return self._key is None or fnmatchcase(parts[4] if len(parts) == 5 else "", self._key)
 
-    def check_conditions(self, keys: Iterable[str]) -> None:
-        """Refuse conditions on what no message of these topics has.
+    def check_conditions(self, conditions: Iterable[Condition]) -> None:
+        """Refuse conditions that no message of these topics can meet.
 
         Raises:
-            WrongUsage: a key is neither a header nor a field of any of them.
+            WrongUsage: a key is neither a header nor a field of any of them, or no such field can have its value.
         """
-        fields = {field for topic in self._topics for field in topic.message.__struct_fields__} - {"v"}
-        for key in keys:
-            if key.split(".")[0] not in fields | _HEADERS:
+        for key, value in conditions:
+            kinds = [(topic.name, kind) for topic in self._topics for kind in types_at(topic.message, key.split("."))]
+            if not kinds and key not in _HEADERS:
+                fields = {field for topic in self._topics for field in topic.message.__struct_fields__} - {"v"}
                 known = ", ".join(sorted(fields))
                 raise WrongUsage(f"--where {key}=...: no message of {self._name} has a {key!r}; fields: {known}")
+            if kinds and not any(may_be(kind, value) for _, kind in kinds):
+                name, kind = kinds[0]
+                raise WrongUsage(f"--where {key}={value}: {key} of {name} is {described(kind)}")
 
     def concerns(self, stream: Stream) -> bool:
         """Whether a stream holds what is meant."""

@@ -182,7 +182,7 @@ def draw(path: Path, report: Report) -> None:
         )
     marks = [max(0, strike.step or 0) for strike in report.strikes]
     axes.plot(marks, [0.01] * len(marks), "|", color="#b0562c", transform=axes.get_xaxis_transform(), markersize=9)
-    axes.set_title(f"run {path.parent.name} under chaos")
+    axes.set_title(f"run {report.run} under chaos")
     axes.set_xlabel("step (a mark: a strike)")
     axes.set_ylabel(f"sampled reward, mean of {_WINDOW} steps")
     axes.legend(loc="lower right", frameon=False)
