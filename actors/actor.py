@@ -25,7 +25,7 @@ from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
 from asyncrl.bus.pull import Source
 from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
-from asyncrl.errors import Fault
+from asyncrl.errors import DamagedFile, Fault
 from asyncrl.processes import descendants, living_processes, name_of, process_cpu_s, python, with_parent
 from asyncrl.settings import Cast
 from topics.actors import (
@@ -134,8 +134,15 @@ class RunFiles:
         return file.read_text().strip() if file is not None else None
 
     def read_cast(self) -> Cast:
-        """Read the run's settings."""
-        return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
+        """Read the run's settings.
+
+        Raises:
+            OSError, DamagedFile: they are not there, or cannot be read.
+        """
+        try:
+            return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
+        except msgspec.MsgspecError as error:
+            raise DamagedFile(f"{self.cast} holds no settings of a run: {error}") from error
 
 
 async def start_actor(

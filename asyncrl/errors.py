@@ -13,3 +13,7 @@ class WrongUsage(Fault):
     """A command line that means nothing."""
 
     exit_code = 2
+
+
+class DamagedFile(Fault, ValueError):
+    """A file that does not hold what was written there."""

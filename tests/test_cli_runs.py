@@ -110,6 +110,23 @@ async def test_a_run_is_removed_from_inside_its_directory(tmp_path: Path):
     assert said == f"run done: removed {root}\n"
 
 
+async def test_files_of_a_run_that_are_damaged_are_named(tmp_path):
+    root = make(tmp_path, "one")
+    code, said = await command(tmp_path, "audit", "one")
+    assert (code, said) == (1, f"{root / 'base'}: No such file or directory; was it removed or moved?\n")
+    (root / "base").write_text(str(tmp_path))
+    for file, words in (
+        ("cast.json", (["replay", "one"], ["rm", "one"], ["up", "--resume", "one"])),
+        ("nats.json", (["audit", "one"], ["explain", "one", "p000001-0"])),
+    ):
+        (root / "cast.json").write_text("{}")
+        (root / file).write_text("{")
+        for command_line in words:
+            code, said = await command(tmp_path, *command_line)
+            assert (code, "Traceback" in said) == (1, False), said
+            assert f"{root / file} holds no" in said
+
+
 async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
     make(tmp_path, "one")
     for words, expected in (

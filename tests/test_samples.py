@@ -178,6 +178,10 @@ def test_a_full_file_keeps_the_newest_rows_and_some_of_all_times(tmp_path):
     )
     assert [sample.name for sample in list(file.rows())[-1].samples] == ["s"]
 
+    with file.path.open("ab") as lines:
+        lines.write(b'{"event":"other"}\n')  # as another version writes it
+    assert list(file.rows())[-1].step == 1001
+
     narrow = SamplesFile(tmp_path, 100)  # as after `--resume` with a smaller size
     narrow.append(SampleRow("step", 1002, 1002, []))
     assert [row.step for row in narrow.rows()] == [1002]

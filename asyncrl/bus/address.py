@@ -14,6 +14,7 @@ import msgspec
 import nats.errors
 
 from asyncrl.bus.errors import BusUnreachable
+from asyncrl.errors import DamagedFile
 
 _PEM = "-----BEGIN CERTIFICATE"
 
@@ -65,12 +66,12 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         """Read what `save` wrote.
 
         Raises:
-            OSError, ValueError: it is not there, or no such file.
+            OSError, DamagedFile: it is not there, or no such file.
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
-            raise ValueError(f"{path} holds no credentials: {error}") from error
+            raise DamagedFile(f"{path} holds no credentials: {error}") from error
 
     def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:
         """What the client is given besides the URL.

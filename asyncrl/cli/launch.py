@@ -32,6 +32,7 @@ from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.cli.sizing import provision_sized
 from asyncrl.cli.skip import request_skip
+from asyncrl.errors import DamagedFile
 from asyncrl.processes import exit_text, log_size
 from topics.actors import RUN_OPENED, RunOpened
 
@@ -81,8 +82,8 @@ class Launch:
         files = RunFiles(root)
         try:
             cast, base = files.read_cast(), files.base
-        except (msgspec.MsgspecError, FileNotFoundError) as error:
-            raise LaunchError(f"run {root.name} cannot go on: {files.cast}: {error}") from error
+        except (DamagedFile, FileNotFoundError) as error:
+            raise LaunchError(f"run {root.name} cannot go on: {error}") from error
         wanted = longer(cast, overrides)
         if _has_finished(root) and wanted.learner.steps == cast.learner.steps:
             raise LaunchError(

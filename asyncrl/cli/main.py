@@ -74,6 +74,9 @@ def run(words: Sequence[str]) -> int:
     except PermissionError as error:
         print(f"{error.filename}: {error.strerror}; {_WHOSE}", file=sys.stderr)
         return 1
+    except FileNotFoundError as error:
+        print(f"{error.filename}: {error.strerror}; was it removed or moved?", file=sys.stderr)
+        return 1
 
 
 def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:

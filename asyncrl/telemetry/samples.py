@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -128,13 +129,13 @@ class SamplesFile:
         self._max_bytes = max_bytes
 
     def rows(self) -> Iterator[SampleRow]:
-        """All rows that were written whole."""
+        """All rows that can be read: the last one may be under way, others may be of another version."""
         decoder = msgspec.json.Decoder(SampleRow)
-        try:
+        if self.path.exists():
             with self.path.open("rb") as file:
-                yield from (decoder.decode(line) for line in file if line.endswith(b"\n"))
-        except FileNotFoundError:
-            return
+                for line in file:
+                    with contextlib.suppress(msgspec.MsgspecError):
+                        yield decoder.decode(line)
 
     def begin(self) -> dict[Event, int]:
         """Remove a row that was not written whole; returns the sequence of the newest message with a row, by event."""
