@@ -71,8 +71,8 @@ class Recorder:
             await self._listener(stream).read(after=listener.last)
         self._write_rows()
         self._file.store(self._positions, self.fold.state)
-        await self._samples.write()
         await self._summarise()
+        await self._samples.write()
 
     async def _go_on(self) -> None:
         """Take up what the files tell; anew where they tell nothing, or of other logs."""

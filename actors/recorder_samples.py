@@ -7,12 +7,13 @@ from itertools import chain, islice, zip_longest
 from typing import Any
 
 from actors.actor import Context
-from asyncrl.bus.log import last_sequence, read_next
+from asyncrl.bus.log import last_sequence, patiently, read_next
+from asyncrl.bus.provision import stream_states
 from asyncrl.bus.talk import BlobMissing, read
 from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, of_evaluation
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EVAL_SCORED
-from topics.topic import Topic
+from topics.topic import TRAJECTORIES, Topic
 from topics.wire import WireError
 
 _MB = 1_000_000
@@ -28,10 +29,13 @@ class Sampler:
         self._file = SamplesFile(context.files.root, settings.samples_mb * _MB)
         self._reader = SampleReader(context.bus, context.files.model_path(context.cast))
         self._after: dict[Event, int] = {}  # sequence of the newest message that was read
+        self._first = 0  # sequence of the oldest result that was stored at the start
 
     async def begin(self) -> None:
         """Take up where the file ends; anew where it is of other logs."""
         if self._count:
+            states = await patiently(self._bus, lambda: stream_states(self._bus, [TRAJECTORIES]))
+            self._first = int(states[TRAJECTORIES.name]["first_seq"])
             self._after = self._file.begin()
             ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}
             if any(self._after[event] > end for event, end in ends.items()):
@@ -64,6 +68,8 @@ class Sampler:
         members = chain.from_iterable(zip_longest(*(group.members for group in packed.groups)))
         found = []
         for member in islice(filter(None, members), self._count):
+            if member.payload.sequence < self._first:
+                continue  # it was trimmed long ago
             sample = await self._reader.read(member.trajectory_id, member.payload.sequence)
             if sample is not None:
                 sample.reward = member.reward
