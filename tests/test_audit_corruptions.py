@@ -20,9 +20,7 @@ from topics.actors import (
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import BY_NAME
-from topics.trajectories import (
-    TRAJECTORY_GENERATED,
-)
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.wire import encode
 
 pytestmark = pytest.mark.slow
@@ -134,7 +132,9 @@ def test_work_that_was_acknowledged_before_anything_came_of_it_is_lost(middle: R
 
 
 def test_tokens_that_are_gone_before_a_checkpoint_has_them_are_lost(middle: Recorded):
-    middle.remove(TRAJECTORY_GENERATED, -1)
+    graded = middle.messages(TRAJECTORY_GRADED)[-1].trajectory_id  # of one that has no grade yet nobody has heard
+
+    middle.remove(TRAJECTORY_GENERATED, lambda result: result.trajectory_id == graded)
 
     assert middle.kinds() == {"lost"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -76,25 +75,29 @@ class _Untrained(ScriptedTrainer):
 
 
 async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:
-    """Rates, and CPU microseconds per trajectory of every process, in a window that begins after the first batch."""
-    first = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)
-    begin = first.time_ns + warm_s * 1e9
-    await stage.follow(BATCHES, BATCH_PACKED, lambda record: record.time_ns >= begin)
+    """Rates, and CPU microseconds per trajectory of every process, in a window between two batches.
+
+    Args:
+        seconds: length of the window at least; it ends with the first batch after that.
+        warm_s: seconds from the run's first batch to the earliest begin of the window.
+    """
+    earliest = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)
+    first = await stage.follow(BATCHES, BATCH_PACKED, lambda record: record.time_ns >= earliest.time_ns + warm_s * 1e9)
     before = stage.cpu_s()
-    await asyncio.sleep(seconds)
+    last = await stage.follow(BATCHES, BATCH_PACKED, lambda record: record.time_ns >= first.time_ns + seconds * 1e9)
     after = stage.cpu_s()
     batches = [
-        (record.time_ns, decode(BatchPacked, record.data)) for record in await stage.read(BATCHES, [BATCH_PACKED])
+        decode(BatchPacked, record.data)
+        for record in await stage.read(BATCHES, [BATCH_PACKED])
+        if first.time_ns < record.time_ns <= last.time_ns
     ]
-    window = [(at, batch) for at, batch in batches if begin <= at <= begin + seconds * 1e9]
-    members = [member for _, batch in window[1:] for group in batch.groups for member in group.members]
-    span_s = (window[-1][0] - window[0][0]) / 1e9
+    members = [member for batch in batches for group in batch.groups for member in group.members]
+    span_s = (last.time_ns - first.time_ns) / 1e9
     figures = {
         "trajectories_per_s": len(members) / span_s,
-        "batches_per_s": (len(window) - 1) / span_s,
+        "batches_per_s": len(batches) / span_s,
         "tokens_per_trajectory": sum(member.tokens for member in members) / len(members),
     }
-    done = figures["trajectories_per_s"] * seconds
     for name in sorted(after):
-        figures[f"{name}_cpu_us_per_trajectory"] = 1e6 * (after[name] - before.get(name, 0.0)) / done
+        figures[f"{name}_cpu_us_per_trajectory"] = 1e6 * (after[name] - before.get(name, 0.0)) / len(members)
     return figures
