@@ -233,17 +233,18 @@ async def well(folder: Path) -> bool:
 
 @SLOW
 async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_path: Path):
-    async with up(tmp_path, "engine.scripted_mean_s=60", "engine.scripted_sigma=0", cast=SCRIPTED) as run:
+    async with up(tmp_path, "engine.scripted_mean_s=600", "engine.scripted_sigma=0", cast=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server", 30)
 
         async def named_a_minute_later() -> bool:
+            await asyncio.sleep(0.5)  # a look is work, for the run's server too
             picture = await look_from_outside(address_of(run), "short", run.root)
             picture.opened_ns -= MINUTE_NS
             for actor in picture.actors.values():
                 actor.starts = [start - MINUTE_NS for start in actor.starts]
             return [finding.cause for finding in diagnose(picture)] == ["no credit"]
 
-        await until(named_a_minute_later, "it names credit a minute after the start")
+        await until(named_a_minute_later, "it names credit a minute after the start", 180)
         run.interrupt()
         assert await run.ended(60) == 0, run.story
 
