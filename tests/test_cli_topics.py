@@ -126,6 +126,7 @@ def test_a_reader_that_leaves_early_is_no_error():
         (["tap", "trajectorys.*"], 2, "no topic is called 'trajectorys.*'"),
         (["tap", "*", "--where", "reward"], 2, "expected KEY=VALUE"),
         (["explain", "everything"], 2, "'everything' is no trajectory"),
+        (["samples", "--count", "-1"], 2, "--count -1: expected 0 (all) or more"),
         (["roles", "My Run"], 2, "'My Run' is no id of a run"),
         (["roles", "--config", "/dev/null/users"], 1, "the users cannot be written"),
         (["bench"], 0, "measurements:"),

@@ -18,7 +18,7 @@ from asyncrl.bus.log import Record
 from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.errors import Fault
+from asyncrl.errors import Fault, WrongUsage
 from asyncrl.telemetry.samples import Sample, SampleReader, SamplesFile, Turn, of_evaluation
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print them."""
+    if arguments.count < 0:
+        raise WrongUsage(f"--count {arguments.count}: expected 0 (all) or more")
     title, samples = asyncio.run(_read(arguments))
     if arguments.json:
         for sample in samples:
