@@ -268,7 +268,8 @@ async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path:
         await audited_clean(tmp_path)
         async with topics_left_by(run) as bus:
             held = await held_bytes(bus)
-        needed = plan(msgspec.json.decode((run.root / "cast.json").read_bytes(), type=Cast), tmp_path).needs
+        cast = msgspec.json.decode((run.root / "cast.json").read_bytes(), type=Cast)
+        needed = (await asyncio.to_thread(plan, cast, tmp_path)).needs
         grown = {name: held[name].stored / needed[name].least for name in ("PROMPTS", "GRADES", "BATCHES")}
         assert all(0.7 < share < 1.1 for share in grown.values()), grown
 
