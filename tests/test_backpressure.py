@@ -212,7 +212,7 @@ async def test_a_run_that_is_killed_while_it_trims_goes_on(tmp_path: Path, monke
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "crash"))
     points = [arm(tmp_path / "crash", name, "warden") for name in ("trim.purged", "prune.inside", "trim.blobs_purged")]
     async with up(tmp_path, "learner.steps=120", "learner.scripted_step_s=0.05", cast=SCRIPTED) as run:
-        await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point", 150)
+        await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point", 400)
         at = len(run.steps())
         await run.reaches(lambda: len(run.steps()) > at + 5, "some steps of the fourth warden")
         kill(run.process.pid)
