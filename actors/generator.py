@@ -114,7 +114,7 @@ class Generator:
         context, vocabulary = self._model.context, self._model.vocab_size
         if not 0 < len(ids) < context:
             raise EngineRefused(f"the prompt has {len(ids)} tokens; a context of {context} takes 1 to {context - 1}")
-        if ids.min() < 0 or ids.max() >= vocabulary:
+        if ids.view(np.uint32).max() >= vocabulary:  # one pass: a negative id is a large one there
             wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
             raise EngineRefused(f"the prompt has the token id {wrong}, outside of the vocabulary of {vocabulary}")
 
