@@ -280,7 +280,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a member lost by the buffer": (lose_member, "no end"),
     "half of the tokens not trained": (train_half, "fewer tokens than sampled"),
     "tokens masked that nobody sampled": (
-        lambda r: r.alter(BATCH_TRAINED, -1, masked=77),
+        lambda r: r.alter(BATCH_TRAINED, -1, masked=r.messages(BATCH_TRAINED)[-1].masked + 77),
         "more tokens than sampled",
     ),
     "tokens from nowhere": (train_more, "more tokens than sampled"),
