@@ -18,6 +18,20 @@ from topics.trajectories import (
 NO_PAYLOAD = Reference(1, "00", 1)
 
 
+def failure(name, reason="rollout", *, size=2, detail="it did", tokens=0):
+    prompt_id, member = name.rsplit("-", 1)
+    return TrajectoryFailed(
+        trajectory_id=name,
+        prompt_id=prompt_id,
+        member=int(member),
+        group_size=size,
+        stage="rl",
+        reason=reason,
+        detail=detail,
+        tokens=tokens,
+    )
+
+
 class Feed:
     """Feeds a fold with messages and applies the decisions it makes, as its own log would."""
 
@@ -75,19 +89,9 @@ class Feed:
         return self
 
     def failed(self, name, reason="rollout", *, size=2):
-        prompt_id, member = name.rsplit("-", 1)
-        if prompt_id not in self.known:
+        if name.rsplit("-", 1)[0] not in self.known:
             self.issued(name, size=size)
-        message = TrajectoryFailed(
-            trajectory_id=name,
-            prompt_id=prompt_id,
-            member=int(member),
-            group_size=size,
-            stage="rl",
-            reason=reason,
-            detail="it did",
-        )
-        return self.say(TRAJECTORY_FAILED, message)
+        return self.say(TRAJECTORY_FAILED, failure(name, reason, size=size))
 
     def packed(self, step, *prompt_ids, stage="rl"):
         groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)]) for name in prompt_ids]

@@ -5,6 +5,7 @@ from collections import Counter
 import msgspec
 import numpy as np
 import xxhash
+from folds import failure
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.talk import WRITER
@@ -23,7 +24,6 @@ from topics.trajectories import (
     Reference,
     Segment,
     TrajectoryDropped,
-    TrajectoryFailed,
     TrajectoryGenerated,
     TrajectoryGraded,
     count_versions,
@@ -115,17 +115,7 @@ class Story:
         self.say(TRAJECTORY_GRADED, graded)
 
     def failed(self, name):
-        prompt_id, member = name.split("-")
-        claim = TrajectoryFailed(
-            trajectory_id=name,
-            prompt_id=prompt_id,
-            member=int(member),
-            group_size=2,
-            stage="rl",
-            reason="rollout",
-            detail="it did",
-        )
-        self.say(TRAJECTORY_FAILED, claim)
+        self.say(TRAJECTORY_FAILED, failure(name))
 
     def dropped(self, name, reason="rollout", *, attempt=0):
         drop = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason=reason, again=reason == "lag")

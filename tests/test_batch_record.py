@@ -1,6 +1,6 @@
 """What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
 
-from folds import Feed
+from folds import Feed, failure
 from test_buffer_fold import feed
 
 from actors.batch_record import batch_figures, batch_group
@@ -13,7 +13,6 @@ from topics.trajectories import (
     TRAJECTORY_FAILED,
     TRAJECTORY_GRADED,
     Reference,
-    TrajectoryFailed,
     TrajectoryGraded,
     VersionCount,
 )
@@ -106,17 +105,8 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     buffer, recorder = feed(batch_groups={"warmup": 2, "rl": 1}), Feed(RecorderFold())
     for name, reward in (("p000000-0", 0.0), ("p000000-1", 1.0), ("p000001-0", 0.0)):
         buffer.issued(name).say(TRAJECTORY_GRADED, graded(name, reward, [50], discarded=10))
-    failure = TrajectoryFailed(
-        trajectory_id="p000001-1",
-        prompt_id="p000001",
-        member=1,
-        group_size=2,
-        stage="rl",
-        reason="rollout",
-        detail="it raised",
-        tokens=30,
-    )
-    buffer.issued("p000001-1").say(TRAJECTORY_FAILED, failure).say(TRAJECTORY_FAILED, failure)
+    failed = failure("p000001-1", tokens=30)
+    buffer.issued("p000001-1").say(TRAJECTORY_FAILED, failed).say(TRAJECTORY_FAILED, failed)
 
     decisions = [*buffer.read_back(buffer.fold.decide(0)), *buffer.read_back(buffer.fold.decide(0))]
     for decision in decisions:

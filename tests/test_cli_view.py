@@ -3,6 +3,7 @@
 import io
 
 import pytest
+from folds import failure
 from rich.console import Console
 
 from asyncrl.bus.log import Record
@@ -18,7 +19,6 @@ from topics.engines import EngineReady, EngineUpdating
 from topics.evals import EvalScored
 from topics.stalls import STALL_FOUND, StallFound
 from topics.topic import TRAINING
-from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
 
 START_S = 1_700_000_000
@@ -257,15 +257,7 @@ def test_an_updating_engine_says_so():
 def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
     story = Story()
     for number in range(120):
-        failed = TrajectoryFailed(
-            trajectory_id=f"p{number:06}-0",
-            prompt_id=f"p{number:06}",
-            member=0,
-            group_size=2,
-            stage="rl",
-            reason="reward",
-            detail="time limit",
-        )
+        failed = failure(f"p{number:06}-0", "reward", detail="time limit")
         story.hear(number, trajectories.TRAJECTORY_FAILED, failed)
 
     assert story.texts() == [
@@ -278,15 +270,7 @@ def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
     story = whole_run()
     story.view.take_events()
     trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
-    failed = TrajectoryFailed(
-        trajectory_id="p000001-0",
-        prompt_id="p000001",
-        member=0,
-        group_size=2,
-        stage="rl",
-        reason="rollout",
-        detail=trace,
-    )
+    failed = failure("p000001-0", detail=trace)
     stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last words: {trace}", "")
 
     story.hear(11, trajectories.TRAJECTORY_FAILED, failed)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import Stage, until
+from folds import failure
 from runs import up
 from stories import result
 from test_doctor_runs import audited_clean
@@ -27,7 +28,7 @@ from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference, TrajectoryFailed
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference
 from topics.wire import encode
 
 FOLDED = BY_NAME["buffer.folded"]
@@ -145,15 +146,7 @@ async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_
     play = stage(nats={"publish_deadline_s": 0.5, "keep": "run"})
     message: Any = result("p000000-0", (0,) * 200_000)
     if topic is TRAJECTORY_FAILED:
-        message = TrajectoryFailed(
-            trajectory_id="p000000-0",
-            prompt_id="p000000",
-            member=0,
-            group_size=1,
-            stage="rl",
-            reason="rollout",
-            detail="x" * 2_000_000,
-        )
+        message = failure("p000000-0", size=1, detail="x" * 2_000_000)
     await say(bus, topic, message, key=message.trajectory_id)
     whole = await chunks_in(bus, topic.blobs)
     assert whole > 1

@@ -4,18 +4,14 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
+from sandboxes import asked, failing
 
 from asyncrl.tasks.data import open_source
 from asyncrl.tasks.functions import FunctionError
 from asyncrl.tasks.rewards import Grader, GradeRequest, GraderError, GradeResult, RewardFailed, open_grader
-
-
-def asked(completion: str = "x", label: Any = None, **more: Any) -> GradeRequest:
-    return GradeRequest(completion=completion, prompt="p", label=label, **more)
 
 
 @asynccontextmanager
@@ -25,12 +21,6 @@ async def opened(base: Path, spec: str, *, time_limit_s: float = 30.0) -> AsyncI
         yield grader
     finally:
         await grader.close()
-
-
-async def failing(grader: Grader, request: GradeRequest) -> RewardFailed:
-    with pytest.raises(RewardFailed) as error:
-        await grader.grade(request)
-    return error.value
 
 
 async def test_an_unknown_reward_is_refused_with_those_there_are(tmp_path):

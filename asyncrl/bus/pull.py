@@ -142,13 +142,12 @@ class Puller:
         if status == "100" or self._closed:
             return
         description = headers.get("Description", "")
-        if status == "503" or "onsumer Deleted" in description or "No Responders" in description:
-            if self._on_lost is not None:
-                self._on_lost(description or "consumer gone")
-            # Should it come back (a server that starts answers 503 first), what was open is asked for again.
-            asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
-            return
-        if description.startswith("Exceeded"):  # a limit of the server, which would say the same at once
+        lost = status == "503" or "onsumer Deleted" in description or "No Responders" in description
+        if lost and self._on_lost is not None:
+            self._on_lost(description or "consumer gone")
+        if lost or description.startswith("Exceeded"):
+            # Should it come back (a server that starts answers 503 first), or have room below its limit again, what was
+            # open is asked for again; at once it would give the same answer.
             asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
             return
         # 408 the request expired, 409 leadership changed: what was open is asked for again

@@ -128,15 +128,18 @@ class Batcher:
 
     def _watch(self) -> None:
         """Fail whom nothing came of for too long: a deadline for each, however long its neighbours take."""
-        now = time.monotonic()
+        now, heard_at = time.monotonic(), []
         for member in self._waiting:
+            if member.future.done():
+                continue  # its caller is about to be told
             if member.heard_at + self._silent_s <= now:
                 member.left = True
                 member.fail(RequestFailed(f"no token for {self._silent_s:g} s"))
-        open_members = [member.heard_at for member in self._waiting if not member.future.done()]
+            else:
+                heard_at.append(member.heard_at)
         self._timer = None
-        if open_members:  # those that come later are due later
-            due_s = min(open_members) + self._silent_s - now
+        if heard_at:  # those that come later are due later
+            due_s = min(heard_at) + self._silent_s - now
             self._timer = asyncio.get_running_loop().call_later(due_s, self._watch)
 
     def _flush(self) -> None:
