@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import secrets
 import signal
 import socket
 import time
@@ -18,15 +17,16 @@ from typing import Any
 import msgspec
 from nats.aio.msg import Msg
 
-from asyncrl.bus.address import BusAddress, write_private
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
 from asyncrl.bus.pull import Source
 from asyncrl.bus.talk import EXPECT_SUBJECT, BlobMissing, say
-from asyncrl.errors import DamagedFile, Fault
-from asyncrl.processes import descendants, living_processes, name_of, process_cpu_s, python, with_parent
+from asyncrl.errors import Fault
+from asyncrl.processes import FATAL, descendants, living_processes, name_of, process_cpu_s
+from asyncrl.run.directory import RunFiles
 from asyncrl.settings import Cast
 from topics.actors import (
     ACTOR_STARTED,
@@ -47,8 +47,6 @@ _LETTER_BYTES = 65536  # of a message's body that its dead letter keeps
 _LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes are kept
 _LETTERS_AT_ONCE = 32
 
-FATAL = 3  # exit code of an actor that another start cannot help
-
 
 class ActorFault(Fault):
     """An actor cannot go on, and another start would not help; the message says what to do."""
@@ -56,125 +54,6 @@ class ActorFault(Fault):
 
 class ActorDown(Exception):
     """An actor lost something it needs; another start may help."""
-
-
-@dataclass
-class RunFiles:
-    """Where a run keeps its files."""
-
-    root: Path
-
-    @property
-    def cast(self) -> Path:
-        """The settings as they were resolved at the start."""
-        return self.root / "cast.json"
-
-    @property
-    def address(self) -> Path:
-        """How the run's owner reaches its topics; private."""
-        return self.root / "nats.json"
-
-    @property
-    def credentials(self) -> Path:
-        """One file per role: how it reaches the run's topics; private."""
-        return self.root / "credentials"
-
-    @property
-    def logs(self) -> Path:
-        """One file per actor."""
-        return self.root / "logs"
-
-    @property
-    def base(self) -> Path:
-        """The folder that relative paths of the cast start from."""
-        return Path((self.root / "base").read_text(encoding="utf-8"))
-
-    @property
-    def location(self) -> Path:
-        """Holds the absolute path at which the directory was made: the logs name files by it."""
-        return self.root / "location"
-
-    @property
-    def model(self) -> Path:
-        """The untrained model, where the run made it."""
-        return self.root / "model"
-
-    @property
-    def weights(self) -> Path:
-        """The weight store."""
-        return self.root / "weights"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One directory per checkpoint."""
-        return self.root / "checkpoints"
-
-    def model_path(self, cast: Cast) -> Path:
-        """The Hugging Face directory that training starts from."""
-        return self.base / cast.model.path if cast.model.path else self.model
-
-    @property
-    def own_engine_key(self) -> Path:
-        """The API key of inference servers that the run starts; private."""
-        return self.root / "engine.key"
-
-    def make_engine_key(self) -> None:
-        """Write a new key for the inference servers that the run starts, readable by its owner alone."""
-        write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
-
-    def engine_key_file(self, cast: Cast) -> Path | None:
-        """File with the API key of the run's inference servers: the one given; those started here have their own."""
-        if cast.engine.api_key_file:
-            return self.base / Path(cast.engine.api_key_file).expanduser()
-        return self.own_engine_key if cast.engine.kind in ("embedded", "sglang") else None
-
-    def engine_key(self, cast: Cast) -> str | None:
-        """The API key of the run's inference servers."""
-        file = self.engine_key_file(cast)
-        return file.read_text().strip() if file is not None else None
-
-    def read_cast(self) -> Cast:
-        """Read the run's settings.
-
-        Raises:
-            OSError, DamagedFile: they are not there, or cannot be read.
-        """
-        try:
-            return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
-        except msgspec.MsgspecError as error:
-            raise DamagedFile(f"{self.cast} holds no settings of a run: {error}") from error
-
-
-async def start_actor(
-    files: RunFiles, role: str, actor_id: str, *, own_session: bool = False
-) -> asyncio.subprocess.Process:
-    """Start a process that plays a role of a run; it dies with this one.
-
-    Args:
-        own_session: Ctrl-C in the terminal is not for it.
-    """
-    return await start_process(files, actor_id, "actors.main", role, actor_id, str(files.root), own_session=own_session)
-
-
-async def start_process(
-    files: RunFiles, actor_id: str, module: str, *words: str, own_session: bool = False, inherits: tuple[int, ...] = ()
-) -> asyncio.subprocess.Process:
-    """Start a module as a process that dies with this one; what it prints goes to an actor's log.
-
-    Args:
-        inherits: file descriptors that stay open in it.
-    """
-    with (files.logs / f"{actor_id}.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *python("-m", module, *words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=with_parent(),
-            start_new_session=own_session,
-            pass_fds=inherits,
-        )
 
 
 @dataclass

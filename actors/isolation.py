@@ -22,9 +22,10 @@ import msgspec
 import uvloop
 from nats.aio.msg import Msg
 
-from actors.actor import Context, open_context, start_process
+from actors.actor import Context, open_context
 from actors.worker import Delivery
 from asyncrl.bus.errors import BusError
+from asyncrl.run.placement import start_process
 from asyncrl.tasks.framing import Frames, pack
 from asyncrl.telemetry.logs import open_log
 from topics.actors import HeldWork

@@ -11,7 +11,8 @@ from actors.actor import Context
 from actors.keeper import Decision, Input, Keeper
 from actors.prompter_fold import PrompterFold, Wanted
 from actors.rows import as_faults, open_rows
-from asyncrl.tasks.data import DataError, label_reader
+from asyncrl.data.protocol import DataError
+from asyncrl.tasks.data import label_reader
 from asyncrl.tasks.row_maker import RowMaker
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from actors.actor import ActorDown, ActorFault, Context
-from asyncrl.tasks.data import DataError
+from asyncrl.data.protocol import DataError
 from asyncrl.tasks.row_frames import RowSetup
 from asyncrl.tasks.row_maker import RowMaker, RowMakerDown
 

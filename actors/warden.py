@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 
-from actors.actor import FATAL, ActorFault, Context, start_actor
+from actors.actor import ActorFault, Context
 from actors.keeper import Decision, Input, Keeper
-from actors.pulse import Pulses
 from actors.trimmer import Trimmer
 from actors.warden_fold import WardenFold, WardenState, warden_inputs
 from actors.watchman import watch_for_stalls
+from asyncrl.bus.pulse import Pulses
 from asyncrl.crash import crash_point
-from asyncrl.processes import exit_text, log_size
+from asyncrl.processes import FATAL, Deaths, exit_text, log_size
+from asyncrl.run.placement import start_actor
 from asyncrl.settings import Cast
 from topics.actors import FLEET_SCALED, FleetScaled
 from topics.topic import FLEET
@@ -20,9 +21,6 @@ from topics.topic import FLEET
 _STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
-_HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew
-_LONG_S = 300.0  # and so does one that lived this long, whatever came of it
-_GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
 _MOST = 1024  # processes of one role
 
 
@@ -40,39 +38,6 @@ def first_fleet(cast: Cast) -> dict[str, int]:
         "evaluator": cast.eval.workers if cast.eval.prompts else 0,
         "recorder": 1,
     }
-
-
-class Deaths:
-    """How often in a row a process died soon after its start, and what follows from it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._began = time.monotonic()
-
-    def begin(self) -> None:
-        """It is started (again)."""
-        self._began = time.monotonic()
-
-    def add(self, *, killed: bool = False, worked: bool = True) -> None:
-        """It died.
-
-        Args:
-            killed: by a signal from outside.
-            worked: whether anything came of its life.
-        """
-        lived_s = time.monotonic() - self._began
-        healthy = lived_s > _LONG_S or (worked and (killed or lived_s > _HEALTHY_S))
-        self.count = 1 if healthy else self.count + 1
-
-    @property
-    def hopeless(self) -> bool:
-        """Whether another start would only be another death."""
-        return self.count >= _GIVE_UP
-
-    @property
-    def pause_s(self) -> float:
-        """Seconds to wait before the next start."""
-        return float(min(5.0, 0.1 * 2**self.count))
 
 
 class _Child:

@@ -18,9 +18,9 @@ from asyncrl.cast_check import Finding, contradictions
 from asyncrl.cast_docs import expected_text, is_table, join_key, known_settings, text_settings, toml_text
 from asyncrl.cast_files import check_files
 from asyncrl.cast_sizes import plan
+from asyncrl.data.protocol import DataError
 from asyncrl.errors import Fault
 from asyncrl.settings import Cast, Settings
-from asyncrl.tasks.data import DataError
 
 PACKAGE = Path(__file__).parent
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "casts").glob("*.toml"))}

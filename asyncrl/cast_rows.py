@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.cast_check import Finding
+from asyncrl.data.protocol import DataError
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError, label_reader
+from asyncrl.tasks.data import label_reader
 from asyncrl.tasks.row_frames import Opened, RowSetup
 from asyncrl.tasks.row_maker import RowMakerDown, sample_rows
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError

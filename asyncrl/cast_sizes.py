@@ -26,8 +26,8 @@ from asyncrl.cast_room import (
     needs_of_the_rest,
     payload_room,
 )
+from asyncrl.data.protocol import DataError
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError
 from asyncrl.tasks.row_frames import RowSetup
 from asyncrl.tasks.row_maker import RowMakerDown, sample_rows
 from asyncrl.training.model_dir import ModelError, count_parameters

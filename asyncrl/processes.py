@@ -8,6 +8,7 @@ import ctypes
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -127,3 +128,44 @@ async def end(process: asyncio.subprocess.Process, within_s: float = 5.0) -> Non
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
+
+
+FATAL = 3  # exit code of an actor that another start cannot help
+
+
+_HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew
+_LONG_S = 300.0  # and so does one that lived this long, whatever came of it
+_GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
+
+
+class Deaths:
+    """How often in a row a process died soon after its start, and what follows from it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """It is started (again)."""
+        self._began = time.monotonic()
+
+    def add(self, *, killed: bool = False, worked: bool = True) -> None:
+        """It died.
+
+        Args:
+            killed: by a signal from outside.
+            worked: whether anything came of its life.
+        """
+        lived_s = time.monotonic() - self._began
+        healthy = lived_s > _LONG_S or (worked and (killed or lived_s > _HEALTHY_S))
+        self.count = 1 if healthy else self.count + 1
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether another start would only be another death."""
+        return self.count >= _GIVE_UP
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to wait before the next start."""
+        return float(min(5.0, 0.1 * 2**self.count))

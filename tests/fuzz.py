@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import msgpack
 import msgspec
-from test_topics import example
 
 from asyncrl.bus.talk import BLOB, WRITER, pack
+from harness.examples import example
 from topics.actors import REISSUE_REQUESTED, STOP_REQUESTED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import TOPICS

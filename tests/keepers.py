@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from conftest import Connect, Stage
 
 from actors.actor import Context
 from actors.keeper import NONCE, Decision, Input, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
+from harness.stage import Connect, Stage
 from topics.actors import (
     FLEET_SCALED,
     KEEPER_TOPICS,

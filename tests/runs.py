@@ -248,3 +248,8 @@ def all_processes() -> Iterator[tuple[int, str, bytes]]:
                 yield int(folder.name), line, (folder / "environ").read_bytes()
             except OSError:
                 continue  # it ended in this moment, or is somebody else's
+
+
+async def two_steps_more(run: Run, what: str) -> None:
+    at = len(run.steps())
+    await run.reaches(lambda: len(run.steps()) > at + 1, what)

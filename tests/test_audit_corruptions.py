@@ -10,8 +10,8 @@ from runs import address_of, command, up
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.audit import audit_run
-from asyncrl.cli.reach import opened
 from asyncrl.ledger.open_work import Queue
+from asyncrl.run.connect import opened
 from topics.actors import (
     DEAD_LETTER,
     DeadLetter,

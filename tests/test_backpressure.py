@@ -8,15 +8,15 @@ import msgspec
 import pytest
 from folds import Feed
 from runs import address_of, command, kill, resume, up
-from test_prompter_fold import feed, issue
-from test_runs import assert_within_lag, said_on
-from test_supervision import topics_left_by
 
 from actors.learner_fold import LearnerFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import stream_states
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.settings import Cast
+from harness.audited import assert_within_lag, said_on, topics_left_by
+from harness.prompter_feed import feed, issue
+from harness.scripted import SCRIPTED, STREAM_MB
 from topics.streams import (
     ADMISSION_PAUSED,
     ADMISSION_RESUMED,
@@ -31,30 +31,6 @@ from topics.trajectories import TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
 
 SLOW = pytest.mark.slow
-STREAM_MB = 1
-
-SCRIPTED = f"""
-run = "short"
-[nats]
-stream_max_mb = {STREAM_MB}
-[model]
-create.context = 96
-[task]
-options = {{ letters = 4 }}
-[rollout]
-group_size = 4
-max_new_tokens = 64
-lease_s = 2.0
-[buffer]
-batch_groups = 8
-[learner]
-trainer = "scripted"
-steps = 60
-checkpoint_every = 1000
-[engine]
-kind = "scripted"
-scripted_tokens = 64
-"""  # a batch is 40 kB: without a trim the stream is full after 25 steps
 
 
 # --- what is decided

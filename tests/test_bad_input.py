@@ -12,8 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import Connect, Stage, until
-from test_topics import example
 
 from actors.actor import Context
 from asyncrl.bus.address import BusAddress
@@ -28,6 +26,8 @@ from asyncrl.cast import LoadedCast
 from asyncrl.cli.launch import Launch
 from asyncrl.cli.making import LaunchError
 from asyncrl.settings import Cast
+from harness.examples import example
+from harness.stage import Connect, Stage, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
 from topics.table import BY_NAME, TOPICS

@@ -1,11 +1,11 @@
 """What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
 
 from folds import Feed, failure
-from test_buffer_fold import feed
 
 from actors.batch_record import batch_figures, batch_group
 from actors.recorder_fold import RecorderFold
 from asyncrl.cli.summary import FLAT_STEPS, summary_text
+from harness.buffer_feed import feed
 from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 
 import pytest
-from conftest import Stage, until
 
 from actors.buffer import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.bench.history import History
+from harness.stage import Stage, until
 from topics.batches import BATCH_PACKED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow

@@ -1,29 +1,11 @@
 """Ends, groups, lag and batches are decided by the buffer alone, as a pure function of what it read."""
 
 import pytest
-from folds import Feed
 
-from actors.buffer_fold import BufferFold, Plan
+from harness.buffer_feed import feed
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
-
-
-def feed(**changes):
-    plan = Plan(
-        batch_groups={"warmup": 2, "rl": 2},
-        origin=0,
-        steps=10,
-        max_lag=1,
-        ahead=1,
-        min_fresh=0.25,
-        drop_stale=False,
-        reissue=False,
-        drop_zero_variance=False,
-        deadline_s=100.0,
-        objective={},
-    )
-    return Feed(BufferFold(plan._replace(**changes)))
 
 
 def said(decisions):

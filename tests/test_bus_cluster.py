@@ -6,7 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Stage, until
 from keepers import Counting, log_of
 
 from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
@@ -16,6 +15,7 @@ from asyncrl.bus.provision import equal_sizes, provision, settled
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import MESSAGE_ID, say
 from asyncrl.settings import Cast
+from harness.stage import Stage, until
 from topics.actors import STOP_REQUESTED, StopRequested
 from topics.topic import ACTORS, FLEET, Stream
 

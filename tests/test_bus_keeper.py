@@ -2,7 +2,6 @@
 
 import asyncio
 
-from conftest import Connect, until
 from keepers import Counted, Open, log_of, opened
 
 from actors.keeper import NONCE, Decision
@@ -12,6 +11,7 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import EXPECT_LAST, say
+from harness.stage import Connect, until
 from topics.actors import (
     FLEET_SCALED,
     SCALE_REQUESTED,

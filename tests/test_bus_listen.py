@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import pytest
-from conftest import Stage
-from test_bus_publish import read_all
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.talk import BLOB, INLINE_BYTES, say
+from harness.logs import read_all
+from harness.stage import Stage
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import Reference

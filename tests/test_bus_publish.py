@@ -8,8 +8,6 @@ from typing import Any
 
 import msgpack
 import pytest
-from conftest import DEADLINE_S, Connect, until
-from test_topics import example
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
@@ -30,6 +28,8 @@ from asyncrl.bus.talk import (
     say,
     say_fenced,
 )
+from harness.examples import example
+from harness.stage import DEADLINE_S, Connect, until
 from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStopped
 from topics.topic import ACTORS, FLEET, LEDGER_BLOBS, TRAJECTORIES
 from topics.trajectories import (
@@ -47,15 +47,6 @@ def stopped(number: int) -> ActorStopped:
 
 async def say_stopped(bus: Bus, number: int) -> int:
     return await say(bus, ACTOR_STOPPED, stopped(number), key=f"rollout-{number}")
-
-
-async def read_all(bus: Bus, stream, **options) -> list[Record]:
-    records: list[Record] = []
-    reader = LogReader(bus, stream, records.append, **options)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
-    await reader.close()
-    return records
 
 
 async def test_what_was_acknowledged_is_there_after_the_server_was_killed(bus: Bus, server: EmbeddedServer):

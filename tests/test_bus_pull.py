@@ -2,7 +2,6 @@
 
 import asyncio
 
-from conftest import DEADLINE_S, LEASE_S, Connect, until
 from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
@@ -11,6 +10,7 @@ from asyncrl.bus.provision import QUEUES, make_queue, queue_states
 from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
+from harness.stage import DEADLINE_S, LEASE_S, Connect, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import ACTORS, PROMPTS

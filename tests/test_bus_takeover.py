@@ -3,11 +3,11 @@
 import asyncio
 
 import pytest
-from conftest import until
 from keepers import CLAIMED, Open, killed, log_of, opened
 
 from actors.actor import ActorDown
 from asyncrl.bus.connection import Bus
+from harness.stage import until
 
 __all__ = ["opened"]  # a fixture
 

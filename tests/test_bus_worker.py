@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import LEASE_S, Stage, until
 
 from actors.actor import Context
 from actors.worker import Delivery, WorkerLoop
@@ -16,10 +15,12 @@ from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.provision import QUEUES, make_queue, queue_states, stream_states
 from asyncrl.bus.talk import read, say
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped, DeadLetter
+from harness.results import dead_letters, generated
+from harness.stage import LEASE_S, Stage, until
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.topic import ACTORS, DEAD, GRADES
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryGenerated, TrajectoryGraded
+from topics.topic import ACTORS, GRADES
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryGraded
 
 Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[bool]]
 Work = Callable[..., Any]
@@ -60,15 +61,6 @@ async def queue(bus: Bus) -> tuple[int, int]:
 
 async def nothing_is_left(bus: Bus) -> bool:
     return await queue(bus) == (0, 0)
-
-
-async def dead_letters(bus: Bus) -> list[DeadLetter]:
-    records: list[Record] = []
-    reader = LogReader(bus, DEAD, records.append)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
-    await reader.close()
-    return [msgspec.msgpack.decode(record.data, type=DeadLetter) for record in records]
 
 
 async def test_work_that_is_done_is_acknowledged_and_never_comes_again(bus: Bus, work: Work):
@@ -206,20 +198,6 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus,
 
     await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")
     assert sorted(begun[4:]) == sorted(begun[:4])
-
-
-def generated(number: int) -> TrajectoryGenerated:
-    return TrajectoryGenerated(
-        trajectory_id=f"p{number:06d}-0",
-        prompt_id=f"p{number:06d}",
-        member=0,
-        group_size=1,
-        stage="rl",
-        rows=[PromptRow("^ab=", "ba")],
-        segments=[],
-        completion="ba" if number % 2 else "ab",
-        versions=[],
-    )
 
 
 async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bus: Bus, stage: Callable[..., Stage]):

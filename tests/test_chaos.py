@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import until
 from runs import SHORT, all_processes, command
 from stories import Story
-from test_backpressure import SCRIPTED
-from test_doctor_runs import FLAT
 
 from asyncrl.cli.chaos.report import violations_by_sense
 from asyncrl.cli.chaos.witness import Samples, missing
 from asyncrl.cli.main import run
+from harness.scripted import FLAT, SCRIPTED
+from harness.stage import until
 
 SLOW = pytest.mark.slow
 SETTINGS = {

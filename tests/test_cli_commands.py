@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import until
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.talk import WRITER, say
 from asyncrl.cli.conditions import read_condition
-from asyncrl.cli.find import WARDEN, FoundRun, RunNotFound, connected
 from asyncrl.cli.status import figures, read_view
 from asyncrl.cli.tapped import Tapped, as_json, as_line
 from asyncrl.cli.tapping import LiveTap, Pattern
+from asyncrl.run.connect import WARDEN, FoundRun, RunNotFound, connected
+from harness.stage import until
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import until
 from runs import SHORT, command, up
 
 from asyncrl.bus.address import BusAddress
@@ -14,8 +13,9 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import is_provisioned
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
-from asyncrl.cli.find import is_locked
 from asyncrl.cli.runs import runs_in
+from asyncrl.run.directory import is_locked
+from harness.stage import until
 from topics.actors import ACTOR_STOPPED, ActorStopped
 
 

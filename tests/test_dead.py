@@ -6,11 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from conftest import until
 from folds import Feed
 from runs import command, up
-from test_runs import said_on
-from test_supervision import topics_left_by
 
 from actors.prompter import decide
 from actors.prompter_fold import PrompterFold
@@ -20,6 +17,8 @@ from asyncrl.bus.talk import read, say
 from asyncrl.cli.dead import NotReissued, read_letters, reissue
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
+from harness.audited import said_on, topics_left_by
+from harness.stage import until
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.batches import BATCH_PACKED
 from topics.groups import GROUP_DROPPED, GroupDropped

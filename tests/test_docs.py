@@ -8,12 +8,9 @@ import shutil
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from conftest import Stage, until
 
 from actors.main import ROLES
 from asyncrl.bus.connection import Bus
@@ -23,6 +20,8 @@ from asyncrl.cast import load_cast
 from asyncrl.cast_docs import documented_tables, known_settings
 from asyncrl.cli.main import COMMANDS, parser_for
 from asyncrl.tasks.rewards import GradeRequest, open_grader
+from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
+from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
@@ -30,39 +29,10 @@ from topics.topic import STREAMS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import decode
 
-ROOT = Path(__file__).parent.parent
-GENERATED = {"settings.md", "topics.md"}  # tested where they are made
-PAGES = {
-    page.name: page
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-    if page.name not in GENERATED
-}
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
-FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DOTTED = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 FILE = re.compile(r"(actors|asyncrl|docs|scripts|tests|topics)(/[\w.-]+)+/?")
-
-
-class Block(NamedTuple):
-    """A fenced block: its language, what stands behind it, its text."""
-
-    language: str
-    file: str
-    text: str
-
-
-@cache
-def text_of(page: str) -> str:
-    return PAGES[page].read_text(encoding="utf-8")
-
-
-def blocks(page: str) -> list[Block]:
-    found = []
-    for language, info, text in FENCE.findall(text_of(page)):
-        name = re.search(r"file=(\S+)", info)
-        found.append(Block(language, name[1] if name else "", text))
-    return found
 
 
 def code_spans(page: str) -> list[str]:
@@ -202,13 +172,6 @@ async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path:
     said, _ = await asyncio.wait_for(process.communicate(), 90)
 
     assert process.returncode == 0, said.decode()
-
-
-def written(page: str, folder: Path) -> None:
-    """Put the files of a page into a folder."""
-    for block in blocks(page):
-        if block.file:
-            (folder / block.file).write_text(block.text)
 
 
 def test_the_casts_of_the_pages_find_their_files(tmp_path: Path) -> None:

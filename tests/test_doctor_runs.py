@@ -14,10 +14,8 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import pytest
-from conftest import Connect, Stage, until
 from disks import small_disk
 from runs import Run, address_of, command, resume, up
-from test_backpressure import SCRIPTED
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
@@ -26,6 +24,9 @@ from asyncrl.bus.talk import say
 from asyncrl.doctor.diagnose import diagnose
 from asyncrl.doctor.look import look_from_outside
 from asyncrl.settings import Cast
+from harness.audited import audited_clean
+from harness.scripted import FLAT, SCRIPTED
+from harness.stage import Connect, Stage, until
 from topics.actors import (
     ACTOR_STARTED,
     DEAD_LETTER,
@@ -177,11 +178,6 @@ if "rollout-1" in sys.orig_argv:
 SMALL = ["nats.stream_max_mb=64", "learner.steps=9000", "learner.scripted_step_s=0.05"]
 
 
-async def audited_clean(folder: Path) -> None:
-    code, said = await command(folder, "audit", "short", "--deep")
-    assert (code, "run short: clean" in said.splitlines()) == (0, True), said
-
-
 @SLOW
 async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -247,14 +243,6 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_pa
         await until(named_a_minute_later, "it names credit a minute after the start", 180)
         run.interrupt()
         assert await run.ended(60) == 0, run.story
-
-
-FLAT = """
-import random
-
-def reward(completion, label):
-    return 0.0 if label == "flat" else random.random()
-"""
 
 
 @SLOW

@@ -3,14 +3,13 @@
 import tracemalloc
 from collections.abc import Callable
 
-from conftest import Stage, until
-from test_redelivered import counts, is_done
-
 from actors.actor import Context
 from actors.ends import Ends
 from actors.engines import EnginePool
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.talk import say
+from harness.results import counts, is_done
+from harness.stage import Stage, until
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from conftest import Stage, until
 from sglang_like import LikeSGLang, like_sglang
 
 from actors.actor import ActorDown, Context
@@ -13,6 +12,7 @@ from actors.engine import EngineActor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import WRITER, say
+from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from conftest import until
 from sglang_like import Asked, Fault, LikeSGLang, like_sglang
 
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.errors import EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
+from harness.stage import until
 
 POISON = 29
 SOME = SamplingParams(4)

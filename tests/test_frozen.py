@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import until
-from runs import Run, command, up
-from test_supervision import two_steps_more
+from runs import Run, command, two_steps_more, up
+
+from harness.stage import until
 
 SLOW = pytest.mark.slow
 

@@ -10,7 +10,6 @@ from typing import Any
 import aiohttp
 import msgspec
 import pytest
-from conftest import LEASE_S, Connect, Stage, until
 from fuzz import Wrong, WrongRequest, wrong_messages, wrong_requests
 from yarl import URL
 
@@ -25,6 +24,7 @@ from asyncrl.cli.tapped import Tapped, as_json, as_line
 from asyncrl.cli.view import RunView
 from asyncrl.cli.watch import Watch
 from asyncrl.settings import Cast
+from harness.stage import LEASE_S, Connect, Stage, until
 from topics.actors import (
     ACTOR_STARTED,
     RUN_OPENED,

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Stage, until
-from test_resumption import make_endless_model
 from workers import KEY, Worker
 
 from actors.generator import Asker, Generator
@@ -17,6 +15,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.bench.engine import served
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
+from harness.models import make_endless_model
+from harness.stage import Stage, until
 from topics.prompts import PromptRow
 from topics.trajectories import Answer
 

@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stage, until
 from nats.aio.msg import Msg
-from test_bus_worker import dead_letters, generated
-from test_redelivered import is_done
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.pull import Puller
 from asyncrl.bus.talk import read, say, say_fenced
+from harness.results import dead_letters, generated, is_done
+from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.evals import EVAL_REQUESTED, EvalRequested
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from conftest import Connect, Stage, until
 from learning import Playing, pack
 
 from actors.actor import ActorFault
@@ -14,10 +13,11 @@ from actors.keeper import Keeper
 from actors.objective import open_trainer
 from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.cli.making import LaunchError
-from asyncrl.cli.reach import read_log
 from asyncrl.cli.skip import request_skip
+from harness.stage import Connect, Stage, until
 from topics.actors import KeeperFolded
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME

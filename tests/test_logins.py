@@ -3,61 +3,33 @@
 import asyncio
 import os
 import re
-import shutil
 import signal
-import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import nkeys
 import pytest
-from conftest import Stage, until
 from runs import address_of, command, up
 
-from actors.actor import FATAL
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
+from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import ROLES
-from asyncrl.bus.ports import free_port
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.server import EmbeddedServer, find_server
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
-from asyncrl.cli.reach import read_log
-from asyncrl.processes import with_parent
+from asyncrl.processes import FATAL
 from asyncrl.settings import Cast, NatsSettings
+from harness.servers import Authority, serving, tls
+from harness.stage import Stage, until
 from topics.actors import ACTOR_STARTED, ActorStarted
 from topics.topic import ACTORS, STREAMS
 
 AT_ONCE_S = 8.0  # far below the deadline of an answer that never comes
 DEADLINE_S = 60.0
-
-
-@asynccontextmanager
-async def serving(folder: Path, config: str) -> AsyncIterator[int]:
-    """A `nats-server` with a configuration of the test's own; gives its port."""
-    port = free_port()
-    (folder / "own.conf").write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/js" }}\n{config}')
-    process = await asyncio.create_subprocess_exec(
-        *(find_server(), "-c", str(folder / "own.conf")),
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=with_parent(),
-    )
-    assert process.stderr is not None
-    try:
-        async with asyncio.timeout(20):
-            while b"Server is ready" not in (line := await process.stderr.readline()):
-                assert line, "the server ended before it was ready"
-        reading = asyncio.create_task(process.stderr.read())
-        yield port
-    finally:
-        process.kill()
-        await process.wait()
-    await reading
 
 
 async def refusal(address: BusAddress) -> str:
@@ -77,43 +49,6 @@ async def logs_in(address: BusAddress) -> bool:
 
 
 # --- TLS with a private CA
-
-
-class Authority:
-    """A private certificate authority, made by the `openssl` program."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        self.ca = self._make("ca", "-x509", "-days", "2")
-
-    def _make(self, name: str, *words: str) -> Path:
-        curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
-        files = ("-keyout", f"{name}.key", "-out", f"{name}.pem")
-        self._run("req", *curve, *files, "-subj", f"/CN={name}", *words)
-        return self.folder / f"{name}.pem"
-
-    def sign(self, name: str, host: str, days: int = 2) -> Path:
-        """A certificate for a host; its key lies beside it."""
-        (self.folder / "names").write_text(f"subjectAltName=DNS:{host}")
-        request = self._make(name)
-        words = ("-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names", "-out", f"{name}.pem")
-        self._run("x509", "-req", "-in", request.name, "-CA", "ca.pem", *words)
-        return self.folder / f"{name}.pem"
-
-    def _run(self, *words: str) -> None:
-        subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
-
-
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    if shutil.which("openssl") is None:
-        pytest.skip("certificates are made by the openssl program, which is not installed")
-    return Authority(tmp_path / "autorité '测试'")
-
-
-def tls(certificate: Path, further: str = "") -> str:
-    return f'tls {{ cert_file: "{certificate}", key_file: "{certificate.with_suffix(".key")}"{further} }}\n'
 
 
 USERS = 'authorization { users = [ { user: "me", password: "secret" } ] }\n'

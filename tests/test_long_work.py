@@ -6,9 +6,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Stage, until
-from test_bus_worker import generated
-from test_redelivered import counts, is_done
 
 import actors.reward
 import actors.rollout
@@ -17,6 +14,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import queue_states
 from asyncrl.bus.talk import read, say
+from harness.results import counts, generated, is_done
+from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import GRADES, TRAJECTORIES

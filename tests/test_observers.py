@@ -12,14 +12,14 @@ import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 from nats.js.client import JetStreamContext
 from nats.js.errors import NotFoundError
-from test_docs import written
-from test_topics import example
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import QUEUES, equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import pack
+from harness.examples import example
+from harness.pages import written
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import GRADES, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED

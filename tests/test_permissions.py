@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from conftest import until
 from nats.aio.client import Client
 
 from actors.main import ROLES as ACTORS_ON_STAGE
@@ -20,6 +19,7 @@ from asyncrl.bus.provision import QUEUES, equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import WRITER, say, unpack
 from asyncrl.cli.roles import roles_text
+from harness.stage import until
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.table import TOPICS

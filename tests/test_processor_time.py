@@ -2,10 +2,9 @@
 
 import subprocess
 
-from conftest import until
-
 from actors.actor import cpu_s, server_cpu_s
 from asyncrl.processes import process_cpu_s, python
+from harness.stage import until
 
 ROLES = ("engine", "reward", "evaluator", "prompter")
 BURN = """

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from conftest import Connect, Stage
 from nats.aio.msg import Msg
 
 from actors.progress import Progress
@@ -14,6 +13,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next
 from asyncrl.bus.pull import Position
+from harness.stage import Connect, Stage
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Answer, ProgressEntry

@@ -9,13 +9,13 @@ import gyms
 import msgspec
 import psutil
 import pytest
-from conftest import Stage, until
 
-from actors.actor import FATAL
 from actors.prompter import decide
 from actors.prompter_fold import Wanted
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
+from asyncrl.processes import FATAL
+from harness.stage import Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped, Vitals
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME

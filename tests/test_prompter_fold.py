@@ -2,34 +2,13 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from folds import Feed
 
 from actors.prompter import decide
 from actors.prompter_fold import PrompterFold
-from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
-
-
-def cast(**tables):
-    base = {
-        "rollout": {"group_size": 2},
-        "buffer": {"batch_groups": 2, "max_lag": 1},
-        "learner": {"steps": 5},
-    }
-    return msgspec.convert({**base, **tables}, Cast)
-
-
-def feed(**tables):
-    return Feed(PrompterFold(cast(**tables)))
-
-
-def issue(fed, count=None):
-    wanted = fed.fold.wanted()
-    for item in wanted if count is None else wanted[:count]:
-        fed.issued(f"{item.prompt_id}-{item.member}", size=item.group_size, stage=item.stage)
-    return [f"{item.prompt_id}-{item.member}" for item in wanted]
+from harness.prompter_feed import cast, feed, issue
 
 
 def test_the_open_limit_is_lag_plus_one_batches():

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from conftest import Stage, until
 
 from actors.recorder import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.talk import say
+from harness.stage import Stage, until
 from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.evals import EVAL_SCORED, EvalScored

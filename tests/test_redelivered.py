@@ -1,19 +1,16 @@
 """Work that comes again under the same delivery number, as after a crash of the server: its result may differ."""
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Stage, until
-from test_bus_worker import generated
-
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import QUEUES, make_queue
 from asyncrl.bus.talk import say
+from harness.results import counts, generated, is_done
+from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested
-from topics.topic import EVALS, GRADES, Stream
+from topics.topic import EVALS, GRADES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 
 NEVER_THE_SAME = """
@@ -31,28 +28,6 @@ async def deliver_again(bus: Bus, name: str) -> None:
     queue = QUEUES[name]
     await bus.api(f"CONSUMER.DELETE.{queue.stream.full_name(bus.run)}.{queue.name}")
     await make_queue(bus, queue, 1.0)
-
-
-async def is_done(bus: Bus, name: str) -> bool:
-    """Whether all work of a queue was delivered and acknowledged.
-
-    The count of what waits may be older than the last message that was stored, so that message's sequence is compared.
-    """
-    queue = QUEUES[name]
-    newest = await read_last(bus, queue.stream, queue.topic.pattern(bus.run))
-    info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
-    delivered_all = newest is None or info["delivered"]["stream_seq"] >= newest.sequence
-    return delivered_all and (info["num_pending"], info["num_ack_pending"]) == (0, 0)
-
-
-async def counts(bus: Bus, stream: Stream) -> Counter[str]:
-    """Messages by topic."""
-    records: list[Record] = []
-    reader = LogReader(bus, stream, records.append, headers_only=True)
-    await reader.start()
-    await reader.caught_up.wait()
-    await reader.close()
-    return Counter(".".join(record.subject.split(".")[2:4]) for record in records)
 
 
 async def test_a_reward_that_is_never_the_same_ends_no_worker(bus: Bus, stage: Callable[..., Stage], tmp_path: Path):

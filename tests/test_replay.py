@@ -10,14 +10,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import Stage
 from folds import Feed
 from runs import Run, command, fork, kill, resume, up
 from stories import result
-from test_buffer_fold import feed as buffer_feed
-from test_prompter_fold import cast as small_cast
-from test_prompter_fold import issue
-from test_runs import said_on
 
 from actors.actor import ActorFault
 from actors.payloads import Payloads
@@ -33,6 +28,11 @@ from asyncrl.cli.retrain import ReplayError, TrainingLog
 from asyncrl.settings import Cast, StartSettings
 from asyncrl.telemetry.comparison import ReplayedStep, first_difference, medians
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from harness.audited import said_on
+from harness.buffer_feed import feed as buffer_feed
+from harness.prompter_feed import cast as small_cast
+from harness.prompter_feed import issue
+from harness.stage import Stage
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, PROMPTS, TRAINING, TRAJECTORIES

@@ -9,8 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from conftest import until
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from asyncrl.bus.log import LogReader, read_last
@@ -19,7 +17,8 @@ from asyncrl.engine.client import EngineClient
 from asyncrl.engine.launch import EngineProcess
 from asyncrl.settings import EngineSettings
 from asyncrl.tasks.journal import Journal, call_order
-from asyncrl.training.create import ModelShape, create_model
+from harness.models import make_endless_model
+from harness.stage import until
 from topics.actors import VITALS_TAKEN
 from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
@@ -30,17 +29,6 @@ from topics.wire import decode
 
 KEY = "0:0:made"
 HERE = Path(__file__).parent
-
-
-def make_endless_model(directory, seed=1):
-    """A model whose likeliest token is never the one that ends: its special tokens have logit 0."""
-    create_model(
-        directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=seed, shape=ModelShape(context=1024)
-    )
-    file = directory / "model.safetensors"
-    weights = load_file(file)
-    weights["lm_head.weight"][:3] = 0
-    save_file(weights, file, metadata={"format": "pt"})
 
 
 @dataclass

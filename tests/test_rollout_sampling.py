@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stage, until
 from sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from workers import KEY, SLOTS, Worker
 
 from asyncrl.bus.connection import Bus
 from asyncrl.settings import Cast, RolloutSettings
 from asyncrl.training.create import ModelShape, create_model
+from harness.stage import Stage, until
 from topics.prompts import PromptRow
 
 

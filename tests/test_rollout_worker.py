@@ -4,13 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from conftest import Connect, Stage, until
 
 from actors.rollout import RolloutWorker
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable, read_rows
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import say
+from harness.stage import Connect, Stage, until
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.prompts import Stage as Kind
 from topics.topic import GRADES, PROMPTS, TRAJECTORIES

@@ -12,12 +12,8 @@ import gyms
 import msgspec
 import pytest
 from casts import the_problem
-from conftest import Connect, until
 from disks import leave_free, small_disk
 from runs import Run, address_of, command, resume, up
-from test_backpressure import SCRIPTED
-from test_doctor_runs import audited_clean
-from test_supervision import topics_left_by
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
@@ -30,6 +26,9 @@ from asyncrl.cast_sizes import Plan, plan
 from asyncrl.cli.making import LaunchError
 from asyncrl.cli.sizing import provision_sized
 from asyncrl.settings import Cast
+from harness.audited import audited_clean, topics_left_by
+from harness.scripted import SCRIPTED
+from harness.stage import Connect, until
 from topics.topic import GRADES, PROMPTS, STREAMS
 
 SLOW = pytest.mark.slow

@@ -9,11 +9,12 @@ from typing import Any
 import gyms
 import psutil
 import pytest
-from conftest import until
 
-from asyncrl.tasks.data import DataError, open_source
+from asyncrl.data.protocol import DataError
+from asyncrl.tasks.data import open_source
 from asyncrl.tasks.row_frames import RowSetup
 from asyncrl.tasks.row_maker import RowMaker, RowMakerDown, sample_rows
+from harness.stage import until
 
 
 @asynccontextmanager

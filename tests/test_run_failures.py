@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import until
 from folds import NO_PAYLOAD, Feed
 from runs import SHORT, Run, at_server, kill, up
 
@@ -17,6 +16,8 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.settings import BufferSettings, Cast, WarmupSettings
 from asyncrl.training.checkpoint import read_checkpoint
+from harness.models import made_model
+from harness.stage import until
 from topics.actors import RUN_OPENED, RunOpened
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
@@ -24,13 +25,6 @@ from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 SLOW = pytest.mark.slow
 
 # --- before the start
-
-
-def made_model(directory: Path) -> Path:
-    from asyncrl.training.create import create_model  # loads torch, which the other tests of this file do without
-
-    create_model(directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1)
-    return directory
 
 
 def a_model(folder: Path, *, architecture: str = "Qwen3ForCausalLM", cut: int = 0) -> None:

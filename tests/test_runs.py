@@ -1,6 +1,5 @@
 """Whole runs as a user sees them: they learn, they are told truly, they grow, and they survive kill -9."""
 
-import asyncio
 import json
 import shutil
 import string
@@ -13,38 +12,13 @@ import pytest
 from runs import Run, address_of, at_server, command, kill, up
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import PACKAGE
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.groups import GROUP_DROPPED
-from topics.table import topic_of
-from topics.topic import BATCHES, TRAINING, Stream, Topic
-from topics.trajectories import TRAJECTORY_DROPPED
-from topics.weights import WEIGHTS_PUBLISHED
-from topics.wire import decode
+from harness.audited import Said, assert_audited, assert_consistent, assert_within_lag, said_on
+from topics.batches import BATCH_PACKED
+from topics.topic import BATCHES, TRAINING
 
 pytestmark = pytest.mark.slow
-
-
-def assert_within_lag(run: Run, max_lag: int) -> None:
-    lags = {int(lag) for lag in run.summary["trained_tokens_by_lag"]}
-    assert lags
-    assert lags <= set(range(max_lag + 1)), run.summary
-
-
-def assert_consistent(run: Run, *, steps: int, warmup_steps: int) -> None:
-    """The figures of a finished run agree with each other and with its rows."""
-    summary, rows = run.summary, run.rows()
-    dropped = sum(summary["dropped_trajectories_by_reason"].values())
-    assert summary["finished"]
-    assert [row["step"] for row in rows] == list(range(1 - warmup_steps, steps + 1))
-    assert (summary["steps"], summary["warmup_steps"]) == (steps, warmup_steps)
-    assert summary["trajectories_trained"] == sum(row["trajectories"] for row in rows if row["stage"] == "rl")
-    assert summary["trained_tokens"] == sum(summary["trained_tokens_by_lag"].values()) <= summary["sampled_tokens"]
-    assert summary["trajectories_trained"] + dropped <= summary["trajectories_issued"]
-    assert sum(summary["failed_trajectories_by_reason"].values()) == summary["trajectories_failed"]
-    assert 0 <= (summary["rl_wall_s"] or 0) <= summary["wall_s"]
 
 
 def assert_password_unsaid(run: Run, password: str) -> None:
@@ -183,26 +157,6 @@ async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Pat
 # --- kill -9
 
 
-class Said:
-    """What was said on a log, in order."""
-
-    def __init__(self, records: list[Record]) -> None:
-        self._records = records
-
-    def on(self, topic: Topic[Any]) -> list[Any]:
-        """The messages of one topic."""
-        return [decode(topic.message, record.data) for record in self._records if topic_of(record.subject) is topic]
-
-
-async def said_on(bus: Bus, stream: Stream) -> Said:
-    records: list[Record] = []
-    reader = LogReader(bus, stream, records.append)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 20)
-    await reader.close()
-    return Said(records)
-
-
 @asynccontextmanager
 async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> AsyncIterator[tuple[Run, Bus]]:
     """A run on a server of the test's, and a connection to its topics that is there when the run has ended."""
@@ -212,27 +166,6 @@ async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> Asy
             yield run, bus
         finally:
             await bus.close()
-
-
-def assert_audited(batches: Said, training: Said, steps: int) -> None:
-    """Every batch once, no trajectory twice, one line of versions that only rises."""
-    packed = batches.on(BATCH_PACKED)
-    assert [batch.step for batch in packed] == list(range(-3, steps + 1))
-    members = [member.trajectory_id for batch in packed for group in batch.groups for member in group.members]
-    dropped = [message.trajectory_id for message in batches.on(TRAJECTORY_DROPPED)]
-    assert len(members) == len(set(members))
-    assert len(dropped) == len(set(dropped))
-    assert not set(members) & set(dropped)
-    groups = {member.rsplit("-", 1)[0] for member in members}
-    assert not groups & {message.prompt_id for message in batches.on(GROUP_DROPPED)}
-
-    trained = training.on(BATCH_TRAINED)
-    assert [batch.step for batch in trained] == list(range(-3, steps + 1))
-    assert [batch.batch_sequence for batch in trained] == sorted({batch.batch_sequence for batch in trained})
-    published = [(weights.line, weights.version) for weights in training.on(WEIGHTS_PUBLISHED)]
-    assert published == sorted(set(published))
-    assert {version for _, version in published} == set(range(steps + 1))
-    assert published[-1][1] == steps
 
 
 async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server: EmbeddedServer, tmp_path: Path):

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Stage, until
 from runs import command
-from test_tasks_tokens import make_model
 
 from actors.recorder import main
 from asyncrl.bus.connection import Bus
@@ -17,6 +15,8 @@ from asyncrl.bus.talk import say
 from asyncrl.settings import Cast
 from asyncrl.tasks.tokens import TaskTokenizer
 from asyncrl.telemetry.samples import Sample, SampleRow, SamplesFile
+from harness.stage import Stage, until
+from harness.tokenizers import make_model
 from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.evals import EVAL_SCORED, EvalScored

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import uvloop
-from conftest import until
 from sandboxes import asked, ends, failing, grading, is_alive, outcomes, run_parent
 
 from asyncrl.tasks.rewards import GradeResult
+from harness.stage import until
 
 NAUGHTY = """
 import asyncio, os, signal, sys

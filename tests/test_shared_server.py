@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from casts import the_problem
 from runs import command, resume, up
-from test_logins import Authority, authority, serving, tls
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
@@ -17,6 +16,7 @@ from asyncrl.bus.logins import write_accounts
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.talk import say
 from asyncrl.cast import load_cast
+from harness.servers import Authority, serving, tls
 from topics.actors import ACTOR_STARTED, ActorStarted
 
 __all__ = ["authority"]  # a fixture

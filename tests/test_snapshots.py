@@ -8,7 +8,6 @@ from functools import partial
 
 import msgspec
 import pytest
-from conftest import Connect, Stage, until
 from folds import Feed
 
 from actors.buffer_fold import BufferFold, Plan
@@ -22,6 +21,7 @@ from asyncrl.bus.talk import BLOB, MESSAGE_ID, WRITER, say
 from asyncrl.cli.bench.history import History
 from asyncrl.ledger.names import Names
 from asyncrl.settings import Cast
+from harness.stage import Connect, Stage, until
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperFolded, ReissueRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED, GroupDropped

@@ -2,28 +2,24 @@
 
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import until
 from folds import Feed
-from runs import Run, address_of, command, kill, resume, up
-from test_buffer_fold import feed as buffer_feed
-from test_runs import assert_audited, assert_consistent, assert_within_lag, said_on
+from runs import Run, address_of, command, kill, resume, two_steps_more, up
 
-from actors.warden import Deaths
 from actors.warden_fold import WardenFold
-from asyncrl.bus.connection import Bus
-from asyncrl.bus.server import EmbeddedServer
-from asyncrl.cast import LoadedCast
 from asyncrl.cli.launch import Launch
 from asyncrl.cli.main import run as run_command
 from asyncrl.cli.making import LaunchError
 from asyncrl.cli.view import RunView
+from asyncrl.processes import Deaths
 from asyncrl.settings import Cast
+from harness.audited import assert_audited, assert_consistent, assert_within_lag, said_on, topics_left_by
+from harness.buffer_feed import feed as buffer_feed
+from harness.launches import prepared
+from harness.stage import until
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
@@ -45,18 +41,6 @@ GROUPS, MEMBERS = 8, 4  # of a batch, of a group, in the short cast
 OPENED = RunOpened(steps=5, warmup_steps=0, settings={})
 
 
-@asynccontextmanager
-async def topics_left_by(run: Run) -> AsyncIterator[Bus]:
-    """The topics of a run that has ended, from the store in its directory."""
-    server = EmbeddedServer(run.root)
-    bus = await Bus.connect(await server.start(), run.root.name)
-    try:
-        yield bus
-    finally:
-        await bus.close()
-        await server.stop()
-
-
 async def assert_whole(run: Run, steps: int) -> None:
     """All is as if nothing had happened: batches, steps, rows, and each prompt issued once, in order."""
     async with topics_left_by(run) as bus:
@@ -73,11 +57,6 @@ async def has_vitals(folder: Path) -> bool:
     code, said = await command(folder, "status", "--json")
     assert code == 0, said
     return any(actor["vitals"] for actor in json.loads(said)["actors"])
-
-
-async def two_steps_more(run: Run, what: str) -> None:
-    at = len(run.steps())
-    await run.reaches(lambda: len(run.steps()) > at + 1, what)
 
 
 # --- while it lives
@@ -197,14 +176,6 @@ async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     async with resume(tmp_path, "short") as closed:
         assert await closed.ended() == 0, closed.story
     await assert_whole(closed, 40)
-
-
-def prepared(folder: Path, **tables: object) -> Launch:
-    """A run that has a directory and its lock."""
-    cast = msgspec.convert({"run": "demo", "directory": str(folder / "runs"), **tables}, Cast)
-    launch = Launch(LoadedCast(cast, folder, folder / "demo.toml"))
-    launch.prepare()
-    return launch
 
 
 async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):

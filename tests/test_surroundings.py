@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from casts import SOUND, the_problem
 from runs import command, up
-from test_run_failures import made_model
-from test_supervision import prepared
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cast import load_cast
 from asyncrl.cli.main import run as run_command
 from asyncrl.processes import python
+from harness.launches import prepared
+from harness.models import made_model
 
 ODD = "é 测试 'q' \"d\" [b] #$%\\x41"  # letters of other scripts, a space, and what shells and configurations quote
 SHADOWS = ("topics", "actors", "asyncrl", "random", "types", "logging", "msgspec", "torch")
@@ -142,7 +142,7 @@ async def test_a_warden_that_cannot_start_ends_the_run_with_the_last_lines_of_it
     broken = "import os, sys\nif 'warden-1' in sys.orig_argv:\n    os.write(2, b'no such luck\\n')\n    os._exit(5)\n"
     (tmp_path / "sitecustomize.py").write_text(broken)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("actors.warden._GIVE_UP", 2)
+    monkeypatch.setattr("asyncrl.processes._GIVE_UP", 2)
     launch = prepared(tmp_path, model={"path": "unused"})
     bus = await launch.start()
     try:

@@ -9,13 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Stage, until
 from folds import failure
 from runs import up
 from stories import result
-from test_doctor_runs import audited_clean
-from test_supervision import topics_left_by
-from test_trimmer_server import tell, trimming
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
@@ -23,6 +19,9 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.bus.talk import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, say
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.processes import python
+from harness.audited import audited_clean, topics_left_by
+from harness.stage import Stage, until
+from harness.trimming import tell, trimming
 from topics.actors import KeeperFolded
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow

@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.tasks.data import DataError, DataSource, epoch_order, label_reader, open_source
+from asyncrl.data.protocol import DataError, DataSource
+from asyncrl.tasks.data import epoch_order, label_reader, open_source
 from topics.prompts import PromptRow
 
 EXAMPLES = Path(__file__).parent.parent / "asyncrl" / "examples"

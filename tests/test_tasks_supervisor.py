@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from conftest import until
 from runs import all_processes
 from sandboxes import asked, failing, grading, outcomes, run_parent
 
 from asyncrl.settings import RewardSettings
+from harness.stage import until
 
 LIMIT_S, LONG_S = 1.0, 20.0  # of a call that shall run into it, and of one that shall not
 

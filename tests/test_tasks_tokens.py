@@ -9,37 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer
 
 from asyncrl.tasks.messages import message_problem
 from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from harness.tokenizers import make_model
 from topics.prompts import PromptRow
 
-# In the shape of Qwen's: tools, loops with `break`, JSON, and a message's own trailing newline.
-TEMPLATE = """
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- for tool in tools %}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- '<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role not in ['system', 'user', 'assistant'] %}
-        {{- raise_exception('unknown role ' + message.role) }}
-    {%- endif %}
-    {%- if message.content is not defined %}
-        {%- continue %}
-    {%- endif %}
-    {{- '<|im_start|>' + message.role + '\\n' + message.content + eos_token + '\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and not enable_thinking %}
-        {{- '<think></think>' }}
-    {%- endif %}
-{%- endif %}
-"""
 MARKED = """
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -56,32 +32,6 @@ USER = {"role": "user", "content": "What is 1+1, ça va? 😀"}
 ANSWER = {"role": "assistant", "content": " It is 2 😀. "}
 AGAIN = {"role": "user", "content": "Sure?\n"}
 YES = {"role": "assistant", "content": "yes"}
-
-
-def make_model(folder: Path, *, template: str | None = TEMPLATE, bos: bool = False, eos: Any = "<|im_end|>") -> Path:
-    """A byte-level tokenizer trained on a few words, saved as transformers saves one."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>", "<|end|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=330,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[AddedToken(text, special=True) for text in special],
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["What is the answer to this question? It is brief.\n\n"] * 50, trainer)
-    if bos:
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
-        )
-    tokenizer.enable_truncation(4)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "model_max_length": 512}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    if template is not None:
-        (folder / "chat_template.jinja").write_text(template)
-    return folder
 
 
 def texts_of(tokenizer: TaskTokenizer, tokens: Any, mask: Any) -> str:

@@ -1,24 +1,21 @@
 """The trimmer on a server: what goes from the streams, what it says, and what stays."""
 
 import asyncio
-import contextlib
 
 import numpy as np
 import pytest
-from conftest import until
 from stories import result
 
-from actors.keeper import Input, Keeper
-from actors.trimmer import Trimmer
-from actors.trimmer_fold import TrimmerFold, trimmer_inputs
 from asyncrl.bus.log import read_message
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.pull import Puller, position
-from asyncrl.bus.talk import BlobMissing, body_of, say
+from asyncrl.bus.talk import BlobMissing, body_of
+from harness.stage import until
+from harness.trimming import tell, trimming
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
-from topics.topic import BLOBS, FLEET, TRAJECTORIES
+from topics.topic import BLOBS, TRAJECTORIES
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_GENERATED,
@@ -32,39 +29,6 @@ from topics.trajectories import (
 )
 from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
 from topics.wire import decode
-
-
-class Owner:
-    """The fold of a warden that does nothing else."""
-
-    def __init__(self, cast):
-        self.said = []
-        self.room = TrimmerFold(cast)
-
-    def apply(self, topic, message, record):
-        self.room.apply(topic, message, record)
-        self.said.append((topic, message))
-
-    @property
-    def topics(self):
-        return [topic for topic, _ in self.said]
-
-
-@contextlib.asynccontextmanager
-async def trimming(stage, bus):
-    """A trimmer at work, and what its warden's log says."""
-    context, owner = stage.context("warden", bus), Owner(stage.cast)
-    inputs = [Input(stream, topics) for stream, topics in trimmer_inputs(stage.cast).items()]
-    keeper = Keeper(context, FLEET, inputs, owner)
-    await keeper.start()
-    task = asyncio.create_task(Trimmer(context, keeper, owner.room).run())
-    context.watch(task)
-    try:
-        yield owner
-        assert not context.faults
-    finally:
-        task.cancel()
-        await keeper.close()
 
 
 async def grade(bus, count):
@@ -83,11 +47,6 @@ async def grade(bus, count):
     async with asyncio.timeout(20):
         await done.wait()
     await puller.close()
-
-
-async def tell(bus, topic, message, key=""):
-    headers = {"writer": "test"} if topic.stream.keeper else {}
-    return await say(bus, topic, message, key=key, headers=headers)
 
 
 async def issue(bus, *names):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from conftest import Stage, until
 from safetensors.torch import load_file
 
 from actors.engine import EngineActor
@@ -17,6 +16,7 @@ from asyncrl.bus.talk import WRITER, say
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import FileStore
+from harness.stage import Stage, until
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import encode
 

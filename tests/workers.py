@@ -3,12 +3,11 @@
 import asyncio
 from typing import Any
 
-from conftest import Stage
-
 from actors.rollout import RolloutWorker
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.talk import say
+from harness.stage import Stage
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import topic_of

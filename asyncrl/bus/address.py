@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import ssl
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import nats.errors
 
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.errors import DamagedFile
+from asyncrl.files import write_private
 
 _PEM = "-----BEGIN CERTIFICATE"
 
@@ -126,11 +126,3 @@ def _checked_seed(name: str) -> str:
     except (OSError, ValueError, nkeys.NkeysError) as error:
         raise BusUnreachable(f"nats.nkey_file: {name} holds no nkey seed: {type(error).__name__} {error}") from error
     return name
-
-
-def write_private(path: Path, content: bytes) -> None:
-    """Write a file that only this user can read, in one step."""
-    aside = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    os.replace(aside, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
@@ -161,3 +161,25 @@ class Listener:
 
     def _lies_elsewhere(self, record: Record) -> bool:
         return BLOB in record.headers and not self._by_headers(record)
+
+
+class Reading(Protocol):
+    """What takes in logs."""
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in; `message` is None where only headers are read."""
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read."""
+
+
+async def read_log(
+    bus: Bus, stream: Stream, subjects: Sequence[str], reading: Reading, *, headers_only: bool = False
+) -> None:
+    """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
+
+    Raises:
+        BusGone: the server fell silent.
+    """
+    listener = Listener(bus, stream, reading.apply, reading.refuse, subjects=subjects, headers_only=headers_only)
+    await listener.read()

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.bus.address import BusAddress, write_private
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.permissions import MONITOR, ROLES, authorization, permissions, user_of
+from asyncrl.files import write_private
 from asyncrl.settings import NatsSettings
 
 DEFAULT_URL = "tls://localhost:4222"

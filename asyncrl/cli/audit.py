@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.actor import RunFiles
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
@@ -23,6 +22,7 @@ from asyncrl.cli.reach import reached
 from asyncrl.ledger.audit import Findings, audit
 from asyncrl.ledger.ledger import Ledger
 from asyncrl.ledger.open_work import Queue
+from asyncrl.run.directory import RunFiles
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperFolded
 from topics.engines import ENGINE_READY
 from topics.table import TOPICS

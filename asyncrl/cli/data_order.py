@@ -13,10 +13,10 @@ import msgspec
 
 from actors.prompter import sampling_seed
 from actors.prompter_fold import Wanted
+from asyncrl.data.protocol import DataError
 from asyncrl.ledger.groups import digest_of
 from asyncrl.ledger.ledger import Ledger
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError
 from asyncrl.tasks.row_frames import RowSetup
 from asyncrl.tasks.row_maker import RowMaker, RowMakerDown
 from topics.prompts import PromptIssued, PromptRow

@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 from asyncrl.bus.talk import say
-from asyncrl.cli.find import FoundRun, connected, find_run, is_locked, newest_end, run_ended
+from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.errors import Fault
+from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
+from asyncrl.run.directory import is_locked
 from topics.actors import STOP_REQUESTED, StopRequested
 
 _LOOK_S = 0.2

@@ -9,12 +9,13 @@ import re
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.find import RunNotFound
+from asyncrl.bus.listen import read_log
 from asyncrl.cli.options import add_run
-from asyncrl.cli.reach import reached, read_log
+from asyncrl.cli.reach import reached
 from asyncrl.cli.samples import local_directory, sample_reader, sample_text
 from asyncrl.errors import WrongUsage
 from asyncrl.ledger.life import Life
+from asyncrl.run.connect import RunNotFound
 from asyncrl.telemetry.samples import Sample, SamplesFile
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED

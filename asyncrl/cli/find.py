@@ -3,40 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import fcntl
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
-from asyncrl.bus.log import LogReader, read_last, read_last_of_each
-from asyncrl.bus.provision import is_provisioned
-from asyncrl.errors import Fault
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
-from topics.table import topic_of
-from topics.topic import ACTORS
-
-WARDEN = "warden-1"
-_AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
-
-
-class RunNotFound(Fault):
-    """No such run, or it cannot be reached."""
-
-
-class FoundRun(NamedTuple):
-    """A run and how to reach it."""
-
-    run: str
-    address: BusAddress
-    root: Path | None  # its directory, where it is on this machine
+from asyncrl.run.connect import FoundRun, RunNotFound
+from asyncrl.run.directory import is_locked, made_at
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:
@@ -120,51 +97,6 @@ def _unmoved(root: Path) -> Path:
     return root
 
 
-def made_at(root: Path) -> Path:
-    """Where a run directory, given without links, was made; its logs name files by that path."""
-    location = root / "location"
-    return Path(location.read_text(encoding="utf-8")) if location.exists() else root
-
-
-def is_locked(directory: Path) -> bool:
-    """Whether a living `asyncrl up` holds a run directory."""
-    try:
-        handle = os.open(directory / "lock", os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        # Shared, so that two who ask at once do not take each other for the holder.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-@asynccontextmanager
-async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -> AsyncIterator[Bus]:
-    """A connection to a run's topics.
-
-    Raises:
-        RunNotFound: the server does not answer, holds no such run, or the run is over (unless that is fine).
-    """
-    try:
-        bus = await Bus.connect(found.address, found.run, name=name, deadline_s=3.0)
-    except (BusUnreachable, BusDenied) as error:
-        raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
-    try:
-        if not await is_provisioned(bus):
-            raise RunNotFound(f"the server at {found.address.url} holds no run called {found.run}")
-        if not over_is_fine and await is_over(bus):
-            raise RunNotFound(f"run {found.run} is over")
-        yield bus
-        if bus.ended_by is not None:
-            raise bus.ended_by
-    finally:
-        await bus.close()
-
-
 @asynccontextmanager
 async def server_connected(arguments: argparse.Namespace) -> AsyncIterator[Bus]:
     """A connection to the server that the command line names, whatever runs it holds.
@@ -181,46 +113,6 @@ async def server_connected(arguments: argparse.Namespace) -> AsyncIterator[Bus]:
         yield bus
     finally:
         await bus.close()
-
-
-async def is_over(bus: Bus) -> bool:
-    """Whether the run's warden has left."""
-    subjects = [topic.subject(bus.run, WARDEN) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
-    newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
-    return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
-
-
-async def newest_end(bus: Bus) -> int:
-    """Sequence of the newest stop of the run's warden; 0 where there is none."""
-    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, WARDEN))
-    return 0 if newest is None else newest.sequence
-
-
-async def run_ended(bus: Bus, after: int | None = None) -> None:
-    """Wait for the warden's last word, or for a server that went away and does not come back.
-
-    Args:
-        after: the `newest_end` that does not count; unless given, the one there is by now.
-    """
-    left = asyncio.Event()
-    subject = ACTOR_STOPPED.subject(bus.run, WARDEN)
-    after = await newest_end(bus) if after is None else after
-    reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
-    await reader.start()
-    waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await reader.close()
-
-
-async def _server_gone(bus: Bus) -> None:
-    away = 0.0
-    while away < _AWAY_S and bus.ended_by is None:
-        await asyncio.sleep(0.2)  # the client tells of the loss of a connection, never that it stays lost
-        away = 0.0 if bus.client.is_connected else away + 0.2
 
 
 def _started(root: Path) -> float:

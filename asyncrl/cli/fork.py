@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 
-from actors.actor import RunFiles
 from asyncrl.cast import LoadedCast, with_overrides
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.launch import Launch
@@ -20,6 +19,7 @@ from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up
 from asyncrl.processes import python, with_parent
+from asyncrl.run.directory import RunFiles
 from asyncrl.settings import Cast, StartSettings
 
 

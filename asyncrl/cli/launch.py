@@ -13,9 +13,6 @@ from typing import Any
 
 import msgspec
 
-from actors.actor import FATAL, RunFiles, start_actor
-from actors.pulse import Pulses
-from actors.warden import Deaths
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
@@ -24,16 +21,19 @@ from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.ports import Listen
 from asyncrl.bus.provision import is_provisioned, provision
+from asyncrl.bus.pulse import Pulses
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import say
 from asyncrl.cast import LoadedCast
-from asyncrl.cli.find import WARDEN, is_locked
 from asyncrl.cli.longer import longer
 from asyncrl.cli.making import LaunchError, create_model_aside
 from asyncrl.cli.sizing import provision_sized
 from asyncrl.cli.skip import request_skip
 from asyncrl.errors import DamagedFile
-from asyncrl.processes import exit_text, log_size
+from asyncrl.processes import FATAL, Deaths, exit_text, log_size
+from asyncrl.run.connect import WARDEN
+from asyncrl.run.directory import RunFiles, is_locked
+from asyncrl.run.placement import start_actor
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for a warden to bring everybody home

@@ -14,9 +14,10 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.find import find_directory, is_locked
+from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_run_name
 from asyncrl.errors import Fault
+from asyncrl.run.directory import is_locked
 from topics.actors import ACTOR_STARTED
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

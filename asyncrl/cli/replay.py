@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from actors.actor import RunFiles
 from actors.objective import open_trainer
 from asyncrl.cast import with_overrides
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
+from asyncrl.run.directory import RunFiles
 from asyncrl.settings import Cast
 from asyncrl.telemetry.comparison import ReplayedStep, columns, first_difference, medians, medians_text
 from asyncrl.telemetry.plot import draw_comparison

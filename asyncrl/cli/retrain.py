@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.actor import RunFiles
 from actors.objective import batch_rules, skipped_stats, step_spec
 from actors.payloads import Payloads
 from asyncrl.algorithms.batches import GradedTrajectory, build_rows
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
-from asyncrl.cli.reach import read_log
 from asyncrl.errors import Fault
+from asyncrl.run.directory import RunFiles
 from asyncrl.settings import Cast
 from asyncrl.telemetry.comparison import ReplayedStep
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest

@@ -7,13 +7,14 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from actors.actor import RunFiles
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import remove_streams
-from asyncrl.cli.find import FoundRun, RunNotFound, connected, find_run, is_locked, is_over, is_remote, made_at
+from asyncrl.cli.find import find_run, is_remote
 from asyncrl.cli.options import add_directory, add_server
 from asyncrl.errors import Fault
+from asyncrl.run.connect import FoundRun, RunNotFound, connected, is_over
+from asyncrl.run.directory import RunFiles, is_locked, made_at
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

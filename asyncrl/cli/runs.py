@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncrl.bus.provision import runs_on
-from asyncrl.cli.find import is_locked, is_remote, server_connected
+from asyncrl.cli.find import is_remote, server_connected
 from asyncrl.cli.options import add_directory, add_server
+from asyncrl.run.directory import is_locked
 
 
 class RunRow(NamedTuple):

@@ -11,7 +11,6 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from actors.actor import RunFiles
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
@@ -19,6 +18,7 @@ from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.errors import Fault, WrongUsage
+from asyncrl.run.directory import RunFiles
 from asyncrl.telemetry.samples import Sample, SampleReader, SamplesFile, Turn, of_evaluation
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored

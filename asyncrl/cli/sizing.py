@@ -14,8 +14,8 @@ from asyncrl.bus.talk import read
 from asyncrl.cast_room import Progress
 from asyncrl.cast_sizes import Plan, plan
 from asyncrl.cli.making import LaunchError
+from asyncrl.data.protocol import DataError
 from asyncrl.settings import Cast
-from asyncrl.tasks.data import DataError
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import TRAINING
 

@@ -11,12 +11,13 @@ import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.find import find_directory, is_locked, is_remote
+from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.cli.screen import render
 from asyncrl.cli.view import RunView
 from asyncrl.cli.watch import Watch
+from asyncrl.run.directory import is_locked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asyncrl.bus.log import Record
 from asyncrl.cli.events import Event, EventKind, Trouble, one_line
-from asyncrl.cli.find import WARDEN
+from asyncrl.run.connect import WARDEN
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,

@@ -13,8 +13,8 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.bus.talk import BlobMissing, read
-from asyncrl.cli.find import WARDEN
 from asyncrl.cli.view import HEARD, Filled, RunView
+from asyncrl.run.connect import WARDEN
 from topics.actors import ACTOR_STOPPED
 from topics.batches import BatchPacked
 from topics.topic import ACTORS, BATCHES, STREAMS, VITALS, Keep, Topic

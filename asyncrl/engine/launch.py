@@ -7,9 +7,9 @@ import json
 import os
 from pathlib import Path
 
-from asyncrl.bus.address import write_private
 from asyncrl.bus.ports import free_port
 from asyncrl.engine.client import EngineClient
+from asyncrl.files import write_private
 from asyncrl.processes import end, log_size, log_tail, python, state_of, with_parent
 from asyncrl.settings import EngineSettings
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.data.protocol import DataError, DataSource, check_options
 from asyncrl.tasks.messages import has_answer, message_problem, plain_type
 from topics.prompts import PromptRow
 
@@ -20,24 +21,6 @@ _SHOWN_PROBLEMS = 5
 _WARMUP = "the warm-up"
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
-
-
-class DataError(ValueError):
-    """Data that cannot serve as the prompts of a task."""
-
-
-class DataSource(Protocol):
-    """Rows of a task in a seeded order without end."""
-
-    rows_per_epoch: int | None  # None where every row is new
-
-    def row(self, index: int) -> PromptRow:
-        """The row at place `index` = 0, 1, 2, ... of the order; a pure function of the source and its seed."""
-        ...
-
-    def describe(self) -> str:
-        """One line that says what the rows are."""
-        ...
 
 
 def label_reader(reward: str, *, warmup_steps: int) -> str:
@@ -78,19 +61,6 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
         return procedural.ReasoningGymSource(name, options, seed)
     known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME"])
     raise DataError(f"unknown data {spec!r}; known are {known}")
-
-
-def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Return `options` when all of them are known.
-
-    Raises:
-        DataError: names the unknown ones and the known ones.
-    """
-    names = sorted(known)
-    unknown = [name for name in options if name not in names]
-    if unknown:
-        raise DataError(f"data {spec!r} has no option {', '.join(unknown)}; it takes {', '.join(names)}")
-    return options
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import numpy as np
 
-from asyncrl.tasks.data import DataError, DataSource, check_options
+from asyncrl.data.protocol import DataError, DataSource, check_options
 from topics.prompts import PromptRow
 
 _CHUNK_ROWS = 500

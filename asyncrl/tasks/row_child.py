@@ -8,9 +8,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from asyncrl.data.protocol import DataError, DataSource
 from asyncrl.processes import die_with
 from asyncrl.tasks.child import first_frame, take_pipes
-from asyncrl.tasks.data import DataError, DataSource, FileSource, open_source
+from asyncrl.tasks.data import FileSource, open_source
 from asyncrl.tasks.framing import Frames, pack
 from asyncrl.tasks.functions import last_lines
 from asyncrl.tasks.row_frames import Opened, RowMade, RowSetup, RowsWanted

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from asyncrl.data.protocol import DataError
 from asyncrl.processes import python
-from asyncrl.tasks.data import DataError
 from asyncrl.tasks.framing import Frames, pack
 from asyncrl.tasks.row_frames import Opened, RowMade, RowSetup, RowsWanted
 from topics.prompts import PromptRow

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from actors.actor import RunFiles, start_actor
 from actors.prompter import sampling_seed
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
@@ -24,6 +23,8 @@ from asyncrl.bus.provision import equal_sizes, provision, stream_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.talk import BY, MESSAGE_ID, WRITER, pack
 from asyncrl.cli.bench.stage import BenchError, bench_cast, tell
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import start_actor
 from asyncrl.settings import Cast
 from asyncrl.tasks.data import open_source
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from actors.actor import RunFiles
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
@@ -24,6 +23,7 @@ from asyncrl.cli.chaos.processes import Part, parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
+from asyncrl.run.directory import RunFiles
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 import msgspec
 import psutil
 
-from actors.actor import RunFiles, start_actor
 from actors.warden import first_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
@@ -21,6 +20,8 @@ from asyncrl.bus.provision import equal_sizes, provision, queue_states
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.making import create_model_aside
 from asyncrl.errors import Fault
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import start_actor
 from asyncrl.settings import Cast
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic

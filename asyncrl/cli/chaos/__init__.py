@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from actors.actor import RunFiles
 from asyncrl.cli.audit import audit_run
 from asyncrl.cli.chaos.campaign import Campaign, Plan
 from asyncrl.cli.chaos.memory import MemoryMeter
@@ -22,7 +21,8 @@ from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.cli.chaos.targets import Target, parse_targets
 from asyncrl.cli.chaos.witness import Witness, missing
 from asyncrl.cli.options import add_settings
-from asyncrl.cli.reach import opened
+from asyncrl.run.connect import opened
+from asyncrl.run.directory import RunFiles
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from actors.actor import RunFiles
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
@@ -20,6 +19,7 @@ from asyncrl.cli.chaos.stall import Stall, verdict
 from asyncrl.cli.chaos.strikes import Strike, Striker
 from asyncrl.cli.chaos.targets import Target, drawn, each_point
 from asyncrl.cli.chaos.witness import Witness
+from asyncrl.run.directory import RunFiles
 
 _REACH_S = 5.0  # for the run's server to answer
 _TICK_S = 0.2

@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import psutil
 
-from actors.actor import RunFiles
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.talk import say
 from asyncrl.cli.chaos.processes import Part, parts
@@ -24,6 +23,7 @@ from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import AT_THE_END, SERVER, SEVERAL, Target
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.crash import arm
+from asyncrl.run.directory import RunFiles
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 from topics.topic import TRAINING
 

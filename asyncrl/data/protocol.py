@@ -1,0 +1,39 @@
+"""What the data of a task is: prompts by number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from topics.prompts import PromptRow
+
+
+class DataError(ValueError):
+    """Data that cannot serve as the prompts of a task."""
+
+
+class DataSource(Protocol):
+    """Rows of a task in a seeded order without end."""
+
+    rows_per_epoch: int | None  # None where every row is new
+
+    def row(self, index: int) -> PromptRow:
+        """The row at place `index` = 0, 1, 2, ... of the order; a pure function of the source and its seed."""
+        ...
+
+    def describe(self) -> str:
+        """One line that says what the rows are."""
+        ...
+
+
+def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """Return `options` when all of them are known.
+
+    Raises:
+        DataError: names the unknown ones and the known ones.
+    """
+    names = sorted(known)
+    unknown = [name for name in options if name not in names]
+    if unknown:
+        raise DataError(f"data {spec!r} has no option {', '.join(unknown)}; it takes {', '.join(names)}")
+    return options

@@ -1,0 +1,14 @@
+"""Files that are written whole or not at all, or for their owner alone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file that only this user can read, in one step."""
+    aside = path.with_name(path.name + ".new")
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    os.replace(aside, path)

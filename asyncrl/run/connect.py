@@ -1,0 +1,147 @@
+"""Connect to the topics of a run, live or over; the server of a run that is over is started for as long."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.cluster import server_left_in
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusDenied, BusUnreachable
+from asyncrl.bus.log import LogReader, read_last, read_last_of_each
+from asyncrl.bus.provision import is_provisioned, settled
+from asyncrl.errors import Fault
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
+from topics.table import topic_of
+from topics.topic import ACTORS
+
+WARDEN = "warden-1"
+_AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
+
+
+class RunNotFound(Fault):
+    """No such run, or it cannot be reached."""
+
+
+class FoundRun(NamedTuple):
+    """A run and how to reach it."""
+
+    run: str
+    address: BusAddress
+    root: Path | None  # its directory, where it is on this machine
+
+
+@asynccontextmanager
+async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -> AsyncIterator[Bus]:
+    """A connection to a run's topics.
+
+    Raises:
+        RunNotFound: the server does not answer, holds no such run, or the run is over (unless that is fine).
+    """
+    try:
+        bus = await Bus.connect(found.address, found.run, name=name, deadline_s=3.0)
+    except (BusUnreachable, BusDenied) as error:
+        raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
+    try:
+        if not await is_provisioned(bus):
+            raise RunNotFound(f"the server at {found.address.url} holds no run called {found.run}")
+        if not over_is_fine and await is_over(bus):
+            raise RunNotFound(f"run {found.run} is over")
+        yield bus
+        if bus.ended_by is not None:
+            raise bus.ended_by
+    finally:
+        await bus.close()
+
+
+async def is_over(bus: Bus) -> bool:
+    """Whether the run's warden has left."""
+    subjects = [topic.subject(bus.run, WARDEN) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
+    newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
+    return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
+
+
+async def newest_end(bus: Bus) -> int:
+    """Sequence of the newest stop of the run's warden; 0 where there is none."""
+    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, WARDEN))
+    return 0 if newest is None else newest.sequence
+
+
+async def run_ended(bus: Bus, after: int | None = None) -> None:
+    """Wait for the warden's last word, or for a server that went away and does not come back.
+
+    Args:
+        after: the `newest_end` that does not count; unless given, the one there is by now.
+    """
+    left = asyncio.Event()
+    subject = ACTOR_STOPPED.subject(bus.run, WARDEN)
+    after = await newest_end(bus) if after is None else after
+    reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
+    await reader.start()
+    waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await reader.close()
+
+
+async def _server_gone(bus: Bus) -> None:
+    away = 0.0
+    while away < _AWAY_S and bus.ended_by is None:
+        await asyncio.sleep(0.2)  # the client tells of the loss of a connection, never that it stays lost
+        away = 0.0 if bus.client.is_connected else away + 0.2
+
+
+_RECOVER_S = 120.0  # for a server to read its store
+
+
+@asynccontextmanager
+async def opened(root: Path, name: str) -> AsyncIterator[Bus]:
+    """A connection to the topics of the run of a directory; its own server is started where the run is over.
+
+    Raises:
+        RunNotFound: it cannot be reached.
+        BusUnreachable: its own server cannot be started again.
+    """
+    with _held(root) as held:
+        server = server_left_in(root) if held else None
+        try:
+            if server is not None:
+                await server.start(_RECOVER_S)
+            async with connected(FoundRun(root.name, _address(root), root), name, over_is_fine=True) as bus:
+                if server is not None and bus.clustered:
+                    await settled(bus)
+                yield bus
+        finally:
+            if server is not None:
+                await server.stop()
+
+
+@contextmanager
+def _held(root: Path) -> Iterator[bool]:
+    """Hold a run directory, so that nobody else opens its store meanwhile; False where a living run holds it."""
+    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    except BlockingIOError:
+        held = False
+    try:
+        yield held
+    finally:
+        os.close(lock)
+
+
+def _address(root: Path) -> BusAddress:
+    try:
+        return BusAddress.read(root / "nats.json")
+    except FileNotFoundError:
+        raise RunNotFound(f"run {root.name} has no topics: {root} has no nats.json, so it never had a server") from None

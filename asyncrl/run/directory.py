@@ -1,0 +1,124 @@
+"""The directory of a run: where it keeps which file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.errors import DamagedFile
+from asyncrl.files import write_private
+from asyncrl.settings import Cast
+
+
+@dataclass
+class RunFiles:
+    """Where a run keeps its files."""
+
+    root: Path
+
+    @property
+    def cast(self) -> Path:
+        """The settings as they were resolved at the start."""
+        return self.root / "cast.json"
+
+    @property
+    def address(self) -> Path:
+        """How the run's owner reaches its topics; private."""
+        return self.root / "nats.json"
+
+    @property
+    def credentials(self) -> Path:
+        """One file per role: how it reaches the run's topics; private."""
+        return self.root / "credentials"
+
+    @property
+    def logs(self) -> Path:
+        """One file per actor."""
+        return self.root / "logs"
+
+    @property
+    def base(self) -> Path:
+        """The folder that relative paths of the cast start from."""
+        return Path((self.root / "base").read_text(encoding="utf-8"))
+
+    @property
+    def location(self) -> Path:
+        """Holds the absolute path at which the directory was made: the logs name files by it."""
+        return self.root / "location"
+
+    @property
+    def model(self) -> Path:
+        """The untrained model, where the run made it."""
+        return self.root / "model"
+
+    @property
+    def weights(self) -> Path:
+        """The weight store."""
+        return self.root / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One directory per checkpoint."""
+        return self.root / "checkpoints"
+
+    def model_path(self, cast: Cast) -> Path:
+        """The Hugging Face directory that training starts from."""
+        return self.base / cast.model.path if cast.model.path else self.model
+
+    @property
+    def own_engine_key(self) -> Path:
+        """The API key of inference servers that the run starts; private."""
+        return self.root / "engine.key"
+
+    def make_engine_key(self) -> None:
+        """Write a new key for the inference servers that the run starts, readable by its owner alone."""
+        write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
+
+    def engine_key_file(self, cast: Cast) -> Path | None:
+        """File with the API key of the run's inference servers: the one given; those started here have their own."""
+        if cast.engine.api_key_file:
+            return self.base / Path(cast.engine.api_key_file).expanduser()
+        return self.own_engine_key if cast.engine.kind in ("embedded", "sglang") else None
+
+    def engine_key(self, cast: Cast) -> str | None:
+        """The API key of the run's inference servers."""
+        file = self.engine_key_file(cast)
+        return file.read_text().strip() if file is not None else None
+
+    def read_cast(self) -> Cast:
+        """Read the run's settings.
+
+        Raises:
+            OSError, DamagedFile: they are not there, or cannot be read.
+        """
+        try:
+            return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
+        except msgspec.MsgspecError as error:
+            raise DamagedFile(f"{self.cast} holds no settings of a run: {error}") from error
+
+
+def made_at(root: Path) -> Path:
+    """Where a run directory, given without links, was made; its logs name files by that path."""
+    location = root / "location"
+    return Path(location.read_text(encoding="utf-8")) if location.exists() else root
+
+
+def is_locked(directory: Path) -> bool:
+    """Whether a living `asyncrl up` holds a run directory."""
+    try:
+        handle = os.open(directory / "lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two who ask at once do not take each other for the holder.
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -1,0 +1,22 @@
+"""A buffer's fold that is fed by hand."""
+
+from folds import Feed
+
+from actors.buffer_fold import BufferFold, Plan
+
+
+def feed(**changes):
+    plan = Plan(
+        batch_groups={"warmup": 2, "rl": 2},
+        origin=0,
+        steps=10,
+        max_lag=1,
+        ahead=1,
+        min_fresh=0.25,
+        drop_stale=False,
+        reissue=False,
+        drop_zero_variance=False,
+        deadline_s=100.0,
+        objective={},
+    )
+    return Feed(BufferFold(plan._replace(**changes)))

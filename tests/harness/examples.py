@@ -1,0 +1,31 @@
+"""One example of each message type."""
+
+import types
+import typing
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from topics import wire
+
+ARRAYS = {wire.Int32Array: "<i4", wire.Float32Array: "<f4", wire.UInt8Array: "u1"}
+
+
+def example(kind: Any) -> Any:
+    """A value of a type, every field given, nothing at its default."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin is list:
+        return [example(arguments[0])]
+    if origin is dict:
+        return {example(arguments[0]): example(arguments[1])}
+    if origin in (typing.Union, types.UnionType):
+        return example(arguments[0])
+    if kind in ARRAYS:
+        return np.arange(1, 4).astype(ARRAYS[kind])
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        hints = typing.get_type_hints(kind)
+        return kind(**{field.name: example(hints[field.name]) for field in msgspec.structs.fields(kind)})
+    return {str: "p000042-3", int: 7, float: 0.25, bool: True, bytes: b"\x00\xff", Any: {"free": [1, "x"]}}[kind]

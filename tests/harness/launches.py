@@ -1,0 +1,17 @@
+"""Runs that are prepared, not started."""
+
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.cast import LoadedCast
+from asyncrl.cli.launch import Launch
+from asyncrl.settings import Cast
+
+
+def prepared(folder: Path, **tables: object) -> Launch:
+    """A run that has a directory and its lock."""
+    cast = msgspec.convert({"run": "demo", "directory": str(folder / "runs"), **tables}, Cast)
+    launch = Launch(LoadedCast(cast, folder, folder / "demo.toml"))
+    launch.prepare()
+    return launch

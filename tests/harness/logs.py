@@ -1,0 +1,15 @@
+"""Reading logs to their end."""
+
+import asyncio
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+
+
+async def read_all(bus: Bus, stream, **options) -> list[Record]:
+    records: list[Record] = []
+    reader = LogReader(bus, stream, records.append, **options)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await reader.close()
+    return records

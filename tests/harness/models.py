@@ -1,0 +1,25 @@
+"""Small models on disk."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from asyncrl.training.create import ModelShape, create_model
+
+
+def make_endless_model(directory, seed=1):
+    """A model whose likeliest token is never the one that ends: its special tokens have logit 0."""
+    create_model(
+        directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=seed, shape=ModelShape(context=1024)
+    )
+    file = directory / "model.safetensors"
+    weights = load_file(file)
+    weights["lm_head.weight"][:3] = 0
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+def made_model(directory: Path) -> Path:
+    from asyncrl.training.create import create_model  # loads torch, which the other tests of this file do without
+
+    create_model(directory, alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^", seed=1)
+    return directory

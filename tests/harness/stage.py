@@ -1,0 +1,73 @@
+"""Actor processes of one run on a real NATS server, and waiting for what they publish."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.actor import Context
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.logins import save_logins
+from asyncrl.bus.permissions import ROLES
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import start_actor
+from asyncrl.settings import Cast
+from asyncrl.telemetry.logs import open_log
+
+LEASE_S = 1.0
+DEADLINE_S = 60.0  # no wait of a test is longer; a loaded machine takes many times as long as an idle one
+Connect = Callable[..., Awaitable[Bus]]
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Wait for something that nothing announces; fail aloud with what was waited for."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                held = condition()
+                if held if isinstance(held, bool) else await held:
+                    return
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        pytest.fail(f"not within {deadline_s:.0f} s: {what}")
+
+
+class Stage:
+    """A run directory on a living server, and the actor processes that play in it."""
+
+    def __init__(self, root: Path, server: EmbeddedServer, cast: Cast) -> None:
+        self.files = RunFiles(root)
+        self.cast = cast
+        self.files.logs.mkdir(parents=True)
+        self.files.cast.write_bytes(msgspec.json.encode(cast))
+        (root / "base").write_text(str(root))
+        self.files.make_engine_key()
+        server.address.save(self.files.address)
+        save_logins(dict.fromkeys(ROLES, server.address), self.files.credentials)
+        self._processes: list[asyncio.subprocess.Process] = []
+
+    def make_model(self) -> None:
+        """The untrained model that the cast describes."""
+        from asyncrl.training.create import create_model  # loads torch, which most tests do without
+
+        create_model(self.files.model, alphabet=self.cast.model.create.alphabet, seed=self.cast.seed)
+
+    def context(self, role: str, bus: Bus) -> Context:
+        """What an actor of this run is given when it plays inside the test's own process."""
+        return Context(role, f"{role}-1", self.cast, self.files, bus, open_log(actor=f"{role}-1"))
+
+    async def start(self, role: str, number: int = 1) -> asyncio.subprocess.Process:
+        """Start an actor process: `python -m actors.main ROLE ROLE-NUMBER RUN_DIR`."""
+        process = await start_actor(self.files, role, f"{role}-{number}")
+        self._processes.append(process)
+        return process
+
+    async def stop(self) -> None:
+        """End every process that still runs."""
+        for process in self._processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()

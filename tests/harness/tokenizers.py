@@ -1,0 +1,61 @@
+"""Tokenizers on disk, and the chats that they encode."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+# In the shape of Qwen's: tools, loops with `break`, JSON, and a message's own trailing newline.
+TEMPLATE = """
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role not in ['system', 'user', 'assistant'] %}
+        {{- raise_exception('unknown role ' + message.role) }}
+    {%- endif %}
+    {%- if message.content is not defined %}
+        {%- continue %}
+    {%- endif %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + eos_token + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined and not enable_thinking %}
+        {{- '<think></think>' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def make_model(folder: Path, *, template: str | None = TEMPLATE, bos: bool = False, eos: Any = "<|im_end|>") -> Path:
+    """A byte-level tokenizer trained on a few words, saved as transformers saves one."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|im_start|>", "<|im_end|>", "<|end|>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[AddedToken(text, special=True) for text in special],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["What is the answer to this question? It is brief.\n\n"] * 50, trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
+        )
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "model_max_length": 512}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
