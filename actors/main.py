@@ -6,10 +6,10 @@ import importlib
 import sys
 from pathlib import Path
 
-from actors.actor import open_context, play
+from actors.runtime.actor import open_context, play
 from asyncrl.bus.errors import BusDenied, BusError
 from asyncrl.crash import plays
-from asyncrl.processes import FATAL
+from asyncrl.process import FATAL
 from asyncrl.telemetry.logs import open_log
 
 ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")

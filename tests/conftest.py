@@ -11,7 +11,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.settings import Cast
+from asyncrl.config.settings import Cast
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage
 

@@ -15,11 +15,11 @@ import pytest
 from actors.main import ROLES
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader
-from asyncrl.bus.talk import say
-from asyncrl.cast import load_cast
-from asyncrl.cast_docs import documented_tables, known_settings
+from asyncrl.bus.publish import say
 from asyncrl.cli.main import COMMANDS, parser_for
-from asyncrl.tasks.rewards import GradeRequest, open_grader
+from asyncrl.config.load import load_cast
+from asyncrl.config.reference import documented_tables, known_settings
+from asyncrl.rewards.graders import GradeRequest, open_grader
 from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady

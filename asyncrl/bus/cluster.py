@@ -11,8 +11,8 @@ from typing import TypeAlias
 import msgspec
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.ports import ANY_PORT, Listen, free_port, own_address
 from asyncrl.bus.server import EmbeddedServer, Place, users_of
+from asyncrl.ports import ANY_PORT, Listen, free_port, own_address
 
 SERVERS = 3
 

@@ -7,7 +7,7 @@ from collections import OrderedDict
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_first
-from asyncrl.bus.talk import BlobMissing, read
+from asyncrl.bus.publish import BlobMissing, read
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import PROMPTS
 from topics.wire import WireError

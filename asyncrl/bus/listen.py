@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_last_of_each
-from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack, unpack_headers
 from topics.topic import Stream, Topic
 from topics.wire import WireError
 

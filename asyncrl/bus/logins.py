@@ -12,8 +12,8 @@ import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.permissions import MONITOR, ROLES, authorization, permissions, user_of
+from asyncrl.config.settings import NatsSettings
 from asyncrl.files import write_private
-from asyncrl.settings import NatsSettings
 
 DEFAULT_URL = "tls://localhost:4222"
 

@@ -12,7 +12,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.talk import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack, unpack_headers
 from topics.topic import Stream
 
 _SILENT_S = 30.0

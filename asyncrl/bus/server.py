@@ -14,9 +14,9 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
-from asyncrl.bus.ports import ANY_PORT, Listen, listen_problem, own_address
 from asyncrl.files import write_private
-from asyncrl.processes import end, with_parent
+from asyncrl.ports import ANY_PORT, Listen, listen_problem, own_address
+from asyncrl.process import end, with_parent
 
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.

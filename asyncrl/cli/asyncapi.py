@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.topics_docs import ARRAYS, about, fields_of, headers_of, parts_of
+from asyncrl.config.topics_reference import ARRAYS, about, fields_of, headers_of, parts_of
 from topics.actors import BlobStored
 from topics.table import TOPICS
 from topics.topic import Topic

@@ -14,15 +14,15 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.provision import QUEUES, stream_states
-from asyncrl.bus.talk import BlobMissing, body_of, unpack
+from asyncrl.bus.publish import BlobMissing, body_of, unpack
 from asyncrl.cli.data_order import DataOrder
 from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.ledger.audit import Findings, audit
-from asyncrl.ledger.ledger import Ledger
-from asyncrl.ledger.open_work import Queue
 from asyncrl.run.directory import RunFiles
+from asyncrl.state.audit.audit import Findings, audit
+from asyncrl.state.audit.ledger import Ledger
+from asyncrl.state.audit.open_work import Queue
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperFolded
 from topics.engines import ENGINE_READY
 from topics.table import TOPICS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from asyncrl.cast import load_cast
-from asyncrl.cast_hints import hints
-from asyncrl.cast_sizes import plan
 from asyncrl.cli.options import add_settings
+from asyncrl.config.hints import hints
+from asyncrl.config.load import load_cast
+from asyncrl.config.sizing import plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

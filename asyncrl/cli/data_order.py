@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from actors.prompter import sampling_seed
-from actors.prompter_fold import Wanted
+from actors.prompter.actor import sampling_seed
+from actors.prompter.fold import Wanted
+from asyncrl.config.settings import Cast
 from asyncrl.data.protocol import DataError
-from asyncrl.ledger.groups import digest_of
-from asyncrl.ledger.ledger import Ledger
-from asyncrl.settings import Cast
-from asyncrl.tasks.row_frames import RowSetup
-from asyncrl.tasks.row_maker import RowMaker, RowMakerDown
+from asyncrl.data.row_frames import RowSetup
+from asyncrl.data.row_maker import RowMaker, RowMakerDown
+from asyncrl.state.audit.groups import digest_of
+from asyncrl.state.audit.ledger import Ledger
 from topics.prompts import PromptIssued, PromptRow
 
 _AT_ONCE = 256  # groups whose rows are asked for at once

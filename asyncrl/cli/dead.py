@@ -15,13 +15,13 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
-from asyncrl.bus.talk import MESSAGE_ID, say
+from asyncrl.bus.publish import MESSAGE_ID, say
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.cli.tapped import Tapped, as_json
 from asyncrl.errors import Fault
 from asyncrl.run.connect import connected
+from asyncrl.state.format_message import Tapped, as_json
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued

@@ -9,9 +9,9 @@ import msgspec
 
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
-from asyncrl.doctor.diagnose import diagnose, headline
-from asyncrl.doctor.findings import Finding
-from asyncrl.doctor.look import look_from_outside
+from asyncrl.state.collect import look_from_outside
+from asyncrl.state.diagnose import diagnose, headline
+from asyncrl.state.findings import Finding
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

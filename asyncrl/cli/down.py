@@ -7,7 +7,7 @@ import asyncio
 import time
 from pathlib import Path
 
-from asyncrl.bus.talk import say
+from asyncrl.bus.publish import say
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.errors import Fault

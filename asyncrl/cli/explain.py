@@ -14,8 +14,8 @@ from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.cli.samples import local_directory, sample_reader, sample_text
 from asyncrl.errors import WrongUsage
-from asyncrl.ledger.life import Life
 from asyncrl.run.connect import RunNotFound
+from asyncrl.state.history import Life
 from asyncrl.telemetry.samples import Sample, SamplesFile
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED

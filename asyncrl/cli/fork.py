@@ -10,17 +10,17 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.cast import LoadedCast, with_overrides
 from asyncrl.cli.find import find_directory
-from asyncrl.cli.launch import Launch
-from asyncrl.cli.making import LaunchError
 from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up
-from asyncrl.processes import python, with_parent
+from asyncrl.config.load import LoadedCast, with_overrides
+from asyncrl.config.settings import Cast, StartSettings
+from asyncrl.process import python, with_parent
 from asyncrl.run.directory import RunFiles
-from asyncrl.settings import Cast, StartSettings
+from asyncrl.run.launch import Launch
+from asyncrl.run.make_model import LaunchError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

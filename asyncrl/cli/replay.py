@@ -12,18 +12,18 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from actors.objective import open_trainer
-from asyncrl.cast import with_overrides
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
+from asyncrl.config.load import with_overrides
+from asyncrl.config.settings import Cast
+from asyncrl.data.model_dir import check_model_directory
 from asyncrl.run.directory import RunFiles
-from asyncrl.settings import Cast
-from asyncrl.telemetry.comparison import ReplayedStep, columns, first_difference, medians, medians_text
 from asyncrl.telemetry.plot import draw_comparison
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
-from asyncrl.training.model_dir import check_model_directory
+from asyncrl.training.comparison import ReplayedStep, columns, first_difference, medians, medians_text
+from asyncrl.training.objective import open_trainer
 from asyncrl.training.protocol import Trainer
 
 _LINE_S = 2.0  # between two lines about steps

@@ -8,17 +8,17 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.objective import batch_rules, skipped_stats, step_spec
-from actors.payloads import Payloads
+from actors.learner.payloads import Payloads
 from asyncrl.algorithms.batches import GradedTrajectory, build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
+from asyncrl.config.settings import Cast
 from asyncrl.errors import Fault
 from asyncrl.run.directory import RunFiles
-from asyncrl.settings import Cast
-from asyncrl.telemetry.comparison import ReplayedStep
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest
+from asyncrl.training.comparison import ReplayedStep
+from asyncrl.training.objective import batch_rules, skipped_stats, step_spec
 from asyncrl.training.protocol import Trainer
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic

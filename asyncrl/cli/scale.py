@@ -6,14 +6,14 @@ import argparse
 import asyncio
 import time
 
-from actors.warden_fold import SCALABLE
-from asyncrl.bus.talk import say
+from actors.supervisor.fold import SCALABLE
+from asyncrl.bus.publish import say
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
-from asyncrl.cli.view import RunView
-from asyncrl.cli.watch import Watch
 from asyncrl.errors import Fault, WrongUsage
 from asyncrl.run.connect import FoundRun, connected
+from asyncrl.state.view import RunView
+from asyncrl.state.watch import Watch
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 
 _MOST = 1024  # processes of one role

@@ -12,9 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.cast_room import CHECKPOINT_SHARE
 from asyncrl.cli.summary import own_metrics
-from asyncrl.cli.view import RunView
+from asyncrl.config.room import CHECKPOINT_SHARE
+from asyncrl.state.view import RunView
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from asyncrl.cast_docs import settings_json, settings_markdown, settings_text
+from asyncrl.config.reference import settings_json, settings_markdown, settings_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

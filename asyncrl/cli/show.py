@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from asyncrl.cli.events import Event
 from asyncrl.cli.screen import duration, render
-from asyncrl.cli.view import RunView
+from asyncrl.state.events import Event
+from asyncrl.state.view import RunView
 
 REFRESH_S = 0.5
 _STEP_LINE_S = 1.0  # between two lines about steps

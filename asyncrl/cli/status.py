@@ -15,9 +15,9 @@ from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.cli.screen import render
-from asyncrl.cli.view import RunView
-from asyncrl.cli.watch import Watch
 from asyncrl.run.directory import is_locked
+from asyncrl.state.view import RunView
+from asyncrl.state.watch import Watch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

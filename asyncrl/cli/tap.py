@@ -12,14 +12,14 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.conditions import Condition, read_condition
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.cli.tapped import Tapped, as_json, as_line
-from asyncrl.cli.tapping import LiveTap, Pattern
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, run_ended
+from asyncrl.state.conditions import Condition, read_condition
+from asyncrl.state.format_message import Tapped, as_json, as_line
+from asyncrl.state.live_tap import LiveTap, Pattern
 from topics.topic import STREAMS
 
 _TOLD_S = 1.0  # between two words about what was missed

@@ -6,7 +6,7 @@ import argparse
 
 import msgspec
 
-from asyncrl.topics_docs import KEPT, about, roles, topics_markdown
+from asyncrl.config.topics_reference import KEPT, about, roles, topics_markdown
 from topics.table import TOPICS
 
 

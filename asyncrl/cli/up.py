@@ -15,18 +15,18 @@ from rich.console import Console
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.cast import load_cast
-from asyncrl.cast_hints import hints
-from asyncrl.cast_sizes import plan
 from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory
-from asyncrl.cli.launch import Launch
-from asyncrl.cli.making import LaunchError
 from asyncrl.cli.options import add_settings
 from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
-from asyncrl.cli.view import RunView
-from asyncrl.cli.watch import Watch
+from asyncrl.config.hints import hints
+from asyncrl.config.load import load_cast
+from asyncrl.config.sizing import plan
+from asyncrl.run.launch import Launch
+from asyncrl.run.make_model import LaunchError
+from asyncrl.state.view import RunView
+from asyncrl.state.watch import Watch
 
 T = TypeVar("T")
 

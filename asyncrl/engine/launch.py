@@ -7,11 +7,11 @@ import json
 import os
 from pathlib import Path
 
-from asyncrl.bus.ports import free_port
+from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient
 from asyncrl.files import write_private
-from asyncrl.processes import end, log_size, log_tail, python, state_of, with_parent
-from asyncrl.settings import EngineSettings
+from asyncrl.ports import free_port
+from asyncrl.process import end, log_size, log_tail, python, state_of, with_parent
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",

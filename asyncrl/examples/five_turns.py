@@ -10,7 +10,7 @@ once it answers again, and the function continues on another machine as if nothi
 
 from __future__ import annotations
 
-from asyncrl.tasks.rollout import RolloutContext
+from asyncrl.rollout.context import RolloutContext
 from topics.prompts import PromptRow
 
 TURNS = 5

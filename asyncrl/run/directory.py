@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.config.settings import Cast
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
-from asyncrl.settings import Cast
 
 
 @dataclass

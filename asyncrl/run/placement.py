@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 
-from asyncrl.processes import python, with_parent
+from asyncrl.process import python, with_parent
 from asyncrl.run.directory import RunFiles
 
 

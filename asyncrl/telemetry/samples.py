@@ -13,8 +13,8 @@ import numpy as np
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
-from asyncrl.bus.talk import BlobMissing, read
-from asyncrl.tasks.tokens import TaskTokenizer, TokenizerError
+from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from topics.evals import EvalScored
 from topics.prompts import PromptRow
 from topics.topic import TRAJECTORIES

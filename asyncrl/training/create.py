@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.settings import Cast
+from asyncrl.config.settings import Cast
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 """Tokens 0, 1 and 2; the alphabet follows."""

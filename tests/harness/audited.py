@@ -6,11 +6,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from runs import Run, command
-
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.server import EmbeddedServer
+from harness.runs import Run, command
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
 from topics.table import topic_of

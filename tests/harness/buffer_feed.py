@@ -1,8 +1,7 @@
 """A buffer's fold that is fed by hand."""
 
-from folds import Feed
-
-from actors.buffer_fold import BufferFold, Plan
+from actors.buffer.fold import BufferFold, Plan
+from harness.folds import Feed
 
 
 def feed(**changes):

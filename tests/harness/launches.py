@@ -4,9 +4,9 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.cast import LoadedCast
-from asyncrl.cli.launch import Launch
-from asyncrl.settings import Cast
+from asyncrl.config.load import LoadedCast
+from asyncrl.config.settings import Cast
+from asyncrl.run.launch import Launch
 
 
 def prepared(folder: Path, **tables: object) -> Launch:

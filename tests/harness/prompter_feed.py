@@ -1,10 +1,10 @@
 """A prompter's fold that is fed by hand."""
 
 import msgspec
-from folds import Feed
 
-from actors.prompter_fold import PrompterFold
-from asyncrl.settings import Cast
+from actors.prompter.fold import PrompterFold
+from asyncrl.config.settings import Cast
+from harness.folds import Feed
 
 
 def cast(**tables):

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from asyncrl.bus.ports import free_port
 from asyncrl.bus.server import find_server
-from asyncrl.processes import with_parent
+from asyncrl.ports import free_port
+from asyncrl.process import with_parent
 
 
 @asynccontextmanager

@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.actor import Context
+from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.settings import Cast
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import start_actor
-from asyncrl.settings import Cast
 from asyncrl.telemetry.logs import open_log
 
 LEASE_S = 1.0

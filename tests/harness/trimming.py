@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 
-from actors.keeper import Input, Keeper
-from actors.trimmer import Trimmer
-from actors.trimmer_fold import TrimmerFold, trimmer_inputs
-from asyncrl.bus.talk import say
+from actors.runtime.keeper import Input, Keeper
+from actors.supervisor.trimmer import Trimmer
+from actors.supervisor.trimmer_fold import TrimmerFold, trimmer_inputs
+from asyncrl.bus.publish import say
 from topics.topic import FLEET
 
 

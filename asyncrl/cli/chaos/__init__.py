@@ -13,11 +13,11 @@ import msgspec
 
 from asyncrl.cli.audit import audit_run
 from asyncrl.cli.chaos.campaign import Campaign, Plan
+from asyncrl.cli.chaos.injections import Strike
 from asyncrl.cli.chaos.memory import MemoryMeter
 from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_sense
 from asyncrl.cli.chaos.stage import ChaosError, Stage
 from asyncrl.cli.chaos.stall import Stall
-from asyncrl.cli.chaos.strikes import Strike
 from asyncrl.cli.chaos.targets import Target, parse_targets
 from asyncrl.cli.chaos.witness import Witness, missing
 from asyncrl.cli.options import add_settings

@@ -14,9 +14,9 @@ from typing import Any
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
+from asyncrl.cli.chaos.injections import Strike, Striker
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.stall import Stall, verdict
-from asyncrl.cli.chaos.strikes import Strike, Striker
 from asyncrl.cli.chaos.targets import Target, drawn, each_point
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.run.directory import RunFiles

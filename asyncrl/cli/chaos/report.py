@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.cli.chaos.injections import Strike
 from asyncrl.cli.chaos.memory import Growth
 from asyncrl.cli.chaos.stall import Stall
-from asyncrl.cli.chaos.strikes import Strike
-from asyncrl.ledger.audit import Findings
+from asyncrl.state.audit.audit import Findings
 
 FAMILIES = ("kill", "freeze", "wake", "crash")
 _LOST = (

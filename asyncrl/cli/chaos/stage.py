@@ -12,7 +12,7 @@ from pathlib import Path
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import Fault
-from asyncrl.processes import python, with_parent
+from asyncrl.process import python, with_parent
 
 _START_S = 120.0  # for `up` to name the run
 _GONE_S = 60.0  # for the kernel to take everybody with a killed `up`

@@ -12,9 +12,9 @@ import psutil
 from asyncrl.bus.address import BusAddress
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.cli.chaos.stage import Stage
-from asyncrl.doctor.diagnose import diagnose
-from asyncrl.doctor.look import look_from_outside
 from asyncrl.run.directory import RunFiles
+from asyncrl.state.collect import look_from_outside
+from asyncrl.state.diagnose import diagnose
 
 
 class Stall(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.talk import MESSAGE_ID, TIME_TO_LIVE, WRITER
+from asyncrl.bus.publish import MESSAGE_ID, TIME_TO_LIVE, WRITER
 from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from asyncrl.data.model_dir import ARCHITECTURES, named_eos_ids, read_json
 from asyncrl.engine.errors import EngineError
-from asyncrl.training.model_dir import ARCHITECTURES, named_eos_ids, read_json
 
 if TYPE_CHECKING:
     import torch

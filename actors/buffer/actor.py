@@ -1,0 +1,45 @@
+"""The buffer: assembles groups, bounds lag, packs batches. It alone decides the ends of trajectories."""
+
+from __future__ import annotations
+
+from actors.buffer.fold import BufferFold, Plan
+from actors.runtime.actor import ActorFault, Context
+from actors.runtime.keeper import Input, Keeper
+from topics.actors import RUN_OPENED
+from topics.batches import BATCH_TRAINED
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
+
+
+async def main(context: Context) -> None:
+    """Play the buffer until the run ends."""
+    fold = BufferFold(Plan.of(context.cast))
+    keeper = Keeper(
+        context,
+        BATCHES,
+        [
+            Input(PROMPTS, [PROMPT_ISSUED], headers_only=True),
+            Input(GRADES, [TRAJECTORY_GRADED, TRAJECTORY_FAILED]),
+            Input(TRAINING, [BATCH_TRAINED]),
+            Input(ACTORS, [RUN_OPENED]),
+        ],
+        fold,
+    )
+    await keeper.start()
+    while not context.stop.is_set():
+        decisions = fold.decide(keeper.now())
+        context.vitals.update(
+            ready_groups=fold.ready,
+            open_groups=fold.open,
+            late=fold.state.late,
+            packed=fold.state.packed,
+            trained=fold.state.trained,
+        )
+        if reason := fold.hopeless():
+            raise ActorFault(reason)
+        if decisions:
+            await keeper.append(decisions)
+        else:
+            await keeper.changes(until=fold.next_deadline())
+    await keeper.close()

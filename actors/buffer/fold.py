@@ -1,0 +1,399 @@
+"""What the buffer knows and decides, as a pure function of messages: groups, ends, batches, lag."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actors.buffer.batch_record import batch_figures, batch_group
+from actors.runtime.keeper import Decision
+from asyncrl.algorithms.lag import fresh_share
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Cast
+from topics.actors import RUN_OPENED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
+from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
+from topics.ids import Names
+from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
+from topics.topic import Topic
+from topics.trajectories import (
+    TRAJECTORY_DROPPED,
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    DropReason,
+    TrajectoryDropped,
+    TrajectoryFailed,
+    TrajectoryGraded,
+    tokens_sampled,
+)
+
+# The settings that change the mathematics of a step: recorded with each batch, so that a log explains itself.
+_OBJECTIVE = (
+    "loss",
+    "advantage",
+    "aggregation",
+    "clip_low",
+    "clip_high",
+    "correction",
+    "correction_cap",
+    "correction_mode",
+)
+
+
+class Group(msgspec.Struct):
+    """An open group: what is known of its members."""
+
+    prompt_id: str
+    size: int
+    stage: Stage
+    graded: dict[int, TrajectoryGraded] = {}
+    graded_ns: dict[int, int] = {}  # server's clock at each grade
+    failed: dict[int, TrajectoryFailed] = {}
+    dropped: set[int] = set()  # members with an end of their own
+    attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
+    expired: bool = False  # its deadline has passed with members open
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member has a grade, a failure, or an end."""
+        return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
+
+    def live(self) -> list[TrajectoryGraded]:
+        """Graded members that may be trained on, by member number."""
+        return [self.graded[member] for member in sorted(self.graded) if member not in self.dropped]
+
+
+class Plan(NamedTuple):
+    """The settings of packing."""
+
+    batch_groups: dict[Stage, int]
+    origin: int  # step of the weights before the first batch
+    steps: int
+    max_lag: int
+    ahead: int
+    min_fresh: float
+    drop_stale: bool  # no stale token is trained on masked: its trajectory ends
+    reissue: bool  # and is issued again
+    drop_zero_variance: bool
+    deadline_s: float
+    objective: dict[str, Any]
+
+    @classmethod
+    def of(cls, cast: Cast) -> Plan:
+        """Read them from the cast."""
+        learner = cast.learner
+        return cls(
+            batch_groups={
+                "warmup": cast.warmup.batch_rows // cast.warmup.rows_per_trajectory,
+                "rl": cast.buffer.batch_groups,
+            },
+            origin=cast.origin,
+            steps=learner.steps,
+            max_lag=cast.buffer.max_lag,
+            ahead=cast.ahead,
+            min_fresh=cast.buffer.min_fresh,
+            drop_stale=cast.buffer.stale != "mask",
+            reissue=cast.buffer.stale == "reissue",
+            drop_zero_variance=cast.buffer.zero_variance == "drop",
+            deadline_s=cast.buffer.group_deadline_s,
+            objective={name: getattr(learner, name) for name in _OBJECTIVE} | {"temperature": cast.rollout.temperature},
+        )
+
+
+class BufferState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    packed: int
+    trained: int
+    groups: dict[str, Group] = {}
+    ready: dict[Stage, dict[str, None]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}})  # complete
+    closed: Names = msgspec.field(default_factory=Names)
+    waiting_drop: dict[str, None] = {}  # complete, with members to end
+    issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
+    opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
+    late: int = 0  # claims and grades that came after the end
+    graded_ns: int = 0  # server's clock at the newest grade
+    last_failure: str = ""
+    failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
+    """Server's clock when the latest groups failed."""
+
+
+class BufferFold:
+    """Groups wait until complete, then in the order of their completion for the batch that takes them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.state = BufferState(packed=plan.origin, trained=plan.origin)
+        # As many failures as groups may be open at once: a service that is back soon ends no run.
+        self._most_failed = {stage: (plan.max_lag + 1) * groups for stage, groups in plan.batch_groups.items()}
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in. Issues are read by their headers alone."""
+        if topic is PROMPT_ISSUED:
+            self._on_issued(record)
+        elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
+            self._on_claim(message, record.time_ns)
+        elif topic is RUN_OPENED:
+            self.state.opened_ns = record.time_ns
+        elif topic is BATCH_TRAINED:
+            self.state.trained = max(self.state.trained, message.step)
+        elif topic is BATCH_PACKED:
+            self.state.packed = max(self.state.packed, message.step)
+            for group in message.groups:
+                self._close(group.prompt_id)
+        elif topic is GROUP_DROPPED:
+            self._close(message.prompt_id)
+            if message.reason == "failed":
+                stage = _stage_of(message.prompt_id)
+                failures = [*self.state.failures[stage], record.time_ns]
+                self.state.failures[stage] = failures[-self._most_failed[stage] :]
+        elif topic is TRAJECTORY_DROPPED:
+            self._on_dropped(message)
+
+    def decide(self, now_s: float) -> list[Decision]:
+        """What to say now, at this moment of the server's clock (seconds since the epoch)."""
+        decisions = self._expire(now_s)
+        for prompt_id in self.state.waiting_drop:
+            decisions += self._end_failed(self.state.groups[prompt_id])
+        return decisions or self._pack()
+
+    def next_deadline(self) -> float | None:
+        """When the oldest open group's deadline passes, seconds since the epoch; None when nothing is open."""
+        for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
+            group = self.state.groups.get(prompt_id)
+            if group is None or not group.complete:
+                return self._deadline_s(issued_ns)
+        return None
+
+    def hopeless(self) -> str:
+        """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
+        since = max(self.state.graded_ns, self.state.opened_ns)
+        for stage, failed in self.state.failures.items():
+            if len(failed) == self._most_failed[stage] and failed[0] > since:
+                of_stage = "groups of the warm-up" if stage == "warmup" else "groups"
+                last = self.state.last_failure
+                return f"{len(failed)} {of_stage} in a row failed and nothing was graded meanwhile; the last: {last}"
+        return ""
+
+    @property
+    def ready(self) -> int:
+        """Complete groups that wait for a batch."""
+        return len(self.state.ready["warmup"]) + len(self.state.ready["rl"])
+
+    @property
+    def open(self) -> int:
+        """Groups with members under way."""
+        return len(self.state.issued_ns.keys() | self.state.groups.keys()) - self.ready
+
+    def _on_issued(self, record: Record) -> None:
+        headers = record.headers
+        prompt_id = headers["trajectory"].rsplit("-", 1)[0]
+        if prompt_id in self.state.closed or prompt_id in self.state.issued_ns:
+            return
+        self.state.issued_ns[prompt_id] = record.time_ns
+        stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
+        group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
+        group.size, group.stage = int(headers["group-size"]), stage  # a claim that was read before may say otherwise
+        if group.complete:
+            self._settle(group)
+
+    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
+        prompt_id = message.prompt_id
+        if isinstance(message, TrajectoryGraded):
+            self.state.graded_ns = max(self.state.graded_ns, time_ns)
+        else:
+            self.state.last_failure = f"{message.trajectory_id}: {message.reason}: {message.detail}"
+        if prompt_id in self.state.closed:
+            self.state.late += 1
+            return
+        group = self.state.groups.get(prompt_id)
+        if group is None:
+            group = self.state.groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
+        elif not group.size:
+            group.size, group.stage = message.group_size, message.stage
+        member = message.member
+        known = group.graded.get(member) or group.failed.get(member)
+        repeated = known is not None and known.attempt >= message.attempt
+        if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
+            self.state.late += 1
+            return
+        if not 0 <= member < group.size:
+            raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
+        group.graded.pop(member, None)
+        group.failed.pop(member, None)
+        if isinstance(message, TrajectoryGraded):
+            group.graded[member], group.graded_ns[member] = message, time_ns
+        else:
+            group.failed[member] = message
+        if group.complete and prompt_id in self.state.issued_ns:  # claims about what was never issued end nothing
+            self._settle(group)
+
+    def _on_dropped(self, message: TrajectoryDropped) -> None:
+        prompt_id, member = message.trajectory_id.rsplit("-", 1)
+        if prompt_id in self.state.closed:
+            return
+        group = self.state.groups.get(prompt_id)
+        if group is None:  # read before the issue and the grades, which lie on other logs: it counts all the same
+            group = self.state.groups[prompt_id] = Group(prompt_id, 0, _stage_of(prompt_id))
+        if message.again:
+            graded = group.graded.get(int(member))
+            if graded is not None and graded.attempt <= message.attempt:
+                del group.graded[int(member)]
+                self.state.ready[group.stage].pop(prompt_id, None)
+            group.attempts[int(member)] = message.attempt + 1
+        else:
+            group.dropped.add(int(member))
+            group.expired |= message.reason == "deadline"
+            if group.size and group.complete:
+                self._settle(group)
+
+    def _settle(self, group: Group) -> None:
+        """A group without open members is ready, unless something has to be said about it first."""
+        live = len(group.live())
+        ends_missing = bool(group.failed.keys() - group.dropped)
+        if ends_missing or live < min(2, group.size) or self._is_flat(group):
+            self.state.waiting_drop[group.prompt_id] = None
+        else:
+            self.state.waiting_drop.pop(group.prompt_id, None)
+            self.state.ready[group.stage].setdefault(group.prompt_id)
+
+    def _is_flat(self, group: Group) -> bool:
+        rewards = {member.reward for member in group.live()}
+        return self._plan.drop_zero_variance and group.stage == "rl" and len(rewards) == 1
+
+    def _close(self, prompt_id: str) -> None:
+        self.state.closed.add(prompt_id)
+        self.state.issued_ns.pop(prompt_id, None)
+        self.state.waiting_drop.pop(prompt_id, None)
+        group = self.state.groups.pop(prompt_id, None)
+        if group is not None:
+            self.state.ready[group.stage].pop(prompt_id, None)
+
+    def _deadline_s(self, issued_ns: int) -> float:
+        return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s
+
+    def _expire(self, now_s: float) -> list[Decision]:
+        decisions: list[Decision] = []
+        for prompt_id, issued_ns in self.state.issued_ns.items():
+            if self._deadline_s(issued_ns) > now_s:
+                break
+            group = self.state.groups[prompt_id]
+            if group.complete:
+                continue
+            if len(group.graded.keys() - group.dropped) < min(2, group.size):
+                decisions.append(_drop_group(group, "deadline"))
+                continue
+            missing = set(range(group.size)) - group.graded.keys() - group.dropped - group.failed.keys()
+            decisions += [_drop(group, member, "deadline") for member in sorted(missing)]
+        return decisions
+
+    def _end_failed(self, group: Group) -> list[Decision]:
+        """The ends that a complete group needs before it can be packed, or its own end."""
+        if len(group.live()) < min(2, group.size):
+            return [_drop_group(group, "failed")]
+        decisions = [
+            _drop(group, member, failed.reason, detail=failed.detail)
+            for member, failed in sorted(group.failed.items())
+            if member not in group.dropped
+        ]
+        return decisions or [_drop_group(group, "zero_variance")]
+
+    def _pack(self) -> list[Decision]:
+        """The next batch, once enough groups are ready and the learner is near enough."""
+        plan, step = self._plan, self.state.packed + 1
+        if step > plan.steps or self.state.packed - self.state.trained > plan.ahead:
+            return []
+        stage: Stage = "warmup" if step <= 0 else "rl"
+        count = plan.batch_groups[stage]
+        names = self._in_data_order(count) if stage == "warmup" else list(self.state.ready["rl"])
+        ready = [self.state.groups[name] for name in names]
+        if len(ready) < count:
+            return []
+        min_version = step - 1 - plan.max_lag
+        drops: list[Decision] = []
+        chosen: list[Group] = []
+        for group in ready:
+            old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
+            if old:
+                drops += _drop_old(group, old, step, again=plan.reissue and not group.expired)
+                continue
+            chosen.append(group)
+            if len(chosen) == count:
+                break
+        if drops:
+            return drops
+        if len(chosen) < count:
+            return []
+        objective, figures = {"loss": "sft"}, {}
+        if stage == "rl":
+            seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
+            objective, figures = plan.objective, batch_figures([group.live() for group in chosen], seconds)
+        groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
+        message = BatchPacked(step, stage, groups, min_version, objective, figures)
+        return [Decision(BATCH_PACKED, message, id=f"{step}")]
+
+    def _seconds_to_grade(self, group: Group) -> list[float]:
+        """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
+        begun = (self.state.issued_ns.get(group.prompt_id, 0), self.state.opened_ns)
+        grades = [group.graded_ns[member.member] for member in group.live()]
+        return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
+
+    def _in_data_order(self, count: int) -> list[str]:
+        """The next groups of the warm-up. They have no age, so their order can be that of the data: a warm-up is the
+        same every time, whoever was fast."""
+        chosen: list[str] = []
+        number = self.state.closed.least_missing("w")
+        while len(chosen) < count:
+            name = prompt_name("warmup", number)
+            if name in self.state.ready["warmup"]:
+                chosen.append(name)
+            elif name not in self.state.closed:
+                break
+            number += 1
+        return chosen
+
+    def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
+        least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
+        return fresh_share(member.versions, min_version=min_version) < least
+
+
+def _stage_of(prompt_id: str) -> Stage:
+    return "warmup" if prompt_id.startswith("w") else "rl"
+
+
+def _drop(
+    group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
+) -> Decision:
+    graded = group.graded.get(member)
+    name = f"{group.prompt_id}-{member}"
+    failed = group.failed.get(member)
+    claim = graded or failed
+    message = TrajectoryDropped(
+        trajectory_id=name,
+        attempt=claim.attempt if claim else group.attempts.get(member, 0),
+        reason=reason,
+        tokens=tokens_sampled(graded) if graded else failed.tokens if failed else 0,
+        lag=lag,
+        again=again,
+        detail=detail,
+    )
+    return Decision(TRAJECTORY_DROPPED, message, key=name, id=name)
+
+
+def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
+    failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
+    tokens = tokens_sampled(*group.live()) + failed
+    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)
+    return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
+
+
+def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Decision]:
+    """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
+    two (of more than one) are left."""
+    if not again and len(group.live()) - len(old) < min(2, group.size):
+        return [_drop_group(group, "lag")]
+    return [
+        _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions), again=again)
+        for member in old
+    ]

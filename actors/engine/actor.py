@@ -1,0 +1,234 @@
+"""The engine actor: one inference server, its versions, and what others may know of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from actors.runtime.actor import VITALS_S, ActorDown, Context
+from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.publish import say
+from asyncrl.crash import crash_point
+from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
+from asyncrl.engine.errors import EngineError
+from asyncrl.engine.launch import EngineFailed, EngineProcess
+from topics.engines import (
+    ENGINE_GONE,
+    ENGINE_READY,
+    ENGINE_STOPPED,
+    ENGINE_UPDATING,
+    EngineGone,
+    EngineReady,
+    EngineUpdating,
+)
+from topics.topic import TRAINING, Topic
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.wire import Message, WireError
+
+_NEWS_S = 2.0  # for a newer version to be heard of, once an older one is not there any more
+
+
+async def main(context: Context) -> None:
+    """Play the engine until asked to stop."""
+    await EngineActor(context).run()
+
+
+class EngineActor:
+    """Follows `weights.published` in its order (not by the integer) and brings the server to the newest."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.settings = context.cast.engine
+        self._target: WeightsPublished | None = None
+        self._news = asyncio.Event()
+        self._loaded = ""  # key of the weights the server has confirmed
+        self._found = ""  # what it called them when somebody had changed that
+        self._answers = True
+        self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
+        self._server: EngineProcess | None = None
+        self._client: EngineClient | None = None
+        self._address = ""
+        self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])
+
+    async def run(self) -> None:
+        """Start (or find) the server, then follow the weights."""
+        newest = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        await self._listener.start(newest.sequence - 1 if newest is not None else 0)  # those before do not matter
+        stop = asyncio.create_task(self.context.stop.wait())
+        probes: list[asyncio.Task[None]] = []
+        try:
+            await self._open()
+            if self._client is not None:
+                probes = [asyncio.create_task(probe(self._client)) for probe in (self._probe, self._watch_load)]
+                for probe in probes:
+                    self.context.watch(probe)
+            await self._listener.caught_up()  # what was the newest in between may be pruned by now
+            while not self.context.stop.is_set():
+                target = self._target
+                self._news.clear()
+                if target is not None and target.key != self._loaded and self._answers:
+                    await self._bring(target)
+                    continue
+                news = asyncio.create_task(self._news.wait())
+                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
+                news.cancel()
+        except (EngineFailed, EngineError) as error:
+            raise ActorDown(f"engine {self._address or self.settings.kind}: {error}") from error
+        finally:
+            for task in (stop, *probes):
+                task.cancel()
+            await self._leave()
+
+    def _on_published(self, _topic: Topic[Any], published: WeightsPublished, _record: Record) -> None:
+        store = self.context.files.weights.absolute()
+        if not Path(os.path.abspath(published.location)).is_relative_to(store):  # a link in there is the owner's own
+            raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")
+        self._target = published
+        self._news.set()
+
+    async def _open(self) -> None:
+        settings, files = self.settings, self.context.files
+        if settings.kind == "scripted":
+            self._address = f"scripted:{self.context.actor_id}"
+            return
+        if settings.kind == "external":
+            number = int(self.context.actor_id.rsplit("-", 1)[1])
+            self._address = settings.addresses[number - 1]
+        else:
+            log_file = files.logs / f"{self.context.actor_id}.server.log"
+            self._server = EngineProcess(settings, log_file, files.engine_key_file(self.context.cast))
+            model = files.model_path(self.context.cast)
+            self._address = await self._server.start(model, "none")
+            self.context.watch(asyncio.create_task(self._watch_server(self._server)))
+        key = files.engine_key(self.context.cast)
+        self._client = EngineClient(self._address, api_key=key, control_timeout_s=settings.update_deadline_s)
+
+    async def _watch_server(self, server: EngineProcess) -> None:
+        words = await server.wait()
+        if not self.context.stop.is_set():
+            raise EngineFailed(f"the server ended: {words}")
+
+    async def _probe(self, client: EngineClient) -> None:
+        """Ask the server for its health all the time: a frozen one takes requests and answers none."""
+        lease_s, answered_at = self.context.cast.keepers.lease_s, time.monotonic()
+        while True:
+            began = time.monotonic()
+            with contextlib.suppress(TimeoutError, EngineError):
+                async with asyncio.timeout(lease_s / 2):
+                    if await client.health():
+                        answered_at = time.monotonic()
+                        await self._compare(client)
+            if self._updating and not (self._server is not None and self._server.frozen):
+                answered_at = time.monotonic()  # it may answer nobody while it loads, for engine.update_deadline_s
+            silent_s = began - answered_at
+            if silent_s > lease_s and self._answers:
+                words = f"its server at {self._address} has not answered for {silent_s:.0f} s"
+                if self._server is not None:
+                    self._server.kill()
+                    raise ActorDown(f"{words}; it is killed")
+                await self._lose(words)
+            elif silent_s < 0 and not self._answers:
+                self._answers = True
+                self._news.set()
+            await asyncio.sleep(lease_s / 4)
+
+    async def _compare(self, client: EngineClient) -> None:
+        """Ask the server which weights it has: somebody may have restarted or relabelled it. They are loaded again."""
+        loaded = self._loaded
+        found = str((await client.model_info()).get("weight_version"))
+        if loaded and found != loaded and self._loaded == loaded and not self._updating:
+            self.context.count("relabelled")
+            self.context.log.warning("server has other weights", found=found, expected=loaded)
+            self._loaded, self._found = "", found
+            self._news.set()
+
+    async def _lose(self, words: str) -> None:
+        """Somebody else's server is away: it gets its weights again when it is back."""
+        self._answers, self._loaded = False, ""
+        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, words))
+
+    async def _watch_load(self, client: EngineClient) -> None:
+        """Tell in the vital signs when the server last answered, and when it last had nothing to do or came further."""
+        last, vitals = EngineLoad(0, 0), self.context.vitals
+        vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
+        while True:
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(VITALS_S):
+                    load = await client.load()
+                now = vitals["answered_at_s"] = time.time()
+                # Requests that come to a paused server add to its queue, and no token to its caches.
+                if not load.requests or load.tokens != last.tokens:
+                    vitals["moved_at_s"] = now
+                vitals["requests"], last = load.requests, load
+            await asyncio.sleep(VITALS_S)
+
+    async def _bring(self, target: WeightsPublished) -> None:
+        """Bring the server to a version, unless it is overtaken by a newer one, or the server is away.
+
+        Raises:
+            EngineError, EngineFailed: the server does not take the newest version; or our own server is gone.
+        """
+        self._updating = True
+        try:
+            await self._update(target)
+        except EngineRefused as error:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_NEWS_S):
+                    await self._news.wait()
+            if self._target is target:
+                raise
+            self.context.log.info("older weights were refused", version=target.version, reason=str(error))
+        except EngineUnavailable as error:
+            if self._server is not None:
+                raise
+            await self._lose(f"its server was away when it should load version {target.version}: {error}")
+        finally:
+            self._updating = False
+
+    async def _update(self, target: WeightsPublished) -> None:
+        """Swap the weights, after all requests have come back with their partial tokens."""
+        began, engine_id = time.monotonic(), self.context.actor_id
+        updating = EngineUpdating(engine_id, target.line, target.version, found=self._found)
+        await self._say(ENGINE_UPDATING, updating)
+        crash_point("engine.updating")
+        if self._client is not None:
+            client, deadline = self._client, self.settings.update_deadline_s
+            try:
+                async with asyncio.timeout(deadline):
+                    await client.empty()
+                    await client.pause("in_place")
+                    crash_point("engine.paused")
+                    # Nothing runs: old caches stay behind under their own extra_key and need no flush.
+                    await client.update_weights(Path(target.location), target.key, False)
+                    await client.continue_generation()
+                    confirmed = (await client.model_info()).get("weight_version")
+            except TimeoutError:
+                words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
+                raise EngineFailed(words) from None
+            if confirmed != target.key:
+                raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
+        crash_point("engine.swapped")
+        self._loaded, self._found = target.key, ""
+        seconds = round(time.monotonic() - began, 4)
+        self.context.vitals.update(version=target.version, update_s=seconds)
+        ready = EngineReady(
+            engine_id, self._address, target.line, target.version, target.digest, self.settings.max_running, seconds
+        )
+        await self._say(ENGINE_READY, ready)
+
+    async def _say(self, topic: Topic[Any], message: Message) -> None:
+        await say(
+            self.context.bus, topic, message, key=self.context.actor_id, id=f"{self.context.actor_id}:{time.time_ns()}"
+        )
+
+    async def _leave(self) -> None:
+        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, ENGINE_STOPPED))
+        await self._listener.close()
+        if self._client is not None:
+            await self._client.close()
+        if self._server is not None:
+            await self._server.stop()

@@ -1,0 +1,116 @@
+"""What the learner knows: a pure function of the batch log and of its own, which stays small however long a run is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Cast
+from topics.actors import SKIP_REQUESTED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
+from topics.evals import EVAL_REQUESTED
+from topics.streams import CHECKPOINT_REQUESTED
+from topics.topic import Topic
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+_AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
+
+
+class LearnerState(msgspec.Struct):
+    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+
+    trained: int  # newest step said to be trained
+    asked_after: int  # a checkpoint is asked for of a later step than this
+    line: int = 0
+    published: dict[int, str] = {}  # newest line's digests, by version: of what may be trained again
+    checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
+    batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
+    evaluated: int | None = None  # newest version an evaluation was asked for
+    skip_requests: list[int] = []  # steps whose batches are to be passed over
+    skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
+    finished: int | None = None  # step at which training was said to be finished
+
+
+class LearnerFold:
+    """Batches to come, and how far training was said to be."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._origin = cast.origin
+        self._keep = cast.learner.keep_checkpoints
+        self._at_hand: dict[int, BatchPacked] = {}
+        self.state = LearnerState(cast.origin, cast.origin - 1)
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in."""
+        state = self.state
+        if topic is BATCH_PACKED:
+            self._on_packed(message, record)
+        elif topic is BATCH_TRAINED:
+            state.trained = message.step
+            state.line = message.line
+            if message.skipped:
+                state.skipped.append(message.step)
+        elif topic is WEIGHTS_PUBLISHED:
+            state.line = message.line
+            state.published[message.version] = message.digest
+        elif topic is CHECKPOINT_SAVED:
+            state.checkpoints = [*state.checkpoints, message][-self._keep :]
+            self._forget()
+        elif topic is CHECKPOINT_LOST:
+            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
+        elif topic is SKIP_REQUESTED:
+            state.skip_requests.append(message.step)
+        elif topic is EVAL_REQUESTED:
+            state.evaluated = message.version
+        elif topic is TRAINING_FINISHED:
+            state.finished = message.step
+        elif topic is CHECKPOINT_REQUESTED:
+            state.asked_after = max(state.asked_after, message.after)
+
+    def sequence(self, step: int) -> int | None:
+        """Where the batch log has a batch, once packed."""
+        return self.state.batches.get(step)
+
+    def at_hand(self, step: int) -> BatchPacked | None:
+        """A batch as it was read, if it is one of the newest."""
+        return self._at_hand.get(step)
+
+    def skips(self, step: int) -> bool:
+        """Whether a batch is passed over: where it was trained once, that decides."""
+        return step in (self.state.skipped if step <= self.state.trained else self.state.skip_requests)
+
+    def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
+        """Whether a checkpoint of this step is wanted.
+
+        Args:
+            every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
+                stands until a later checkpoint is saved.
+        """
+        newest = self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
+        passed = every > 0 and step // every > newest // every
+        return step > newest and (passed or self.state.asked_after >= newest)
+
+    @property
+    def _contained(self) -> int:
+        """Step of the oldest kept checkpoint: what came up to it is trained no more. One alone may prove unreadable."""
+        steps = [saved.step for saved in self.state.checkpoints]
+        return min(steps) if len(steps) > 1 else self._origin
+
+    def recall(self, topic: Topic[Any], packed: BatchPacked, record: Record) -> None:
+        """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
+        self.state.batches[packed.step] = record.sequence
+
+    def _on_packed(self, packed: BatchPacked, record: Record) -> None:
+        if packed.step <= self._contained:
+            return
+        self.state.batches[packed.step] = record.sequence
+        self._at_hand[packed.step] = packed
+        for step in sorted(self._at_hand)[:-_AT_HAND]:
+            del self._at_hand[step]
+
+    def _forget(self) -> None:
+        contained, state = self._contained, self.state
+        state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
+        state.published = {version: digest for version, digest in state.published.items() if version >= contained}

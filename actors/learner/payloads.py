@@ -1,0 +1,106 @@
+"""Fetching the tokens of a batch: its members name them by sequence and digest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+import xxhash
+
+from actors.runtime.actor import ActorFault
+from asyncrl.algorithms.batches import GradedTrajectory
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_message
+from asyncrl.bus.publish import BlobMissing, body_of
+from topics.batches import BatchMember, BatchPacked
+from topics.topic import TRAJECTORIES
+from topics.trajectories import TrajectoryGenerated
+from topics.wire import WireError, decode, prepare
+
+_AT_ONCE = 64  # payloads asked for at once
+_SHOWN = 3  # doubles that an error names
+
+
+class Payloads:
+    """The trajectories of batches, fetched as soon as a batch is known."""
+
+    def __init__(self, bus: Bus, temperature: float) -> None:
+        """
+        Args:
+            temperature: at which the tokens of RL were sampled.
+        """
+        self._bus = bus
+        self._temperature = temperature
+        prepare(TrajectoryGenerated)
+        self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
+
+    def begin(self, packed: BatchPacked) -> None:
+        """Start to fetch a batch, unless that has begun."""
+        if packed.step not in self._fetches:
+            self._fetches[packed.step] = asyncio.create_task(self._fetch(packed))
+
+    async def take(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+        """The trajectories of a batch by group, in the order it names them.
+
+        Raises:
+            ActorFault: tokens are gone, or are not those that were graded.
+        """
+        self.begin(packed)
+        return await self._fetches.pop(packed.step)
+
+    async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+        _check_doubles(packed)
+        limit = asyncio.Semaphore(_AT_ONCE)
+        temperature = self._temperature if packed.stage == "rl" else 1.0
+
+        async def fetch(member: BatchMember) -> GradedTrajectory:
+            async with limit:
+                payload = await self._payload(packed.step, member)
+            return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, temperature)
+
+        members: list[Coroutine[Any, Any, GradedTrajectory]] = [
+            fetch(member) for group in packed.groups for member in group.members
+        ]
+        fetched = iter(await asyncio.gather(*members))
+        return [[next(fetched) for _ in group.members] for group in packed.groups]
+
+    async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:
+        record = await read_message(self._bus, TRAJECTORIES, member.payload.sequence)
+        if record is None:
+            raise ActorFault(
+                f"batch {step}: the tokens of {member.trajectory_id} (message {member.payload.sequence}) are gone"
+            )
+        try:
+            body = await body_of(self._bus, record)
+        except (BlobMissing, WireError) as error:
+            raise ActorFault(f"batch {step}: the tokens of {member.trajectory_id}: {error}") from error
+        digest = xxhash.xxh3_64_hexdigest(body)
+        if digest != member.payload.digest:
+            raise ActorFault(
+                f"batch {step}: the tokens of {member.trajectory_id} have digest {digest}, "
+                f"{member.payload.digest} was graded"
+            )
+        payload = decode(TrajectoryGenerated, body)
+        if (payload.trajectory_id, payload.attempt) != (member.trajectory_id, member.attempt):
+            raise ActorFault(
+                f"batch {step}: message {member.payload.sequence} holds {payload.trajectory_id} (attempt "
+                f"{payload.attempt}), and the batch names it as {member.trajectory_id} (attempt {member.attempt})"
+            )
+        return payload
+
+
+def _check_doubles(packed: BatchPacked) -> None:
+    """A batch trains nobody twice, and no tokens twice.
+
+    Raises:
+        ActorFault: it would.
+    """
+    members = [member for group in packed.groups for member in group.members]
+    names = Counter(member.trajectory_id for member in members)
+    messages = Counter(member.payload.sequence for member in members)
+    found = [f"{name} is {count} of its members" for name, count in names.items() if count > 1]
+    found += [f"message {at} holds the tokens of {count} members" for at, count in messages.items() if count > 1]
+    if found:
+        raise ActorFault(f"batch {packed.step}: {'; '.join(found[:_SHOWN])}; a batch trains every trajectory once")

@@ -1,0 +1,133 @@
+"""The prompter: issues prompts as long as there is credit, in the seeded order of the data."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+import xxhash
+
+from actors.prompter.fold import PrompterFold, Wanted
+from actors.runtime.actor import Context
+from actors.runtime.keeper import Decision, Input, Keeper
+from actors.runtime.rows import as_faults, open_rows
+from asyncrl.data.protocol import DataError
+from asyncrl.data.row_maker import RowMaker
+from asyncrl.data.sources import label_reader
+from topics.actors import REISSUE_REQUESTED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
+from topics.topic import ACTORS, BATCHES, FLEET, PROMPTS, TRAINING
+from topics.trajectories import TRAJECTORY_DROPPED
+from topics.weights import TRAINING_FINISHED
+
+_AT_ONCE = 512  # decisions of one append
+_ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
+
+
+async def main(context: Context) -> None:
+    """Play the prompter until the run ends."""
+    cast = context.cast
+    fold = PrompterFold(cast)
+    keeper = Keeper(
+        context,
+        PROMPTS,
+        [
+            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
+            Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED]),
+            Input(ACTORS, [REISSUE_REQUESTED]),
+            Input(FLEET, [ADMISSION_PAUSED, ADMISSION_RESUMED]),
+        ],
+        fold,
+        own_headers_only=True,
+    )
+    opened = asyncio.Event()
+    starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
+    labels_for = label_reader(cast.reward.function, warmup_steps=cast.warmup.steps)
+    async with open_rows(context, cast.task.source, cast.seed, labels_for, on_rows=keeper.wake) as rows:
+        per_epoch = rows.opened.rows_per_epoch
+        fold.end = cast.task.epochs * per_epoch if cast.task.epochs and per_epoch else None
+        opened.set()
+        await starting
+        with as_faults():
+            await Prompter(context, keeper, fold, rows).run()
+    await keeper.close()
+
+
+class Prompter:
+    """Issues what there is credit for, as soon as its rows are made."""
+
+    def __init__(self, context: Context, keeper: Keeper, fold: PrompterFold, rows: RowMaker) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._fold = fold
+        self._rows = rows
+        self._rows_each = context.cast.warmup.rows_per_trajectory
+        self._waits_for: int | None = None  # a row
+
+    async def run(self) -> None:
+        """Issue prompts until asked to stop."""
+        fold, vitals = self._fold, self._context.vitals
+        while not self._context.stop.is_set():
+            wanted = fold.wanted()
+            vitals["open_groups"] = fold.open_groups
+            vitals["no_more_prompts"] = float(fold.at_end)
+            decisions = self._decide(wanted[:_AT_ONCE])
+            self._tell(self._rows.making if wanted and not decisions else None)
+            if decisions:
+                await self._keeper.append(decisions)
+            else:
+                await self._keeper.changes()
+
+    def _decide(self, wanted: list[Wanted]) -> list[Decision]:
+        """Issue the first of what is wanted, up to the first row that is not made yet.
+
+        Raises:
+            DataError: the very first needs a row that cannot be made.
+        """
+        if wanted:
+            coming = (place for item in self._fold.coming() for place in item.rows(self._rows_each))
+            self._rows.want(islice(coming, max(_ROWS_AHEAD, self._rows_each)))
+        decisions: list[Decision] = []
+        for item in wanted:
+            places = item.rows(self._rows_each) if item.carries_rows else range(0)
+            try:
+                rows = [row for place in places if (row := self._rows.get(place)) is not None]
+            except DataError:
+                if not decisions:
+                    raise
+                break  # what comes before it is issued first
+            if len(rows) < len(places):
+                break
+            decisions.append(decide(item, self._context.cast.seed, rows))
+        return decisions
+
+    def _tell(self, row: int | None) -> None:
+        """Let the vital signs show the row that everything waits for, and for how long."""
+        if row != self._waits_for:
+            self._waits_for = row
+            self._context.doing("" if row is None else f"makes row {row}")
+
+
+def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
+    """The message that issues one trajectory: a pure function of its number, the seed and its rows."""
+    name = f"{wanted.prompt_id}-{wanted.member}"
+    message = PromptIssued(
+        prompt_id=wanted.prompt_id,
+        member=wanted.member,
+        group_size=wanted.group_size,
+        rows=rows,
+        stage=wanted.stage,
+        attempt=wanted.attempt,
+        min_version=wanted.min_version,
+        seed=sampling_seed(seed, name, wanted.attempt),
+        origin=wanted.origin,
+    )
+    return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")
+
+
+def sampling_seed(seed: int, trajectory_id: str, attempt: int) -> int:
+    """What an attempt at a trajectory is sampled with, by the seed of the run."""
+    return xxhash.xxh3_64_intdigest(f"{seed}:{trajectory_id}:{attempt}".encode()) >> 1

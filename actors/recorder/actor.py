@@ -1,0 +1,139 @@
+"""The recorder: writes what happened for people. It reads the logs from its own recorded positions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from actors.recorder.files import MetricsFile
+from actors.recorder.fold import RecorderFold
+from actors.recorder.samples import Sampler
+from actors.runtime.actor import Context
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_last_of_each
+from asyncrl.bus.provision import stream_states
+from asyncrl.telemetry.plot import draw_reward
+from topics.actors import KEEPER_TOPICS, RUN_OPENED
+from topics.topic import ACTORS, BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING, Stream, Topic
+from topics.trajectories import TRAJECTORY_FAILED
+
+# In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
+_LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
+    ACTORS: (RUN_OPENED,),
+    BATCHES: (),
+    TRAINING: (),
+    GRADES: (TRAJECTORY_FAILED,),  # grades come again in batches and drops
+    EVALS: (),
+    ENGINES: (),
+}
+_COUNTED_BYTES = 512  # of a message that counts as one of keepers.snapshot_every
+_ROWS = 1024  # rows that wait for being written
+
+
+async def main(context: Context) -> None:
+    """Play the recorder: rows while the run goes on, summary and plot when it ends."""
+    recorder = Recorder(context)
+    await recorder.run()
+
+
+class Recorder:
+    """Folds every log, from where its files tell that they end."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.fold = RecorderFold()
+        self._news = asyncio.Event()
+        self._file = MetricsFile(context.files.root)
+        self._samples = Sampler(context)
+        self._positions = {stream.name: 0 for stream in _LOGS}
+        self._since = 0  # messages since the positions were stored, large ones more than once
+
+    async def run(self) -> None:
+        """Follow until asked to stop, then write what the run amounts to."""
+        await self._go_on()
+        await self._samples.begin()
+        listeners = {stream: self._listener(stream) for stream in _LOGS}
+        for stream, listener in listeners.items():
+            await listener.start(self._positions[stream.name])
+            await listener.caught_up()
+        stop = asyncio.create_task(self.context.stop.wait())
+        while not stop.done():
+            self._news.clear()
+            self._write_rows()
+            await self._samples.write()
+            news = asyncio.create_task(self._news.wait())
+            await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        for stream, listener in listeners.items():  # what was said before the end belongs to the summary
+            await listener.close()
+            await self._listener(stream).read(after=listener.last)
+        self._write_rows()
+        self._file.store(self._positions, self.fold.state)
+        await self._summarise()
+        await self._samples.write()
+
+    async def _go_on(self) -> None:
+        """Take up what the files tell; anew where they tell nothing, or of other logs."""
+        bus, recorded = self.context.bus, self._file.read()
+        if recorded is not None:
+            states = await patiently(bus, lambda: stream_states(bus, list(_LOGS)))
+            ends = {name: int(state["last_seq"]) for name, state in states.items()}
+            if recorded.positions.keys() == ends.keys() and all(
+                0 <= position <= ends[name] for name, position in recorded.positions.items()
+            ):
+                self._positions, self.fold.state = recorded.positions, recorded.state
+                self.context.log.info("metrics go on", rows_bytes=recorded.rows_bytes, **recorded.positions)
+            else:
+                recorded = None
+        self._file.begin(recorded)
+
+    async def _summarise(self) -> None:
+        root, steps = self.context.files.root, self._file.steps()
+        self.fold.issued = await self._count_issued()
+        summary = self.fold.summary(self.context.bus.run, steps)
+        summary["metrics"] = str(self._file.path)
+        if self.context.cast.recorder.plot and steps:
+            summary["plot"] = str(root / "reward.png")
+            await asyncio.to_thread(
+                draw_reward,
+                root / "reward.png",
+                f"run {self.context.bus.run}: reward of {len(steps)} steps",
+                [step.time_s for step in steps],
+                rewards=[step.reward_mean for step in steps],
+                lags=[step.lag_mean_versions for step in steps],
+            )
+        (root / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+
+    def _listener(self, stream: Stream) -> Listener:
+        unread = [topic.subject(self.context.bus.run) for topic in KEEPER_TOPICS]
+        return self.context.listen(stream, self._take, _LOGS[stream], unread=unread)
+
+    async def _count_issued(self) -> int:
+        """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
+        bus, cast = self.context.bus, self.context.cast
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
+        own = [f"asyncrl.{bus.run}.prompter.*"]
+        keepers = len(await read_last_of_each(bus, PROMPTS, own))
+        warmup = cast.warmup.steps * (cast.warmup.batch_rows // cast.warmup.rows_per_trajectory)
+        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
+
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        if message is not None:
+            self.fold.apply(topic, message, record)
+        self._positions[record.stream.name] = record.sequence
+        self._since += 1 + len(record.data) // _COUNTED_BYTES
+        if self._since >= self.context.cast.keepers.snapshot_every:
+            self._write_rows()
+            self._since = 0
+            self._file.store(self._positions, self.fold.state)
+        elif len(self.fold.rows) >= _ROWS:
+            self._write_rows()
+        elif self.fold.rows:
+            self._news.set()
+
+    def _write_rows(self) -> None:
+        rows, self.fold.rows = self.fold.rows, []
+        if rows:
+            self._file.append(rows)

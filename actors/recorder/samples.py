@@ -1,0 +1,77 @@
+"""The recorder's samples: a few texts of each batch and evaluation, read before their tokens are trimmed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from itertools import chain, islice, zip_longest
+from typing import Any
+
+from actors.runtime.actor import Context
+from asyncrl.bus.log import last_sequence, patiently, read_next
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, of_evaluation
+from topics.batches import BATCH_PACKED, BatchPacked
+from topics.evals import EVAL_SCORED
+from topics.topic import TRAJECTORIES, Topic
+from topics.wire import WireError
+
+_MB = 1_000_000
+_TOPICS: dict[Event, Topic[Any]] = {"step": BATCH_PACKED, "eval": EVAL_SCORED}
+
+
+class Sampler:
+    """Reads batches and evaluations one after the other, from where the samples file ends."""
+
+    def __init__(self, context: Context) -> None:
+        settings, self._bus = context.cast.recorder, context.bus
+        self._count = settings.samples
+        self._file = SamplesFile(context.files.root, settings.samples_mb * _MB)
+        self._reader = SampleReader(context.bus, context.files.model_path(context.cast))
+        self._after: dict[Event, int] = {}  # sequence of the newest message that was read
+        self._first = 0  # sequence of the oldest result that was stored at the start
+
+    async def begin(self) -> None:
+        """Take up where the file ends; anew where it is of other logs."""
+        if self._count:
+            states = await patiently(self._bus, lambda: stream_states(self._bus, [TRAJECTORIES]))
+            self._first = int(states[TRAJECTORIES.name]["first_seq"])
+            self._after = self._file.begin()
+            ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}
+            if any(self._after[event] > end for event, end in ends.items()):
+                self._file.path.unlink()
+                self._after = self._file.begin()
+
+    async def write(self) -> None:
+        """Append samples of everything that was stored since."""
+        for event, topic in _TOPICS.items() if self._count else ():
+            async for sequence, message in self._since(event, topic):
+                if isinstance(message, BatchPacked):
+                    step, samples = message.step, await self._of_batch(message)
+                else:
+                    step, samples = message.version, of_evaluation(message)[: self._count]
+                if samples:
+                    self._file.append(SampleRow(event, step, sequence, samples))
+
+    async def _since(self, event: Event, topic: Topic[Any]) -> AsyncIterator[tuple[int, Any]]:
+        subject = topic.subject(self._bus.run)
+        while (record := await read_next(self._bus, topic.stream, subject, self._after[event] + 1)) is not None:
+            self._after[event] = record.sequence
+            try:
+                message = await read(self._bus, topic.message, record)
+            except (WireError, BlobMissing):
+                continue  # the log's readers keep it as a dead letter
+            yield record.sequence, message
+
+    async def _of_batch(self, packed: BatchPacked) -> list[Sample]:
+        """One member of each of the first groups, of all groups a second one, and so on."""
+        members = chain.from_iterable(zip_longest(*(group.members for group in packed.groups)))
+        found = []
+        for member in islice(filter(None, members), self._count):
+            if member.payload.sequence < self._first:
+                continue  # it was trimmed long ago
+            sample = await self._reader.read(member.trajectory_id, member.payload.sequence)
+            if sample is not None:
+                sample.reward = member.reward
+                found.append(sample)
+        return found

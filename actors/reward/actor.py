@@ -1,0 +1,125 @@
+"""The reward worker: grades generated trajectories."""
+
+from __future__ import annotations
+
+import xxhash
+
+from actors.runtime.actor import ActorFault, Context
+from actors.runtime.failures import say_failure
+from actors.runtime.poison_guard import Suspects
+from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
+from asyncrl.bus.provision import QUEUES
+from asyncrl.bus.publish import body_of, say
+from asyncrl.rewards.functions import FunctionError
+from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from topics.trajectories import (
+    TRAJECTORY_GRADED,
+    FailureReason,
+    Reference,
+    TrajectoryGenerated,
+    TrajectoryGraded,
+    tokens_sampled,
+)
+from topics.wire import WireError
+
+
+async def main(context: Context) -> None:
+    """Play a reward worker until asked to stop."""
+    settings = context.cast.reward
+    try:
+        grader = await open_grader(
+            settings.function,
+            base=context.files.base,
+            workers=settings.children,
+            time_limit_s=settings.time_limit_s,
+            memory_mb=settings.memory_mb,
+        )
+    except (GraderError, FunctionError) as error:
+        raise ActorFault(str(error)) from error
+    worker = RewardWorker(context, grader)
+    try:
+        await WorkerLoop(context, QUEUES["reward"], TrajectoryGenerated, worker.handle, settings.in_flight).run()
+    finally:
+        await worker.close()
+
+
+class RewardWorker:
+    """Grades one trajectory at a time, many at once."""
+
+    def __init__(self, context: Context, grader: Grader) -> None:
+        self._context = context
+        self._grader = grader
+        self._suspects = Suspects(context)
+
+    async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
+        """Say a grade, or the claim that there can be none."""
+        if self._suspects.doubts(delivery.at.deliveries - 1):
+            poison = await self._suspects.alone(delivery)
+            return bool(poison) and await self._fail(generated, delivery, "poison", poison)
+        return await self._grade(generated, delivery)
+
+    async def close(self) -> None:
+        """End what was started for grading."""
+        await self._suspects.close()
+        await self._grader.close()
+
+    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
+        if generated.stage == "warmup":
+            await self._say_grade(generated, delivery, 0.0, {})
+            return True
+        if not generated.rows:
+            raise WireError(f"{generated.trajectory_id} has no row to be graded against")
+        row = generated.rows[0]
+        request = GradeRequest(
+            completion=generated.completion,
+            prompt=row.prompt,
+            label=row.label,
+            metadata=row.metadata,
+            trajectory_id=generated.trajectory_id,
+        )
+        try:
+            with delivery.waiting("its reward"):  # in the queue of the grader, then for its time limit at most
+                result = await self._grader.grade(request)
+        except RewardFailed as error:
+            return await self._fail(generated, delivery, "reward", str(error))
+        await self._say_grade(generated, delivery, result.reward, result.metrics)
+        return True
+
+    async def _fail(
+        self,
+        generated: TrajectoryGenerated,
+        delivery: Delivery[TrajectoryGenerated],
+        reason: FailureReason,
+        detail: str,
+    ) -> bool:
+        tokens = tokens_sampled(generated)
+        return await say_failure(self._context, generated, delivery, reason, detail, tokens)
+
+    async def _say_grade(
+        self,
+        generated: TrajectoryGenerated,
+        delivery: Delivery[TrajectoryGenerated],
+        reward: float,
+        metrics: dict[str, float],
+    ) -> None:
+        body = await body_of(self._context.bus, delivery.record)
+        name = generated.trajectory_id
+        message = TrajectoryGraded(
+            trajectory_id=name,
+            attempt=generated.attempt,
+            delivery=delivery.at.deliveries,
+            prompt_id=generated.prompt_id,
+            member=generated.member,
+            group_size=generated.group_size,
+            stage=generated.stage,
+            payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
+            versions=generated.versions,
+            reward=reward,
+            truncated=generated.truncated,
+            metrics=metrics,
+            discarded=generated.discarded,
+        )
+        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
+        with delivery.waiting(PUBLISHING):
+            await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
+        self._context.count("graded")

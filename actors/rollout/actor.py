@@ -1,0 +1,119 @@
+"""The rollout worker: runs rollout functions on engines, publishes progress and results, resumes others' work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.rollout.ends import EVERY, Ends
+from actors.rollout.execution import Execution, Tools
+from actors.rollout.progress_log import ProgressLog, ProgressReader
+from actors.runtime.actor import ActorFault, Context
+from actors.runtime.engine_pool import EnginePool
+from actors.runtime.generator import as_served
+from actors.runtime.poison_guard import Suspects
+from actors.runtime.worker import Delivery, WorkerLoop
+from asyncrl.bus.group_rows import GroupRows
+from asyncrl.bus.log import Record, last_sequence
+from asyncrl.bus.provision import QUEUES
+from asyncrl.data.model_dir import ModelError, check_model_directory
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.rewards.functions import FunctionError, load_rollout
+from asyncrl.rollout.context import RolloutFunction, single_turn
+from asyncrl.rollout.journal import branch_tasks
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.prompts import PromptIssued
+from topics.topic import BATCHES, PROMPTS, Topic
+from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
+
+
+async def main(context: Context) -> None:
+    """Play a rollout worker until asked to stop."""
+    worker = RolloutWorker(context)
+    await worker.run()
+
+
+class RolloutWorker:
+    """Many trajectories at once, each a task of its own."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        cast = context.cast
+        name = cast.task.rollout
+        try:
+            model = check_model_directory(context.files.model_path(cast))
+            tokenizer = TaskTokenizer.load(context.files.model_path(cast))
+            function: RolloutFunction = (
+                single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
+            )
+        except (ModelError, TokenizerError, FunctionError) as error:
+            raise ActorFault(str(error)) from error
+        self.pool = EnginePool(context)
+        self.tools = Tools(
+            context,
+            self.pool,
+            tokenizer,
+            function,
+            set(),
+            Suspects(context),
+            GroupRows(context.bus),
+            model.context,
+            as_served(model, cast.engine),
+            ProgressLog(context),
+            ProgressReader(context.bus, context.refuse),
+        )
+        self._ends = Ends()
+        self._old_work = 0  # sequence of the newest prompt issued before this worker listened
+        self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
+        self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
+        self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
+            context, QUEUES["rollout"], PromptIssued, self.handle, cast.rollout.slots
+        )
+
+    async def run(self) -> None:
+        """Work until asked to stop."""
+        branch_tasks(asyncio.get_running_loop())
+        await self.pool.start()
+        # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
+        await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
+        self._old_work = await last_sequence(self.context.bus, PROMPTS)
+        await self.loop.run()
+        await self.tools.suspects.close()
+        await self._ends_listener.close()
+        await self.pool.close()
+
+    async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        """Finish one trajectory, or find that somebody did, or that it has ended while it waited in the queue."""
+        self.tools.rows.learn(issued)
+        look = self._must_look(delivery, issued)
+        self._working[issued.trajectory_id] = (issued.attempt, delivery)
+        try:
+            looks_up = look or self._ends.may_miss(delivery.record.time_ns)
+            if self._ends.include(issued) or (looks_up and await self._ends.look_up(self.context.bus, issued)):
+                self.context.count("ended_unworked")
+                return True
+            return await Execution(self.tools, issued, delivery).run(look=look)
+        finally:
+            if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
+                del self._working[issued.trajectory_id]
+
+    def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
+        """Whether somebody may have worked on it before.
+
+        A first delivery of something issued while this worker was listening, on a connection that never broke, is new;
+        should that be wrong after all, the fence refuses what it says.
+        """
+        fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
+        return not fresh or delivery.at.stream_sequence <= self._old_work
+
+    def _on_end(self, _topic: Topic[Any], message: GroupDropped | TrajectoryDropped, record: Record) -> None:
+        """Stop work on what the buffer has ended."""
+        self._ends.add(message, record.time_ns)
+        if isinstance(message, GroupDropped):
+            ended = [name for name in self._working if name.rsplit("-", 1)[0] == message.prompt_id]
+        else:
+            attempt, _ = self._working.get(message.trajectory_id, (EVERY, None))
+            ended = [message.trajectory_id] if attempt <= message.attempt else []
+        for name in ended:
+            self.context.count("stopped")
+            self._working.pop(name)[1].end(done=True)

@@ -1,0 +1,262 @@
+"""One trajectory on a rollout worker: run its function, keep its progress, say its result."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AbstractContextManager
+from typing import NamedTuple
+
+import numpy as np
+
+from actors.rollout.progress import Progress
+from actors.rollout.progress_log import ProgressLog, ProgressReader
+from actors.runtime.actor import Context
+from actors.runtime.engine_pool import EnginePool
+from actors.runtime.failures import say_failure
+from actors.runtime.generator import Asker, Generator
+from actors.runtime.poison_guard import Suspects
+from actors.runtime.worker import Delivery
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
+from asyncrl.bus.publish import Fenced
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.rewards.functions import last_lines
+from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction
+from asyncrl.rollout.journal import Diverged
+from topics.prompts import PromptIssued, PromptRow
+from topics.trajectories import (
+    Answer,
+    FailureReason,
+    Segment,
+    TrajectoryGenerated,
+    count_versions,
+)
+from topics.wire import Int32Array
+
+
+class RolloutFailed(Exception):
+    """The user's rollout function raised."""
+
+
+class Tools(NamedTuple):
+    """What every trajectory of a worker shares."""
+
+    context: Context
+    pool: EnginePool
+    tokenizer: TaskTokenizer
+    function: RolloutFunction
+    under_way: set[Progress]
+    suspects: Suspects
+    rows: GroupRows
+    model_context: int  # tokens that the trained model takes
+    served: ModelInfo  # the model as engines serve it
+    log: ProgressLog
+    reader: ProgressReader
+
+
+class Execution(Asker):
+    """One trajectory on this worker: the host of its rollout context, and whoever asks for its generations."""
+
+    def __init__(self, tools: Tools, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
+        self._tools = tools
+        self._context = tools.context
+        self._settings = tools.context.cast.rollout
+        self._issued = issued
+        self._delivery = delivery
+        self._progress = self._open_progress()
+        self._generator = Generator(tools.context, tools.pool, tools.tokenizer, tools.served, self)
+        # What may be lost with the worker is bounded: what comes at a time is no more than that.
+        self.chunk_tokens = min(self.chunk_tokens, self._settings.progress_limit)
+        self.quiet_tokens = min(self.quiet_tokens, self._settings.progress_limit)
+
+    async def run(self, *, look: bool) -> bool:
+        """Run the rollout function and publish what came of it; True when the work is done and said.
+
+        Args:
+            look: whether somebody may have worked on it before.
+        """
+        progress = self._progress
+        try:
+            if look and await progress.look():
+                return True
+            if self._delivery.at.deliveries > 1:
+                if self._issued.stage == "rl":
+                    await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
+                if self._tools.suspects.doubts(progress.fruitless):
+                    poison = await self._tools.suspects.alone(self._delivery, self._came_to)
+                    return bool(poison) and await self._say_failure("poison", poison)
+                await progress.hold()  # from here on nothing of whoever had it before passes the fence
+            failed = await self._attempt()
+            if failed is None:
+                return True
+            return await self._say_failure(*failed)
+        except Fenced:
+            self._context.count("fenced")
+            return await progress.is_generated()
+        except asyncio.CancelledError:
+            leaves = self._context.stop.is_set() and self._delivery.verdict is None
+            if leaves and (progress.unkept or progress.is_in_vain):
+                # Asked to leave: whoever comes next goes on from here, and does not count this run as a death. The
+                # fence may already hold what was being published when this came; then there is nothing to add.
+                with contextlib.suppress(Fenced):
+                    await progress.keep()
+            raise
+        finally:
+            progress.close()
+
+    async def _attempt(self) -> tuple[FailureReason, str] | None:
+        """Run the rollout function and publish its result, or say why there can be none."""
+        try:
+            rows = await self._tools.rows.of(self._issued)
+            if self._issued.stage == "warmup":
+                await self._say_result([], self._supervised(rows), "", truncated=False)
+            else:
+                self._tools.under_way.add(self._progress)
+                await self._roll_out(rows)
+        except Diverged as error:
+            return "diverged", str(error)
+        except (EngineRefused, RowsUnreadable, TokenizerError) as error:
+            return "refused", str(error)
+        except RolloutFailed as error:
+            return "rollout", str(error)
+        finally:
+            self._tools.under_way.discard(self._progress)
+        return None
+
+    async def _say_failure(self, reason: FailureReason, detail: str) -> bool:
+        tokens = self._delivery.tokens + self._progress.discarded
+        return await say_failure(self._context, self._issued, self._delivery, reason, detail, tokens)
+
+    def _open_progress(self) -> Progress:
+        return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
+
+    async def _came_to(self) -> int:
+        """How far it has come, with whichever worker."""
+        progress = self._open_progress()
+        await progress.look()
+        return progress.came_to
+
+    async def _engine_there(self) -> None:
+        """Wait until an engine could take a request."""
+        with self.waiting(f"an engine with version {self._issued.min_version}"):
+            self._tools.pool.release(await self._tools.pool.choose(self._issued.min_version))
+
+    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
+        """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
+        if self._delivery.tokens and len(input_ids) >= self._tools.served.context:
+            answer.done, answer.finish = True, "length"  # a conversation has reached the end of the context
+            return
+        settings = self._settings
+        sampling = SamplingParams(
+            max_new_tokens=limits.max_new_tokens,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            top_k=settings.top_k,
+            min_p=settings.min_p,
+            stop=limits.stop,
+            seed=self._issued.seed,
+        )
+        await self._generator.extend(input_ids, answer, sampling, self._issued.min_version)
+
+    # -- what the generator tells
+
+    async def prepare(self, budget: int) -> None:
+        """Keep what would be lost by more than the bound: a short request tells nothing while it is under way."""
+        if self._progress.unkept + min(budget, self.quiet_tokens) > self._settings.progress_limit:
+            await self.keep()
+
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """The time of something that has a limit of its own, or waits for an engine."""
+        return self._delivery.waiting(place)
+
+    def requested(self, engine_id: str, budget: int) -> None:
+        """A request for so many tokens is made."""
+        self._delivery.place = engine_id
+        self._progress.left += budget
+
+    def sampled(self, tokens: int, line: int) -> None:
+        """New tokens came."""
+        self._progress.lines.add(line)
+        self._progress.left -= tokens
+        self._delivery.tokens += tokens
+        self._delivery.advanced()
+        self._context.count("tokens", tokens)
+
+    def discarded(self, tokens: int) -> None:
+        """Tokens came that belong to no answer."""
+        self._progress.discarded += tokens
+
+    def streamed(self) -> None:
+        """A chunk of a longer request came: progress may be due."""
+        if self._progress.due:
+            for progress in list(self._tools.under_way):
+                progress.keep_with_others()
+
+    def ended(self, rest: int) -> None:
+        """The request is over; so many of its tokens did not come."""
+        self._progress.left -= rest
+        self._delivery.place = ""
+
+    async def _roll_out(self, rows: list[PromptRow]) -> None:
+        issued, tools = self._issued, self._tools
+        limits = Limits(self._settings.max_new_tokens, self._settings.stop)
+        rollout = RolloutContext(
+            tools.tokenizer,
+            self._progress.journal,
+            self,
+            seed=issued.seed,
+            limits=limits,
+            tool_limit_s=self._settings.tool_limit_s,
+        )
+        token = self._progress.journal.begin()
+        try:
+            await tools.function(rows[0], rollout)
+        except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
+            raise
+        except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
+            raise RolloutFailed(last_lines(error)) from error
+        finally:
+            self._progress.journal.end(token)
+        segments = rollout.segments()
+        if not segments:
+            raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
+        await self._say_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
+
+    async def keep(self) -> None:
+        """Publish what the rollout function was told; returns when it is stored."""
+        await self._progress.keep()
+
+    def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
+        """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""
+        segments = []
+        for row in rows:
+            tokens, mask = self._tools.tokenizer.encode_supervised(row, max_tokens=self._tools.model_context)
+            zeros = np.zeros(len(tokens), np.float32)
+            segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
+        return segments
+
+    async def _say_result(
+        self, rows: list[PromptRow], segments: list[Segment], completion: str, *, truncated: bool
+    ) -> None:
+        issued = self._issued
+        message = TrajectoryGenerated(
+            trajectory_id=issued.trajectory_id,
+            attempt=issued.attempt,
+            delivery=self._delivery.at.deliveries,
+            prompt_id=issued.prompt_id,
+            member=issued.member,
+            group_size=issued.group_size,
+            stage=issued.stage,
+            rows=rows,
+            segments=segments,
+            completion=completion,
+            versions=count_versions(segments),
+            truncated=truncated,
+            lines=sorted(self._progress.lines),
+            discarded=self._progress.discarded,
+        )
+        await self._progress.say_result(message)
+        self._context.count("generated")

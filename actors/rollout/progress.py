@@ -1,0 +1,276 @@
+"""The progress of one trajectory on a rollout worker: stored in the worker's log, and found again by the next worker.
+
+The first time, a message inside the trajectory's fence names the log. After that an entry costs little, because it
+shares a message with others: whoever is due takes along those that are nearly so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TypeVar
+
+from actors.rollout.progress_log import ProgressLog, ProgressReader, StoredEntry
+from actors.runtime.actor import Context
+from actors.runtime.worker import PUBLISHING, Delivery
+from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, read, say_fenced
+from asyncrl.crash import crash_point
+from asyncrl.rollout.journal import Journal
+from topics.prompts import PromptIssued
+from topics.table import topic_of
+from topics.topic import TRAJECTORIES, Topic
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    Holding,
+    ProgressEntry,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+)
+from topics.wire import Message, WireError
+
+M = TypeVar("M", bound=Message)
+
+_COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
+
+
+class Progress:
+    """What a rollout function was answered, and how much of it is stored.
+
+    Raises, from whatever publishes:
+        Fenced: another worker holds the trajectory; this one has lost it.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        issued: PromptIssued,
+        delivery: Delivery[PromptIssued],
+        log: ProgressLog,
+        reader: ProgressReader,
+    ) -> None:
+        self.journal = Journal()
+        self.lines: set[int] = set()  # of weights that sampled tokens
+        self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
+        self.discarded = 0  # sampled tokens that belong to no answer
+        self.left = 0  # tokens that the requests under way may still bring
+        self._context = context
+        self._limit = context.cast.rollout.progress_limit
+        self._issued = issued
+        self._delivery = delivery
+        self._log = log
+        self._reader = reader
+        self._name = issued.trajectory_id
+        self._newest = 0  # sequence of the newest message inside the fence
+        self._before: list[Holding] = []  # the progress that this delivery continues
+        self._is_held = False  # the fence names this worker's log
+        self._is_stored = False  # and something is there
+        self._reconnects = context.bus.reconnects  # when the fence was last known to be ours
+        self._stored_tokens = 0
+        self._entries = 0  # stored, those that this delivery continues among them
+        self._holding = asyncio.Lock()
+        self._background: asyncio.Task[None] | None = None
+        self._is_offered = False  # to the log, which has not stored it yet
+        self._over = False
+
+    @property
+    def came_to(self) -> int:
+        """Sequence of the newest message in which it came further before this delivery; 0 where there is none."""
+        return self._before[-1].until if self._before else 0
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether the fence names this run, and nothing that it stored."""
+        return self._is_held and not self._is_stored
+
+    @property
+    def unkept(self) -> int:
+        """Sampled tokens that are lost if this process dies now."""
+        return self._delivery.tokens - self._stored_tokens
+
+    @property
+    def due(self) -> bool:
+        """Whether more than the limit could be lost before long: tokens go on coming until it is stored."""
+        return (
+            self.unkept >= self._limit - self._limit // 32 and self._can_exceed and not (self._over or self._is_offered)
+        )
+
+    async def look(self) -> bool:
+        """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""
+        newest = await self._read_newest()
+        if newest is None:
+            return False
+        if (attempt := attempt_of(newest)) is None:
+            self._pass_over(newest, "its header attempt is no number")
+        elif attempt != self._issued.attempt:
+            self._newest = newest.sequence
+            return attempt > self._issued.attempt  # this attempt has ended, another was issued
+        elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
+            return True
+        else:
+            await self._resume(newest)
+        return False
+
+    async def is_generated(self) -> bool:
+        """Whether this attempt has its result."""
+        newest = await self._read_newest()
+        return (
+            newest is not None
+            and topic_of(newest.subject) is TRAJECTORY_GENERATED
+            and attempt_of(newest) == self._issued.attempt
+        )
+
+    async def hold(self) -> None:
+        """Have the fence name this worker: from here on nothing that another worker stores counts."""
+        async with self._holding:
+            if self._is_held:
+                await self._check_fence()
+                return
+            message = TrajectoryProgressed(
+                trajectory_id=self._name,
+                attempt=self._issued.attempt,
+                delivery=self._delivery.at.deliveries,
+                log=self._log.key,
+                offset=self._stored_tokens,
+                before=self._before,
+                fruitless=self.fruitless + 1,
+            )
+            reconnects = self._context.bus.reconnects
+            await self._say(TRAJECTORY_PROGRESSED, message)
+            self._is_held, self._reconnects = True, reconnects
+            crash_point("progress.held")
+
+    async def keep(self) -> None:
+        """Store the journal as it is now; returns when the server has it."""
+        await self.hold()
+        with self._delivery.waiting(PUBLISHING):
+            await self._log.store(self)
+
+    def keep_with_others(self) -> None:
+        """Store it with the next message of the log if it is due or nearly so; a lost fence ends the work here."""
+        if self.unkept < _COMPANY * self._limit or not self._can_exceed or self._over or self._is_offered:
+            return
+        self._is_offered = True
+        if self._is_held and self._is_certain:
+            self._log.offer(self)
+        else:
+            self._background = asyncio.create_task(self.keep())
+            self._background.add_done_callback(self._kept)
+
+    def entry(self) -> ProgressEntry:
+        """Return what is new, for the worker's log."""
+        return ProgressEntry(
+            trajectory_id=self._name,
+            attempt=self._issued.attempt,
+            delivery=self._delivery.at.deliveries,
+            offset=self.journal.tokens,
+            journal=self.journal.news(),
+            lines=sorted(self.lines),
+            discarded=self.discarded,
+            follows=self._entries,
+        )
+
+    def stored(self, entry: ProgressEntry) -> None:
+        """Note that an entry is stored."""
+        self._is_offered = False
+        self.journal.told(entry.journal)
+        self._stored_tokens, self._is_stored = entry.offset, True
+        self._entries += 1
+        self._context.count("progressed")
+        self._delivery.advanced()
+
+    async def say_result(self, message: TrajectoryGenerated) -> None:
+        """Publish the result; no progress comes any more."""
+        self.close()
+        if self._background is not None:
+            await asyncio.wait({self._background})
+        await self._say(TRAJECTORY_GENERATED, message)
+
+    def close(self) -> None:
+        """Begin no more messages of its own accord."""
+        self._over = True
+        self._log.withdraw(self)
+
+    async def _say(self, topic: Topic[M], message: M) -> None:
+        id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
+        bus = self._context.bus
+        with self._delivery.waiting(PUBLISHING):
+            self._newest = await say_fenced(bus, topic, message, key=self._name, id=id, expected=self._newest)
+
+    @property
+    def _can_exceed(self) -> bool:
+        """Whether more than the limit could be lost with the tokens that the requests under way may still bring."""
+        return self.unkept + self.left > self._limit
+
+    @property
+    def _is_certain(self) -> bool:
+        """Whether nobody else can have taken it over since the fence was last known to be this worker's."""
+        return not self._delivery.lapsed and self._context.bus.reconnects == self._reconnects
+
+    async def _check_fence(self) -> None:
+        """Ask the server, where the lease has run out once, or a server that lost it may have given it to another."""
+        if self._is_certain:
+            return
+        reconnects, newest = self._context.bus.reconnects, await self._read_newest()
+        if newest is None or newest.sequence != self._newest:
+            raise Fenced(f"{self._name}: another worker went on with it")
+        self._reconnects = reconnects
+
+    def _kept(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, Fenced):
+            self._context.count("fenced")
+        else:
+            self._context.fail(error)
+        self._delivery.end(done=False)
+
+    async def _read_newest(self) -> Record | None:
+        bus = self._context.bus
+        return await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
+
+    async def _resume(self, newest: Record) -> None:
+        """Go on from what is stored, or from the start where it cannot be read."""
+        try:
+            progressed = await read(self._context.bus, TrajectoryProgressed, newest)
+        except (WireError, BlobMissing) as error:
+            self._pass_over(newest, str(error))
+            return
+        self._newest, self.fruitless = newest.sequence, progressed.fruitless
+        last = Holding(progressed.log, progressed.delivery, newest.sequence, 0)
+        for holding in [*progressed.before, last]:
+            entries = await self._reader.entries(self._name, progressed.attempt, holding)
+            used = self._replay(entries)
+            if used:
+                until = used[-1].record.sequence
+                self._before.append(Holding(holding.log, holding.delivery, used[0].record.sequence, until))
+                self.fruitless = 0 if holding is last else self.fruitless
+            if len(used) < len(entries):
+                break  # what follows continues something that is lost
+        self._stored_tokens = self._delivery.tokens = self.journal.tokens
+        if self._before:
+            self._context.count("resumed_elsewhere")
+
+    def _replay(self, entries: list[StoredEntry]) -> list[StoredEntry]:
+        """Continue the journal; returns the entries up to the first that does not continue it."""
+        used = []
+        for stored in entries:
+            try:
+                if stored.entry.follows != self._entries:
+                    raise WireError(
+                        f"an entry follows {stored.entry.follows} others, of which {self._entries} are there"
+                    )
+                self.journal.extend(stored.entry.journal)
+            except WireError as error:
+                self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
+                break
+            self.lines.update(stored.entry.lines)
+            self.discarded = stored.entry.discarded
+            self._entries += 1
+            used.append(stored)
+        return used
+
+    def _pass_over(self, newest: Record, reason: str) -> None:
+        """Keep as a dead letter what stands last inside the fence and cannot be read; the work goes on behind it."""
+        self._context.bury_soon(newest, reason)
+        self._newest = newest.sequence

@@ -1,0 +1,256 @@
+"""What every actor has: its settings, its connection, its log, its vital signs, and a way to be stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
+from asyncrl.bus.listen import Listener, Take
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, say
+from asyncrl.bus.pull import Source
+from asyncrl.config.settings import Cast
+from asyncrl.errors import Fault
+from asyncrl.process import FATAL, descendants, living_processes, name_of, process_cpu_s
+from asyncrl.run.directory import RunFiles
+from topics.actors import (
+    ACTOR_STARTED,
+    ACTOR_STOPPED,
+    DEAD_LETTER,
+    VITALS_TAKEN,
+    ActorStarted,
+    ActorStopped,
+    DeadLetter,
+    HeldWork,
+    Vitals,
+)
+from topics.topic import Stream, Topic
+from topics.wire import WireError
+
+VITALS_S = 2.0
+_LETTER_BYTES = 65536  # of a message's body that its dead letter keeps
+_LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes are kept
+_LETTERS_AT_ONCE = 32
+
+
+class ActorFault(Fault):
+    """An actor cannot go on, and another start would not help; the message says what to do."""
+
+
+class ActorDown(Exception):
+    """An actor lost something it needs; another start may help."""
+
+
+@dataclass
+class Context:
+    """What an actor is given."""
+
+    role: str
+    actor_id: str
+    cast: Cast
+    files: RunFiles
+    bus: Bus
+    log: Any
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
+    vitals: dict[str, float] = field(default_factory=dict)
+    faults: list[BaseException] = field(default_factory=list)
+    holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
+    handed: Callable[[Callable[[Msg], None]], Source] | None = None  # where work comes from, if not from a queue
+    _doing: tuple[str, float] = ("", 0.0)
+    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
+    _burying: asyncio.Task[None] | None = None
+
+    def count(self, name: str, by: float = 1) -> None:
+        """Add to one of the actor's counters."""
+        self.vitals[name] = self.vitals.get(name, 0) + by
+
+    def doing(self, what: str) -> None:
+        """From now on it does this: its vital signs tell, and for how long."""
+        self._doing = (what, time.monotonic())
+
+    def take_vitals(self) -> Vitals:
+        """Its vital signs at this moment."""
+        doing, since = self._doing
+        values = dict(self.vitals) | ({"doing_s": round(time.monotonic() - since, 1)} if doing else {})
+        return Vitals(
+            self.role,
+            self.actor_id,
+            os.getpid(),
+            time.time(),
+            values,
+            held=self.holding(),
+            doing=doing,
+            denied=self.bus.denied,
+        )
+
+    def fail(self, error: BaseException) -> None:
+        """End this actor because of a fault in one of its tasks."""
+        self.faults.append(error)
+        self.stop.set()
+
+    def watch(self, task: asyncio.Task[Any]) -> None:
+        """End this actor when a task of its own dies of a fault."""
+
+        self._tasks.add(task)  # the loop itself holds tasks only weakly
+
+        def done(finished: asyncio.Task[Any]) -> None:
+            self._tasks.discard(finished)
+            if not finished.cancelled() and (error := finished.exception()) is not None:
+                self.fail(error)
+
+        task.add_done_callback(done)
+
+    def listen(
+        self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = (), *, unread: Collection[str] = ()
+    ) -> Listener:
+        """A listener to a log, or to some of its topics; a message that is not what it must be is buried.
+
+        Args:
+            unread: subjects of which only headers are read.
+        """
+        subjects = [topic.pattern(self.bus.run) for topic in topics]
+        return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Bury a message that is not what it must be, beside the work that goes on."""
+        says = isinstance(error, WireError | BlobMissing)
+        self.bury_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
+
+    async def bury(self, record: Record, reason: str) -> None:
+        """Keep a message that cannot be read, or that ends its workers, with the reason."""
+        await self._keep_letter(self._letter(record, reason))
+
+    def bury_soon(self, record: Record, reason: str) -> None:
+        """Bury a message beside the work that goes on; however many come, few are under way at once."""
+        self._letters.append(self._letter(record, reason))
+        if self._burying is None or self._burying.done():
+            self._burying = asyncio.create_task(self._keep_letters())
+            self.watch(self._burying)
+
+    def _letter(self, record: Record, reason: str) -> DeadLetter:
+        topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name
+        self.count("dead_letters")
+        most = _LETTER_BYTES if len(self._letters) < _LETTERS_WHOLE else _LETTER_BYTES >> 8
+        headers = {name[:128]: value[:1024] for name, value in list(record.headers.items())[:32]}
+        if self.vitals["dead_letters"] <= _LETTERS_WHOLE or self.vitals["dead_letters"] % _LETTERS_WHOLE == 0:
+            self.log.warning(
+                "message buried", topic=topic, stream=stream, sequence=record.sequence, reason=reason[:1024]
+            )
+        return DeadLetter(topic, stream, record.sequence, reason[:1024], headers, record.data[:most])
+
+    async def _keep_letters(self) -> None:
+        while self._letters:
+            some = [self._letters.popleft() for _ in range(min(_LETTERS_AT_ONCE, len(self._letters)))]
+            await asyncio.gather(*map(self._keep_letter, some))
+
+    async def _keep_letter(self, letter: DeadLetter) -> None:
+        with contextlib.suppress(WrongSequence):  # another listener, or an earlier life, has buried it
+            first = {EXPECT_SUBJECT: "0"}
+            await say(
+                self.bus, DEAD_LETTER, letter, key=letter.place, id=f"{letter.place}:{self.actor_id}", headers=first
+            )
+
+
+async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Context:
+    """Read the run's files and connect."""
+    files = RunFiles(run_dir)
+    cast = files.read_cast()
+    bus = await Bus.connect(
+        BusAddress.read(files.credentials / f"{role}.json"),
+        cast.run,
+        name=actor_id,
+        deadline_s=30,
+        publish_deadline_s=cast.nats.publish_deadline_s,
+    )
+    context = Context(role, actor_id, cast, files, bus, log)
+    bus.on_fault = context.fail
+    return context
+
+
+async def play(context: Context, main: Any) -> int:
+    """Run an actor's main coroutine until it ends or is asked to stop; returns the exit code."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, context.stop.set)
+    bus, actor_id = context.bus, context.actor_id
+    started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
+    await say(bus, ACTOR_STARTED, started, key=actor_id, id=_life_id(actor_id))
+    vitals = asyncio.create_task(_tell_vitals(context))
+    reason, code = "", 0
+    try:
+        await main(context)
+        if context.faults:
+            raise context.faults[0]
+    except (ActorFault, ActorDown, BusError) as error:
+        reason, code = str(error), FATAL if isinstance(error, ActorFault | BusDenied) else 1
+        context.log.error("actor stopped", reason=reason)
+    except Exception as error:  # whatever it is, the warden and the log must hear of it before the process ends
+        reason, code = f"{type(error).__name__}: {error}", 1
+        context.log.error("actor crashed", reason=reason, exc_info=error)
+    vitals.cancel()
+    try:
+        async with asyncio.timeout(3):
+            stopped = ActorStopped(context.role, actor_id, reason)
+            await say(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_life_id(actor_id))
+            await bus.close()
+    except (BusError, TimeoutError):
+        pass  # the server is gone too; the exit code speaks
+    return code
+
+
+def _life_id(actor_id: str) -> str:
+    """An actor says the same words in each of its lives, and each time they are news."""
+    return f"{actor_id}:{time.time_ns()}"
+
+
+_WITH_CHILDREN = ("engine", "reward", "evaluator", "prompter")  # whose work is done by processes that are no actors
+
+
+def cpu_s(role: str) -> float:
+    """CPU seconds of this process, and of the inference server, graders or maker of rows that it started."""
+    children = descendants(os.getpid(), living_processes()) if role in _WITH_CHILDREN else []
+    return time.process_time() + sum(process_cpu_s(pid) for pid in children)
+
+
+def server_cpu_s() -> float:
+    """CPU seconds of the NATS servers that the run's owner, who started the supervisor, has started too."""
+    siblings = descendants(os.getppid(), living_processes())
+    return sum(process_cpu_s(pid) for pid in siblings if name_of(pid) == "nats-server")
+
+
+async def _tell_vitals(context: Context) -> None:
+    started, cpu = time.monotonic(), cpu_s(context.role)
+    server = server_cpu_s() if context.role == "warden" else 0.0
+    subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
+    while True:
+        message = context.take_vitals()
+        now_cpu = cpu_s(context.role)
+        message.values["cpu_s"] = round(now_cpu, 3)
+        message.values["cpu_share"] = round(max(0.0, now_cpu - cpu) / max(1e-9, time.monotonic() - started), 4)
+        if context.role == "warden":
+            now_server = server_cpu_s()
+            message.values["nats_cpu_share"] = round(
+                max(0.0, now_server - server) / max(1e-9, time.monotonic() - started), 4
+            )
+            server = now_server
+        started, cpu = time.monotonic(), now_cpu
+        message.v = message.V
+        if context.bus.client.is_connected:
+            await context.bus.send(subject, msgspec.json.encode(message))
+        await asyncio.sleep(min(VITALS_S, context.cast.keepers.lease_s / 4))

@@ -1,0 +1,49 @@
+"""The claim of a worker that nothing will come of a trajectory; what follows from it is the buffer's decision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.runtime.actor import Context
+from actors.runtime.worker import PUBLISHING, Delivery
+from asyncrl.bus.publish import say
+from topics.prompts import PromptIssued
+from topics.trajectories import TRAJECTORY_FAILED, FailureReason, TrajectoryFailed, TrajectoryGenerated
+
+
+async def say_failure(
+    context: Context,
+    work: PromptIssued | TrajectoryGenerated,
+    delivery: Delivery[Any],
+    reason: FailureReason,
+    detail: str,
+    tokens: int,
+) -> bool:
+    """Say it; False, and not a word, where the lease has run out: a clock that went on while its process was frozen
+    makes calls fail, and somebody else may be on the way to a result.
+
+    Args:
+        tokens: sampled for it, all in vain.
+    """
+    name = work.trajectory_id
+    context.log.warning("trajectory failed", trajectory=name, reason=reason, detail=detail, lapsed=delivery.lapsed)
+    if delivery.lapsed:
+        context.count("lapsed")
+        return False
+    message = TrajectoryFailed(
+        trajectory_id=name,
+        attempt=work.attempt,
+        delivery=delivery.at.deliveries,
+        prompt_id=work.prompt_id,
+        member=work.member,
+        group_size=work.group_size,
+        stage=work.stage,
+        reason=reason,
+        detail=detail,
+        tokens=tokens,
+    )
+    context.count("failed")
+    id = f"{name}:{work.attempt}:{delivery.at.deliveries}:{reason}"
+    with delivery.waiting(PUBLISHING):
+        await say(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
+    return True

@@ -1,0 +1,310 @@
+"""The loop of all keepers: fold the inputs and the own log, decide, append with compare-and-set, read back.
+
+A decision takes effect when it is read back from the own log. An append that fails, times out or comes second is
+therefore no special case: the keeper reads on, folds whoever's record is there, and decides anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from actors.runtime.actor import ActorDown, Context
+from actors.runtime.snapshots import Snapshots
+from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_message, read_newest
+from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
+from asyncrl.bus.publish import WRITER as NONCE
+from asyncrl.crash import crash_point
+from topics.actors import KeeperBeat, KeeperClaimed, KeeperFolded
+from topics.table import BY_NAME, TOPICS
+from topics.topic import Stream, Topic
+from topics.wire import Message, prepare
+
+BEAT_S = 3.0
+
+
+class Decision(NamedTuple):
+    """Something a keeper wants to say."""
+
+    topic: Topic[Any]
+    message: Message
+    key: str = ""
+    id: str = ""
+
+
+class Input(NamedTuple):
+    """A log that a keeper folds besides its own."""
+
+    stream: Stream
+    topics: Sequence[Topic[Any]]
+    headers_only: bool = False
+
+
+class Fold(Protocol):
+    """State as a pure function of messages."""
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in; `message` is None where only headers are read."""
+
+
+class Keeper:
+    """Reads the logs into a fold and writes the own log."""
+
+    def __init__(
+        self, context: Context, own: Stream, inputs: Sequence[Input], fold: Fold, *, own_headers_only: bool = False
+    ) -> None:
+        self.context = context
+        self.own = own
+        self.nonce = secrets.token_hex(8)
+        self._fold = fold
+        self._snapshots = Snapshots(context, own, fold)
+        self._tail = 0  # sequence up to which the own log is folded or this writer's
+        self._foreign = 0  # sequence of the newest record on the own log that somebody else appended
+        self._claimed = False
+        self._rival_at = -math.inf  # when the own log last grew by a record of another process of this role
+        self._clock = time.time() - time.monotonic()  # the server's clock ahead of this process's monotonic one
+        self._deposed = False  # somebody else claimed the log later: not another word
+        self._appending = asyncio.Lock()
+        self._news = asyncio.Event()  # something was folded since `changes` last returned
+        self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
+        heard = [topic for entry in inputs for topic in entry.topics]
+        for topic in [*heard, *(topic for topic in TOPICS if topic.stream is own)]:
+            prepare(topic.message)
+        self._own_log = self._listener(Input(own, [], own_headers_only))
+        self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
+
+    async def start(self, make_ready: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Fold all logs, then claim the own log once no other process of this role writes it.
+
+        Args:
+            make_ready: what has to be done before this process can write; nobody else does it meanwhile.
+
+        Raises:
+            ActorDown: another process wrote the log while this one made ready.
+        """
+        self.context.watch(asyncio.create_task(self._hear_stop()))
+        folded = await self._snapshots.restore(list(self._listeners))
+        for stream, listener in self._listeners.items():
+            await listener.start(folded.get(stream.name, 0))
+        for listener in self._listeners.values():
+            await listener.caught_up()
+        await self._be_next()
+        if self.context.stop.is_set():
+            return
+        self.context.watch(asyncio.create_task(self._beat()))
+        if make_ready is not None:
+            await make_ready()
+        crash_point("keeper.claiming")
+        await self._claim()
+        crash_point("keeper.claimed")
+        self.context.doing("")
+
+    async def close(self) -> None:
+        """Stop reading."""
+        for listener in self._listeners.values():
+            await listener.close()
+
+    async def append(self, decisions: Sequence[Decision]) -> bool:
+        """Append decisions in order, all or a prefix of them; True when all were appended.
+
+        Call it without an await after deciding: what somebody else says on this log from then on refuses the append.
+        Returns once what was appended, or what came before it, has been read back and folded.
+        """
+        return await self._append(decisions) == len(decisions)
+
+    async def insist(self, facts: Sequence[Decision]) -> None:
+        """Append what stands whatever else is on the log: again until all of it is there, or somebody took over."""
+        left = list(facts)
+        while left and not self._deposed:
+            left = left[await self._append(left) :]
+
+    def now(self) -> float:
+        """The server's clock, seconds since the epoch, whatever the clock of this machine shows."""
+        return time.monotonic() + self._clock
+
+    async def _be_next(self) -> None:
+        """Stand by while another process of this role writes the own log; returns once this one may make ready.
+
+        Of those who stand by one is first: the heartbeats of the others are refused, and they go on standing by.
+        """
+        bus, links = self.context.bus, self.context.bus.reconnects
+        while not self.context.stop.is_set():
+            if (left_s := self._rival_lease_s()) > 0:
+                self.context.doing("stands by")
+                await self.changes(until=self.now() + left_s)
+                if bus.reconnects != links or not bus.client.is_connected:  # it could not be heard
+                    links, self._rival_at = bus.reconnects, time.monotonic()
+            elif await self.append([self._heartbeat()]):
+                self.context.doing("takes over")
+                return
+
+    def _rival_lease_s(self) -> float:
+        """Seconds for which the own log is still another process's; an earlier life of this one has ended."""
+        return self._rival_at + self.context.cast.keepers.lease_s - time.monotonic()
+
+    async def _append(self, decisions: Sequence[Decision]) -> int:
+        """Append a prefix of the decisions; returns its length."""
+        foreign = self._foreign
+        async with self._appending:
+            if self._deposed or self._foreign != foreign:
+                return 0
+            base = max(self._tail, self._own_log.last)
+            results = await asyncio.gather(
+                *(self._append_one(decisions, number, base) for number in range(len(decisions))),
+                return_exceptions=True,
+            )
+            for result in results:
+                if isinstance(result, BaseException) and not isinstance(result, WrongSequence):
+                    raise result
+            count = sum(isinstance(result, int) for result in results)
+            if count < len(decisions):
+                count = await self._count_stored(decisions, base)
+                await self._catch_up()
+            self._tail = max(self._tail, base + count)
+        crash_point("keeper.appended")
+        await self._read_back(base + count)
+        return count
+
+    async def _count_stored(self, decisions: Sequence[Decision], base: int) -> int:
+        """How many are on the log: one whose acknowledgement was lost is there although its repeat was refused."""
+        for number, decision in enumerate(decisions):
+            record = await read_message(self.context.bus, self.own, base + number + 1)
+            if record is None or record.headers.get(MESSAGE_ID) != self._name(decision, base + number):
+                return number
+        return len(decisions)
+
+    async def changes(self, until: float | None = None) -> None:
+        """Wait until something new is folded, the actor shall stop, or the server's clock passes `until` (seconds)."""
+        try:
+            async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
+                await self._news.wait()
+        except TimeoutError:
+            pass  # the moment has come
+        if self.context.stop.is_set():
+            return  # and it stays news
+        self._news.clear()
+
+    def wake(self) -> None:
+        """Let `changes` return: something new has come from elsewhere than the logs."""
+        self._news.set()
+
+    async def _hear_stop(self) -> None:
+        await self.context.stop.wait()
+        self._news.set()
+
+    def _listener(self, entry: Input) -> Listener:
+        bus, unread = self.context.bus, [self._snapshots.subject]  # only a start reads them
+        subjects = [topic.pattern(bus.run) for topic in entry.topics]
+        take, refuse, headers_only = self._take, self._refuse, entry.headers_only
+        return Listener(bus, entry.stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
+
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        self._check_claim(topic, record)
+        if topic.message not in (KeeperBeat, KeeperClaimed, KeeperFolded):
+            self._fold.apply(topic, message, record)
+        self._passed(record)
+
+    def _refuse(self, record: Record, error: Exception) -> None:
+        self.context.refuse(record, error)
+        self._passed(record)
+
+    def _passed(self, record: Record) -> None:
+        """A record is behind us, folded or buried."""
+        self._snapshots.count(record)
+        if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
+            self._foreign = record.sequence
+            writer = record.headers.get(BY, "")
+            if writer.startswith(f"{self.context.role}-") and writer != self.context.actor_id:
+                self._rival_at = time.monotonic()
+        elif record.stream is self.own:
+            self._clock = record.time_ns / 1e9 - time.monotonic()
+        self._news.set()
+        if record.stream is self.own and self._readers_back:
+            for entry in [entry for entry in self._readers_back if entry[0] <= record.sequence]:
+                self._readers_back.remove(entry)
+                if not entry[1].done():
+                    entry[1].set_result(None)
+        if self._claimed and self._snapshots.due and not any(listener.waits for listener in self._listeners.values()):
+            positions = {stream.name: listener.last for stream, listener in self._listeners.items()}
+            self.context.watch(asyncio.create_task(self._say_snapshot(self._snapshots.take(positions))))
+
+    def _check_claim(self, topic: Topic[Any], record: Record) -> None:
+        if topic.message is not KeeperClaimed or record.stream is not self.own:
+            return
+        if record.headers[NONCE] == self.nonce:
+            self._claimed = True
+        elif self._claimed:
+            self._deposed = True
+            self.context.fail(ActorDown(f"another {self.context.role} took over this log; leaving it to that one"))
+
+    async def _append_one(self, decisions: Sequence[Decision], number: int, base: int) -> int:
+        decision, expected = decisions[number], base + number
+        headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: self._name(decision, expected)}
+        if number:
+            # Somebody else's record in the place of the one before would satisfy the sequence alone.
+            headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
+        if decision.topic.message is KeeperBeat:
+            headers[TIME_TO_LIVE] = "60s"
+        return await say(self.context.bus, decision.topic, decision.message, key=decision.key, headers=headers)
+
+    def _name(self, decision: Decision, expected: int) -> str:
+        return f"{decision.topic.name}:{decision.id}:{self.nonce}:{expected}"
+
+    async def _catch_up(self) -> None:
+        """Fold all that is on the own log now, and learn the sequence of its end."""
+        bus = self.context.bus
+        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
+        # The newest records may be heartbeats that have expired: nobody will ever read back the end itself.
+        newest = await read_newest(self.context.bus, self.own)
+        sequence = newest.sequence if newest is not None else 0
+        await self._read_back(sequence)
+        if self._own_log.last >= sequence:
+            self._tail = max(self._tail, int(info["state"]["last_seq"]))
+
+    async def _read_back(self, sequence: int) -> None:
+        if self._own_log.last >= sequence or self.context.stop.is_set():
+            return
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._readers_back.append((sequence, future))
+        limit_s = self.context.bus.publish_deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await future
+        except TimeoutError:
+            words = f"message {sequence} of log {self.own.name} was not read back within {limit_s:.0f} s"
+            raise ActorDown(words) from None
+
+    async def _claim(self) -> None:
+        """Claim the own log.
+
+        Raises:
+            ActorDown: another process of this role writes it.
+        """
+        claimed = BY_NAME[f"{self.context.role}.claimed"]
+        message = KeeperClaimed(self.context.role, self.context.actor_id, self.nonce)
+        while not (self._claimed or self.context.stop.is_set()):
+            await self._catch_up()
+            if self._rival_lease_s() > 0:
+                raise ActorDown(f"another {self.context.role} writes this log; leaving it to that one")
+            await self.append([Decision(claimed, message)])
+
+    async def _say_snapshot(self, snapshot: KeeperFolded) -> None:
+        """Put a snapshot on the log; one that comes second is left out, another follows."""
+        assert self._snapshots.topic is not None
+        crash_point("snapshot.taken")
+        await self.append([Decision(self._snapshots.topic, snapshot)])
+        crash_point("snapshot.said")
+
+    def _heartbeat(self) -> Decision:
+        return Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(min(BEAT_S, self.context.cast.keepers.lease_s / 3))
+            await self.append([self._heartbeat()])

@@ -1,0 +1,58 @@
+"""The warden's watchman: where nothing is trained for seconds, it looks for the cause and says what it found."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from actors.runtime.actor import Context
+from actors.runtime.keeper import Decision, Keeper
+from asyncrl.state.collect import look_from_inside
+from asyncrl.state.diagnose import diagnose
+from topics.stalls import STALL_ENDED, STALL_FOUND, StallEnded, StallFound
+
+_QUIET_S = 4.0  # a run that trains is well, and pays nothing
+_AGAIN_S = 3.0
+_TOLD_ELSEWHERE = ("dead letters",)  # they have a topic of their own, and stall nobody
+
+
+async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[], int]) -> None:
+    """Say `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
+
+    Args:
+        trained: how many batches are known to be trained.
+    """
+    count, since, found = -1, time.monotonic(), True  # a warden before this one may have found something
+    while not context.stop.is_set():
+        await asyncio.sleep(_AGAIN_S)
+        if trained() != count:
+            count, since = trained(), time.monotonic()
+        if not found and time.monotonic() - since < _QUIET_S:
+            continue
+        try:
+            picture = await look_from_inside(context.bus, context.files.root)
+            found_now = [finding for finding in diagnose(picture) if finding.cause not in _TOLD_ELSEWHERE]
+        except Exception as error:  # whatever it is, a doctor's mistake must not end the warden, which heals the run
+            context.log.warning("no look at the run", reason=f"{type(error).__name__}: {error}")
+            continue
+        if context.stop.is_set():
+            return  # who leaves now is asked to
+        findings = {(finding.cause, finding.object): finding for finding in found_now}
+        told = [
+            Decision(STALL_FOUND, StallFound(*key, new.evidence, new.advice), id=f"{key}:{picture.now_ns}")
+            for key, new in findings.items()
+            if key not in picture.stalls
+        ]
+        told += [
+            Decision(STALL_ENDED, StallEnded(old.cause, old.object), id=f"{key}:{picture.now_ns}")
+            for key, old in picture.stalls.items()
+            if key not in findings
+        ]
+        found = bool(findings)
+        for decision in told:
+            context.log.warning(decision.topic.name, **msgspec.to_builtins(decision.message))
+        if told:
+            await keeper.insist(told)

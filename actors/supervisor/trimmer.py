@@ -1,0 +1,242 @@
+"""The trimmer, a part of the warden: keeps payload streams, weights and checkpoints within their bounds.
+
+Its effects come one after the other, and a crash between any two is harmless:
+1. Blobs go before the messages that name them. What is left below the floor is found and purged again.
+2. Messages go before `stream.trimmed` is said. They were needless before; whoever audits knows that from the logs.
+3. Directories are renamed aside before they are removed. The next pruning removes what it finds aside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, NamedTuple
+
+from actors.runtime.actor import Context
+from actors.runtime.keeper import Decision, Keeper
+from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
+from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold, trims
+from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record, patiently, read_last, read_last_of_each
+from asyncrl.bus.provision import QUEUES
+from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
+from asyncrl.crash import crash_point
+from asyncrl.training.checkpoint import prune_checkpoints
+from asyncrl.weights.files import FileStore
+from topics.batches import BATCH_PACKED
+from topics.prompts import PROMPT_ISSUED
+from topics.streams import (
+    ADMISSION_PAUSED,
+    ADMISSION_RESUMED,
+    CHECKPOINT_REQUESTED,
+    STREAM_TRIMMED,
+    AdmissionPaused,
+    AdmissionResumed,
+    CheckpointRequested,
+    StreamTrimmed,
+)
+from topics.table import topic_of
+from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.wire import Message
+
+_LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
+_TRIM_S = 5.0  # between two trims without a new checkpoint
+_HEAR_S = 30.0  # for a log to arrive here up to where it ends
+_NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
+
+_STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
+
+
+class _Fill(NamedTuple):
+    """How full a payload stream is."""
+
+    name: str
+    bytes: int
+    most: int
+    first: int  # sequence of the oldest message
+    last: int  # of the newest, or before
+
+    @property
+    def share(self) -> float:
+        return self.bytes / self.most
+
+    def __str__(self) -> str:
+        return f"{self.name} holds {self.bytes / 1e6:.1f} of {self.most / 1e6:.0f} MB"
+
+
+class Trimmer:
+    """Looks at the streams once a second, and acts on what the logs say is needless."""
+
+    def __init__(self, context: Context, keeper: Keeper, fold: TrimmerFold) -> None:
+        """
+        Args:
+            keeper: of the warden's own log, with the trimmer's inputs among its own.
+            fold: that this keeper folds them into.
+        """
+        self.fold = fold
+        self._context = context
+        self._bus = context.bus
+        self._keeper = keeper
+        self._trims = trims(context.cast)
+        self._store = FileStore(context.files.weights)
+        self._sweeper = Sweeper(context)
+        self._heard = asyncio.Event()
+        self._trimmed_at = 0.0
+        self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
+        self._pruned: tuple[Kept | None, Kept | None] = (None, None)
+        subjects = [topic.pattern(self._bus.run) for topic in _STORED]
+        self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
+
+    async def run(self) -> None:
+        """Read what the payload stream holds, then look again and again until cancelled."""
+        try:
+            if self._trims:
+                await self._stored.start()
+                await self._stored.caught_up()
+            while True:
+                await self._look()
+                await asyncio.sleep(_LOOK_S)
+        finally:
+            await self._stored.close()
+
+    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        self._heard.set()
+        self.fold.apply(topic, message, record)
+
+    def _refuse(self, record: Record, _error: Exception) -> None:
+        """Who acts on it buries it; what is stored takes room, whatever it is."""
+        self._heard.set()
+        topic = topic_of(record.subject)
+        if topic is not None:
+            with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
+                self.fold.apply(topic, None, record)
+
+    async def _look(self) -> None:
+        fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        share = max(fill.share for fill in fills)
+        due = self.fold.kept_step > self._trimmed_for
+        waited = time.monotonic() > self._trimmed_at + _TRIM_S
+        if self._trims and (due or (share > TRIM_SHARE and waited)):
+            await self._trim(pressed=share > TRIM_SHARE, full=share > PAUSE_SHARE)
+            fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        await self._press(max(fills, key=lambda fill: fill.share))
+        await self._sweeper.sweep()
+        await self._prune()
+
+    async def _trim(self, *, pressed: bool, full: bool) -> None:
+        """Purge what is needless; where the streams are `pressed`, also from among what is needed."""
+        self._trimmed_at = time.monotonic()
+        kept_step, end = self.fold.kept_step, await self._end()
+        if end is None:
+            return
+        self._trimmed_for = kept_step
+        if pressed:
+            self.fold.disown(await self._strangers())
+        before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        contained = await self._contained() if full else self.fold.kept_step
+        gone = self.fold.needless(end, contained, pressed=pressed)
+        if gone.below <= before[0].first and not (gone.logs or gone.ended):
+            return
+        chunks = await purge_blobs(self._bus, BLOBS, gone.blobs)
+        crash_point("trim.blobs_purged")
+        messages = await self._purge_messages(gone)
+        crash_point("trim.purged")
+        self.fold.forget(gone)
+        after = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        freed = sum(fill.bytes for fill in before) - sum(fill.bytes for fill in after)
+        message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
+        self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
+        await self._say(STREAM_TRIMMED, message, f"{gone.below}")
+
+    async def _arrived(self) -> bool:
+        """Wait until everything that the payload stream holds now was folded; False if that does not come."""
+        fill = await self._fill(TRAJECTORIES)
+        try:
+            async with asyncio.timeout(_HEAR_S):
+                while fill.first <= fill.last > self._stored.last:
+                    self._heard.clear()
+                    await self._heard.wait()
+        except TimeoutError:
+            self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
+            return False
+        return True
+
+    async def _end(self) -> int | None:
+        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
+        fill = await self._fill(TRAJECTORIES)
+        if not await self._arrived():
+            return None
+        queue = QUEUES["reward"]
+        subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
+        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        waits = info["num_pending"] or info["num_ack_pending"]
+        return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
+
+    async def _contained(self) -> int:
+        """The step up to which batches are needed no more in a stream in which open work has no room left.
+
+        The newest checkpoint alone counts once it contains every batch: there is no next batch, hence no next
+        checkpoint, and nothing else would ever make room.
+        """
+        saved = self.fold.saved_step
+        if saved > self.fold.kept_step:
+            newest = await read_last(self._bus, BATCHES, BATCH_PACKED.pattern(self._bus.run))
+            with contextlib.suppress(LookupError, ValueError):  # no batch of ours: nothing is known of the newest
+                if newest is not None and int(newest.headers["step"]) <= saved:
+                    return saved
+        return self.fold.kept_step
+
+    async def _strangers(self) -> set[str]:
+        """Trajectories that somebody stored something of, and nobody issued."""
+        strangers = set(self.fold.open)
+        names = sorted(strangers)
+        for start in range(0, len(names), _NAMES_AT_ONCE):
+            subjects = [PROMPT_ISSUED.subject(self._bus.run, name) for name in names[start : start + _NAMES_AT_ONCE]]
+            found = await read_last_of_each(self._bus, PROMPTS, subjects)
+            strangers -= {record.subject.rsplit(".", 1)[1] for record in found}
+        return strangers
+
+    async def _purge_messages(self, gone: Needless) -> int:
+        """Purge messages; returns how many."""
+        run = self._bus.run
+        some = [(PROGRESS_STORED.subject(run, log), below) for log, below in gone.logs.items()]
+        for name, end in gone.ended.items():
+            some += [(TRAJECTORY_PROGRESSED.subject(run, name), end), (TRAJECTORY_GENERATED.subject(run, name), end)]
+        wanted: list[dict[str, Any]] = [{"filter": subject, "seq": end} for subject, end in some]
+        return await purge(self._bus, TRAJECTORIES, [{"seq": gone.below}, *wanted])
+
+    async def _press(self, fullest: _Fill) -> None:
+        """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""
+        saved = self.fold.saved_step
+        if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.state.asked_after < saved:
+            await self._say(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
+        if fullest.share > PAUSE_SHARE and not self.fold.state.paused:
+            await self._say(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
+        elif fullest.share <= PAUSE_SHARE and self.fold.state.paused:
+            await self._say(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
+
+    async def _prune(self) -> None:
+        """Remove old weights and checkpoints, where the logs say something new about them."""
+        kept = self.fold.versions(), self.fold.checkpoints()
+        versions, checkpoints = kept
+        if kept == self._pruned:
+            return
+        removed = 0
+        if versions is not None:
+            removed += await asyncio.to_thread(self._store.prune, versions.names, versions.newest)
+        if checkpoints is not None:
+            root = self._context.files.checkpoints
+            removed += await asyncio.to_thread(prune_checkpoints, root, checkpoints.names, checkpoints.newest)
+        self._pruned = kept
+        self._context.count("pruned", removed)
+
+    async def _fill(self, stream: Stream) -> _Fill:
+        subject = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
+        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        state, most = info["state"], info["config"]["max_bytes"]
+        return _Fill(stream.name, state["bytes"], most, state["first_seq"], state["last_seq"])
+
+    async def _say(self, topic: Topic[Any], message: Message, id: str) -> None:
+        await self._keeper.insist([Decision(topic, message, id=id)])

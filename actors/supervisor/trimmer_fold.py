@@ -1,0 +1,291 @@
+"""What is needed still of tokens, weights and checkpoints: a pure function of messages, in any order between logs.
+
+What was not read yet is taken for needed: an end read late, or a checkpoint, leaves a message for the next time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import BLOB, Blob, blob_named
+from asyncrl.config.settings import Cast
+from topics.batches import BATCH_PACKED, BatchPacked
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.groups import GROUP_DROPPED
+from topics.ids import Names
+from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
+from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+
+def trimmer_inputs(cast: Cast) -> dict[Stream, tuple[Topic[Any], ...]]:
+    """The logs that a supervisor folds for its trimmer, besides its own."""
+    inputs: dict[Stream, tuple[Topic[Any], ...]] = {
+        TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
+        ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
+    }
+    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if trims(cast) else {})
+
+
+def trims(cast: Cast) -> bool:
+    """Whether the payload streams are trimmed."""
+    return cast.nats.keep == "checkpoint"
+
+
+class Version(NamedTuple):
+    """A version in the weight store."""
+
+    line: int
+    version: int
+    name: str  # of its directory
+
+
+class Needless(NamedTuple):
+    """What nothing needs any more."""
+
+    below: int  # every message below this sequence
+    logs: dict[str, int]  # progress logs whose every message below this sequence is of no use
+    ended: dict[str, int]  # trajectories whose every message below this sequence is of no use
+    blobs: list[Blob]  # that these messages name
+
+
+class Kept(NamedTuple):
+    """Directories that stay, of one kind."""
+
+    names: frozenset[str]
+    newest: tuple[int, int]  # line and number of the newest one said
+
+
+class _Named(NamedTuple):
+    blob: Blob
+    owner: str  # a trajectory, or a progress log
+
+    def goes(self, at: int, gone: Needless) -> bool:
+        """Whether the message that names it, of this sequence, is gone."""
+        return at < max(gone.below, gone.logs.get(self.owner, 0), gone.ended.get(self.owner, 0))
+
+
+class _Stretch(NamedTuple):
+    """Where the messages of a progress log lie."""
+
+    first: int  # sequence of the oldest that was not purged
+    last: int
+
+
+class Batch(msgspec.Struct):
+    """What a batch names."""
+
+    lowest: int  # least sequence
+    members: dict[str, list[int]]  # by prompt
+
+    def names(self) -> Iterator[str]:
+        """Its trajectories."""
+        return (f"{prompt_id}-{member}" for prompt_id, members in self.members.items() for member in members)
+
+
+class RoomState(msgspec.Struct):
+    """All that was folded of ledger logs, as plain data: a snapshot holds it."""
+
+    asked_after: int  # step that a checkpoint was asked for after
+    closed: Names = msgspec.field(default_factory=Names)  # prompts whose group has ended
+    batches: dict[int, Batch] = {}  # after the oldest kept checkpoint, by step
+    checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
+    published: list[Version] = []  # in the order of the log, without those that need not stay
+    engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
+    paused: bool = False
+
+
+class TrimmerFold:
+    """Open groups, batches after the oldest kept checkpoint, what the stream holds, and who has which weights.
+
+    What is known of the payload stream is not in the state: it is read from there, and is as large as the stream.
+    """
+
+    def __init__(self, cast: Cast) -> None:
+        self._keep_checkpoints = cast.learner.keep_checkpoints
+        self._keep_versions = cast.learner.keep_versions
+        self._origin = cast.origin
+        self.state = RoomState(self._origin - 1)
+        self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
+        self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
+        self._since: dict[str, dict[str, int]] = {}  # by trajectory and progress log: no entry that it needs lies below
+        self._logs: dict[str, _Stretch] = {}
+        self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in. Progress and results are read by their headers alone."""
+        state = self.state
+        if topic is PROGRESS_STORED:
+            self._on_progress(record)
+        elif topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
+            self._on_stored(record)
+        elif topic is BATCH_PACKED:
+            self._on_packed(message)
+        elif topic is GROUP_DROPPED:
+            self._close(message.prompt_id)
+        elif topic is CHECKPOINT_SAVED:
+            state.checkpoints = [*state.checkpoints, message][-self._keep_checkpoints :]
+            state.batches = {step: batch for step, batch in state.batches.items() if step > self.kept_step}
+        elif topic is CHECKPOINT_LOST:
+            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
+        elif topic is WEIGHTS_PUBLISHED:
+            state.published.append(Version(message.line, message.version, Path(message.location).name))
+        elif topic is ENGINE_UPDATING:
+            state.engines.setdefault(message.engine_id, set()).add((message.line, message.version))
+        elif topic is ENGINE_READY:
+            state.engines[message.engine_id] = {(message.line, message.version)}
+        elif topic is ENGINE_GONE:
+            state.engines.pop(message.engine_id, None)
+        elif topic is CHECKPOINT_REQUESTED:
+            state.asked_after = max(state.asked_after, message.after)
+        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
+            state.paused = topic is ADMISSION_PAUSED
+
+    @property
+    def kept_step(self) -> int:
+        """Step of the oldest kept checkpoint; with fewer than two a learner may have to begin at the start."""
+        kept = self.state.checkpoints
+        return min(saved.step for saved in kept) if len(kept) > 1 else self._origin
+
+    @property
+    def saved_step(self) -> int:
+        """Step of the newest checkpoint, or where training began."""
+        return self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
+
+    def floor(self, end: int, contained: int | None = None) -> int:
+        """The least sequence of TRAJECTORIES that is still needed.
+
+        Args:
+            end: everything below it has been folded, and the reward queue has nothing below it to hand out (a purge
+                takes what is not acknowledged without a word).
+            contained: batches up to this step are needed no more; unless given, those in the oldest kept checkpoint.
+        """
+        lowest = [batch.lowest for batch in self._needed(contained)]
+        # Who is sampled or graded, or waits for a batch: the newest message inside the fence names its progress, is its
+        # result, or what the next attempt begins behind.
+        open_now = (min((self._newest[name], *self._since[name].values())) for name in self.open)
+        return min((end, *lowest, *open_now))
+
+    def needless(self, end: int, contained: int | None = None, *, pressed: bool) -> Needless:
+        """What to purge.
+
+        Args:
+            end, contained: as for `floor`.
+            pressed: whether room is short: then what is of no use goes from among what is needed, too.
+        """
+        gone = Needless(self.floor(end, contained), {}, {}, [])
+        if pressed:
+            needed = set().union(*self._open.values(), *(batch.names() for batch in self._needed(contained)))
+            above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
+            gone.logs.update(self._needless_logs(end))
+            gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
+        gone.blobs.extend(named.blob for at, named in self._blobs.items() if named.goes(at, gone))
+        return gone
+
+    def _needless_logs(self, end: int) -> Iterator[tuple[str, int]]:
+        """Progress logs with messages that no open trajectory continues, and the sequence that these lie below."""
+        needed: dict[str, int] = {}
+        for name in self.open:
+            for log, since in self._since[name].items():
+                needed[log] = min(since, needed.get(log, since))
+        for log, stretch in self._logs.items():
+            below = min(needed.get(log, end), stretch.last + 1)
+            if stretch.first < below <= end:
+                yield log, below
+
+    def _needed(self, contained: int | None) -> list[Batch]:
+        """Batches that a learner may have to train again, or for the first time."""
+        done = self.kept_step if contained is None else contained
+        return [batch for step, batch in self.state.batches.items() if step > done]
+
+    @property
+    def open(self) -> list[str]:
+        """Trajectories of open groups of which anything is stored."""
+        return [name for names in self._open.values() for name in names]
+
+    def disown(self, names: Collection[str]) -> None:
+        """Nobody ever issued these: what is stored of them is nobody's."""
+        for name in names:
+            self._open[name.rsplit("-", 1)[0]].discard(name)
+
+    def forget(self, gone: Needless) -> None:
+        """It was purged."""
+        for name in [name for name, at in self._newest.items() if at < max(gone.below, gone.ended.get(name, 0))]:
+            del self._newest[name], self._since[name]
+        for log, stretch in list(self._logs.items()):
+            first = max(stretch.first, gone.below, gone.logs.get(log, 0))
+            self._logs[log] = stretch._replace(first=first)
+            if first > stretch.last:
+                del self._logs[log]
+        self._blobs = {at: named for at, named in self._blobs.items() if not named.goes(at, gone)}
+
+    def versions(self) -> Kept | None:
+        """Weights that stay: the newest, and those that an engine has or is taking.
+
+        Open work asks for its `min_version` or a newer one: the newest is one of these. The others are forgotten.
+        """
+        published = self.state.published
+        if not published:
+            return None
+        used = {version for versions in self.state.engines.values() for version in versions}
+        old, new = published[: -self._keep_versions], published[-self._keep_versions :]
+        self.state.published = [version for version in old if version[:2] in used] + new
+        return Kept(frozenset(version.name for version in self.state.published), new[-1][:2])
+
+    def checkpoints(self) -> Kept | None:
+        """Checkpoints that stay."""
+        kept = self.state.checkpoints
+        if not kept:
+            return None
+        newest = kept[-1]
+        return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.line, newest.step))
+
+    def _on_progress(self, record: Record) -> None:
+        log = record.subject.rsplit(".", 1)[1]
+        self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
+        self._note_blob(record, log)
+
+    def _on_stored(self, record: Record) -> None:
+        name = record.subject.rsplit(".", 1)[1]
+        self._newest[name] = record.sequence
+        since = self._since[name] = {}
+        for log, at in _continued_by(record):
+            since[log] = min(at, since.get(log, at))  # a worker that held it twice is named twice
+        self._note_blob(record, name)
+        prompt_id = name.rsplit("-", 1)[0]
+        if prompt_id not in self.state.closed:
+            self._open.setdefault(prompt_id, set()).add(name)
+
+    def _note_blob(self, record: Record, owner: str) -> None:
+        if BLOB in record.headers:
+            self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), owner)
+
+    def _on_packed(self, packed: BatchPacked) -> None:
+        if packed.step > self.kept_step and any(group.members for group in packed.groups):
+            lowest = min(member.payload.sequence for group in packed.groups for member in group.members)
+            members = {
+                group.prompt_id: [int(member.trajectory_id.rsplit("-", 1)[1]) for member in group.members]
+                for group in packed.groups
+            }
+            self.state.batches[packed.step] = Batch(lowest, members)
+        for group in packed.groups:
+            self._close(group.prompt_id)
+
+    def _close(self, prompt_id: str) -> None:
+        self.state.closed.add(prompt_id)
+        self._open.pop(prompt_id, None)
+
+
+def _continued_by(record: Record) -> Iterator[tuple[str, int]]:
+    """The progress logs that a `trajectory.progressed` names, and from where on it needs them; of a result none."""
+    if "log" in record.headers:
+        yield record.headers["log"], record.sequence
+    for named in filter(None, record.headers.get("before", "").split(",")):
+        log, since = named.rsplit(":", 1)
+        yield log, int(since)

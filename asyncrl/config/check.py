@@ -1,0 +1,324 @@
+"""What a cast cannot mean, and settings that contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from asyncrl.config.settings import Cast, LearnerSettings, NatsSettings
+from asyncrl.ports import is_ip
+
+LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
+
+
+class Finding(NamedTuple):
+    """Something wrong with one setting, or with several together."""
+
+    keys: tuple[str, ...]
+    """Dotted keys of the settings it is about."""
+    message: str
+
+
+def contradictions(cast: Cast) -> list[Finding]:
+    """Settings that are each in range and cannot hold together."""
+    checks = (
+        _nats,
+        _model,
+        _lengths,
+        _sampling,
+        _groups,
+        _warmup,
+        _leases,
+        _limits,
+        _lag,
+        _learner,
+        _start,
+        _engine,
+        _task,
+    )
+    return [finding for check in checks for finding in check(cast)]
+
+
+def _nats(cast: Cast) -> Iterator[Finding]:
+    nats = cast.nats
+    if "@" in nats.url:
+        message = "the URL holds credentials, and casts are copied and shown; use nats.user and nats.password_file"
+        yield Finding(("nats.url",), message)
+    elif nats.url and not all(_is_address(url, "nats", "tls") for url in nats.url.split(",")):
+        yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
+    if bool(nats.user) != bool(nats.password_file):
+        given, missing = ("user", "password_file") if nats.user else ("password_file", "user")
+        yield Finding(
+            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
+        )
+    if nats.replicas > 1 and not nats.url:
+        message = f"nats.replicas = {nats.replicas} is for a cluster at nats.url; nats.servers = 3 starts one here"
+        yield Finding(("nats.replicas", "nats.url"), message)
+    yield from _listening(nats)
+    logins = [key for key in ("user", "nkey_file", "credentials") if getattr(nats, key)]
+    if len(logins) > 1:
+        keys = tuple(f"nats.{key}" for key in logins)
+        yield Finding(keys, f"{' and '.join(keys)} each say who logs in; set one of them")
+    for key in (*logins, *(key for key in ("tls_ca", "tls_cert") if getattr(nats, key))):
+        if not nats.url:
+            message = f"nats.{key} is given without nats.url; a server started here has its own"
+            yield Finding((f"nats.{key}", "nats.url"), message)
+    if nats.url and nats.tls_ca and not nats.url.startswith("tls://"):
+        message = f'nats.tls_ca is given, but nats.url = "{nats.url}" does not insist on TLS; write tls://'
+        yield Finding(("nats.tls_ca", "nats.url"), message)
+    if bool(nats.tls_cert) != bool(nats.tls_key):
+        given, missing = ("tls_cert", "tls_key") if nats.tls_cert else ("tls_key", "tls_cert")
+        yield Finding(
+            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
+        )
+
+
+def _listening(nats: NatsSettings) -> Iterator[Finding]:
+    plain = NatsSettings()
+    for key in ("host", "port"):
+        if nats.url and getattr(nats, key) != getattr(plain, key):
+            message = f"nats.{key} is for a server started here, but nats.url names one that runs; remove one of them"
+            yield Finding((f"nats.{key}", "nats.url"), message)
+    if not is_ip(nats.host):
+        message = f'found "{nats.host}", expected an IP address of this machine, such as 127.0.0.1, or 0.0.0.0 for all'
+        yield Finding(("nats.host",), message)
+    if nats.port + nats.servers - 1 > 65535:
+        message = f"three servers would listen on {nats.port} to {nats.port + 2}, and ports end at 65535; lower it"
+        yield Finding(("nats.port", "nats.servers"), message)
+
+
+def _model(cast: Cast) -> Iterator[Finding]:
+    if cast.model.path:
+        return
+    create = cast.model.create
+    if create.heads % create.kv_heads:
+        message = f"{create.kv_heads} key-value heads do not divide {create.heads} heads; set kv_heads to a divisor"
+        yield Finding(("model.create.kv_heads", "model.create.heads"), message)
+    if create.head_dim % 2:
+        message = f"found {create.head_dim}, expected an even number: rotary positions turn pairs"
+        yield Finding(("model.create.head_dim",), message)
+    if not create.alphabet:
+        yield Finding(("model.create.alphabet",), "found an empty alphabet, expected the characters of the task")
+    repeated = "".join(sorted(letter for letter, count in Counter(create.alphabet).items() if count > 1))
+    if repeated:
+        yield Finding(("model.create.alphabet",), f'"{repeated}" found more than once, expected each character once')
+
+
+def _lengths(cast: Cast) -> Iterator[Finding]:
+    tokens, context, served = cast.rollout.max_new_tokens, cast.model.create.context, cast.engine.context
+    if not cast.model.path and tokens >= context:
+        message = (
+            f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}; lower them or raise"
+        )
+        yield Finding(("rollout.max_new_tokens", "model.create.context"), f"{message} the context")
+    if served and tokens >= served:
+        message = f"{tokens} new tokens leave no room for a prompt in engine.context = {served}; lower them or raise"
+        yield Finding(("rollout.max_new_tokens", "engine.context"), f"{message} engine.context")
+    if not cast.model.path and served > context:
+        message = (
+            f"engine.context = {served} exceeds model.create.context = {context}; lower it, or 0 takes the model's"
+        )
+        yield Finding(("engine.context", "model.create.context"), message)
+
+
+def _sampling(cast: Cast) -> Iterator[Finding]:
+    rollout = cast.rollout
+    if rollout.top_k == 0:
+        yield Finding(("rollout.top_k",), "found 0, expected -1 (all tokens) or at least 1")
+    if "" in rollout.stop:
+        yield Finding(("rollout.stop",), 'holds the empty string "", which ends every generation at once; remove it')
+    repeated = [text for text, count in Counter(rollout.stop).items() if count > 1]
+    if repeated:
+        yield Finding(("rollout.stop",), f"{_quoted(repeated)} found more than once, expected each string once")
+
+
+def _groups(cast: Cast) -> Iterator[Finding]:
+    size, learner, rollout = cast.rollout.group_size, cast.learner, cast.rollout
+    compared = learner.advantage != "none"
+    if size == 1 and compared:
+        message = (
+            f'learner.advantage = "{learner.advantage}" compares the members of a group, but rollout.group_size = 1; '
+            'raise it to 2 or more, or set learner.advantage = "none"'
+        )
+        yield Finding(("rollout.group_size", "learner.advantage"), message)
+    slots = rollout.workers * rollout.slots
+    if size > slots:
+        message = (
+            f"a group of {size} is larger than all open trajectories: rollout.workers * rollout.slots = {slots}; "
+            "make the group smaller, or give the workers more slots"
+        )
+        yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
+    if size == 1 and cast.buffer.zero_variance == "drop":
+        message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
+        yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
+    if rollout.temperature == 0 and learner.steps:
+        message = (
+            "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "
+            "set it above 0 (evaluations have eval.temperature)"
+        )
+        yield Finding(("rollout.temperature", "rollout.group_size", "learner.advantage"), message)
+    elif rollout.top_k == 1 and size > 1 and compared and cast.engine.kind != "scripted":
+        message = (
+            "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
+        )
+        yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
+
+
+def _warmup(cast: Cast) -> Iterator[Finding]:
+    rows, batch = cast.warmup.rows_per_trajectory, cast.warmup.batch_rows
+    if batch % rows:
+        message = f"{rows} rows do not divide warmup.batch_rows = {batch}; a batch is made of whole trajectories"
+        yield Finding(("warmup.rows_per_trajectory", "warmup.batch_rows"), message)
+
+
+def _leases(cast: Cast) -> Iterator[Finding]:
+    rollout = cast.rollout
+    for key, lease_s in (("rollout.lease_s", rollout.lease_s), ("keepers.lease_s", cast.keepers.lease_s)):
+        if lease_s < LEAST_LEASE_S:
+            message = (
+                f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: whoever is busy for so long is killed"
+            )
+            yield Finding((key,), message)
+    if rollout.lease_s >= rollout.stall_s:
+        message = (
+            f"rollout.lease_s = {rollout.lease_s:g} s is not below rollout.stall_s = {rollout.stall_s:g} s; lower it: "
+            "a lease is renewed several times before a worker counts as stalled"
+        )
+        yield Finding(("rollout.lease_s", "rollout.stall_s"), message)
+
+
+def _limits(cast: Cast) -> Iterator[Finding]:
+    deadline_s, limits = cast.buffer.group_deadline_s, []
+    if cast.reward.function != "exact":  # it takes no time
+        limits.append(("reward.time_limit_s", cast.reward.time_limit_s, "reward"))
+    if cast.task.rollout != "single_turn":  # it has no tools
+        limits.append(("rollout.tool_limit_s", cast.rollout.tool_limit_s, "tool"))
+    for key, limit_s, what in limits:
+        if limit_s >= deadline_s:
+            message = (
+                f"{key} = {limit_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: a group would end "
+                f"while a {what} is within its limit; lower the one or raise the other"
+            )
+            yield Finding((key, "buffer.group_deadline_s"), message)
+
+
+def _lag(cast: Cast) -> Iterator[Finding]:
+    lag, learner = cast.buffer.max_lag, cast.learner
+    if cast.buffer.ahead > lag:
+        message = (
+            f"buffer.ahead = {cast.buffer.ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
+        )
+        yield Finding(("buffer.ahead", "buffer.max_lag"), message)
+    if learner.publish_every > lag + 1:
+        message = (
+            f"learner.publish_every = {learner.publish_every}, expected at most buffer.max_lag + 1 = {lag + 1}: "
+            "no published version would be fresh enough to train on, and the run would stand still"
+        )
+        yield Finding(("learner.publish_every", "buffer.max_lag"), message)
+    if learner.keep_versions < lag + 2:
+        message = (
+            f"learner.keep_versions = {learner.keep_versions}, expected at least buffer.max_lag + 2 = {lag + 2}: "
+            "weights that may still be sampled from would be deleted"
+        )
+        yield Finding(("learner.keep_versions", "buffer.max_lag"), message)
+
+
+def _learner(cast: Cast) -> Iterator[Finding]:
+    learner = cast.learner
+    if learner.correction == "bypass" and learner.correction_mode == "mask":
+        message = (
+            'learner.correction_mode = "mask" masks by the off-policy weight, which learner.correction = "bypass" '
+            'does without; set "clamp" or "decoupled"'
+        )
+        yield Finding(("learner.correction_mode", "learner.correction"), message)
+    yield from _without_effect(cast)
+    if 1.0 in learner.betas:
+        yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
+        yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
+    if learner.trainer == "scripted" and cast.engine.kind != "scripted":
+        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{cast.engine.kind}" to load; '
+        yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
+
+
+def _without_effect(cast: Cast) -> Iterator[Finding]:
+    """Settings of the objective that another one leaves nothing to do."""
+    learner, plain = cast.learner, LearnerSettings()
+    clips = "each batch makes one update, which begins at the proximal policy: its ratio is 1 and never clipped"
+    for name, correction, reason in (
+        ("clip_low", "decoupled", clips),
+        ("clip_high", "decoupled", clips),
+        ("correction_cap", "bypass", "there is no off-policy weight to be capped"),
+    ):
+        if learner.correction == correction and getattr(learner, name) != getattr(plain, name):
+            other = "bypass" if correction == "decoupled" else "decoupled"
+            message = (
+                f'learner.{name} = {getattr(learner, name):g} has no effect with learner.correction = "{correction}": '
+                f'{reason}; remove it, or set "{other}"'
+            )
+            yield Finding((f"learner.{name}", "learner.correction"), message)
+
+
+def _start(cast: Cast) -> Iterator[Finding]:
+    start = cast.start
+    if not start.checkpoint:
+        for key, given in (("start.step", start.step), ("start.prompt", start.prompt)):
+            if given:
+                message = f"{key} = {given} without start.checkpoint: an untrained model begins at 0; name a checkpoint"
+                yield Finding((key, "start.checkpoint"), message)
+        return
+    if cast.warmup.steps:
+        message = f"warmup.steps = {cast.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
+        yield Finding(("warmup.steps", "start.checkpoint"), message)
+    if cast.learner.steps <= start.step:
+        message = f"learner.steps = {cast.learner.steps} leaves nothing to train after start.step = {start.step}; raise"
+        yield Finding(("learner.steps", "start.step"), f"{message} learner.steps")
+
+
+def _engine(cast: Cast) -> Iterator[Finding]:
+    engine = cast.engine
+    external = engine.kind == "external"
+    if external and not engine.addresses:
+        message = 'engine.kind = "external" needs engine.addresses, found none; list them as http://host:port'
+        yield Finding(("engine.kind", "engine.addresses"), message)
+    if engine.addresses and not external:
+        message = f'engine.addresses is for engine.kind = "external", found "{engine.kind}"; remove them or set it'
+        yield Finding(("engine.addresses", "engine.kind"), message)
+    if engine.arguments and external:
+        message = 'engine.arguments is for servers started here, found engine.kind = "external"; remove them'
+        yield Finding(("engine.arguments", "engine.kind"), message)
+    for option, instead in (("--api-key", "engine.api_key_file"), ("--config", "further options in engine.arguments")):
+        if any(argument.split("=")[0] == option for argument in engine.arguments):
+            message = f"holds {option}, which a server started here is given by the run; use {instead}"
+            yield Finding(("engine.arguments",), message)
+    for address in engine.addresses:
+        if not _is_address(address, "http", "https"):
+            yield Finding(("engine.addresses",), f'found "{address}", expected http://host:port')
+    repeated = [address for address, count in Counter(engine.addresses).items() if count > 1]
+    if repeated:
+        yield Finding(("engine.addresses",), f"{_quoted(repeated)} found more than once, expected each server once")
+
+
+def _task(cast: Cast) -> Iterator[Finding]:
+    if cast.reward.function == "reasoning-gym" and cast.task.source in {"reverse", "sum"}:
+        message = f'reward.function = "reasoning-gym" cannot grade task.source = "{cast.task.source}"; set "exact"'
+        yield Finding(("reward.function", "task.source"), message)
+    for key, given in (("eval.every", cast.eval.every), ("eval.source", cast.eval.source)):
+        if given and not cast.eval.prompts:
+            message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"
+            yield Finding((key, "eval.prompts"), message)
+
+
+def _quoted(texts: list[str]) -> str:
+    return ", ".join(f'"{text}"' for text in texts)
+
+
+def _is_address(text: str, *schemes: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, a bracket left open
+        return False

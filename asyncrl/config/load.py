@@ -1,0 +1,333 @@
+"""A cast read from TOML: every problem in it is found and told at once, with its line and what to do."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from asyncrl.config.check import Finding, contradictions
+from asyncrl.config.reference import expected_text, is_table, join_key, known_settings, text_settings, toml_text
+from asyncrl.config.settings import Cast, Settings
+from asyncrl.config.sizing import plan
+from asyncrl.data.protocol import DataError
+from asyncrl.errors import Fault
+from asyncrl.run.preflight import check_files
+
+PACKAGE = Path(__file__).parent
+SHIPPED = {path.stem: path for path in sorted((PACKAGE / "casts").glob("*.toml"))}
+_PATHS = {
+    *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
+    *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
+    "engine.api_key_file",
+}
+"""Settings that may begin with `~`."""
+TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
+
+Table = TypeVar("Table", bound=Settings)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a cast."""
+
+    line: int | None
+    """Line of the file, from 1; None for what is not written in it."""
+    key: str
+    """Dotted key; `--set KEY` for an override, empty for a fault of the file as a whole."""
+    message: str
+    """What was found, what was expected, what to do."""
+
+    def text(self, source: str) -> str:
+        """`cast.toml:12: learner.lr: ...`, or `--set learner.lr: ...`."""
+        place = [] if self.key.startswith("--set") else [source if self.line is None else f"{source}:{self.line}"]
+        return ": ".join([*place, *([self.key] if self.key else []), self.message])
+
+
+class CastError(Fault):
+    """A cast that cannot be played, with all that is wrong with it."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(problem.text(source) for problem in problems))
+        self.source = source
+        self.problems = list(problems)
+
+
+@dataclass(frozen=True)
+class LoadedCast:
+    """A cast, and where it came from."""
+
+    cast: Cast
+    base: Path
+    """Folder that the paths written in the cast are relative to."""
+    source: Path
+    """The TOML file itself."""
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where keys were written."""
+
+    lines: dict[str, int]
+    overrides: list[str]
+
+    def problem(self, finding: Finding) -> Problem:
+        """A finding at the first of its keys that was written, the command line before the file."""
+        for key in finding.keys:
+            if _within(key, self.overrides):
+                return Problem(None, f"--set {key}", finding.message)
+        key = next((key for key in finding.keys if key in self.lines), finding.keys[0])
+        return Problem(self.lines.get(key), key, finding.message)
+
+
+def _within(key: str, tables: Iterable[str]) -> bool:
+    """Whether a key is one of `tables`, or inside one of them."""
+    return any(key == table or key.startswith(f"{table}.") for table in tables)
+
+
+def load_cast(path_or_name: str, *, overrides: Sequence[str] = (), files: bool = False) -> LoadedCast:
+    """Read and check a cast.
+
+    Args:
+        path_or_name: a TOML file, or the name of a shipped cast (`demo`).
+        overrides: `a.b.c=value`; the value is read as TOML and else taken as a plain string.
+        files: whether to look at the files, functions and data the cast names as well.
+
+    Raises:
+        CastError: with every problem of the cast and of the overrides.
+    """
+    source, label, base = _find(path_or_name)
+    raw, problems, kept = _parse(_read(source, label))
+    cast, further = _resolved(raw, overrides, key_lines(kept), whole=not problems, base=base if files else None)
+    problems += further
+    if problems:
+        raise CastError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
+    return LoadedCast(cast, base, source)
+
+
+def with_overrides(cast: Cast, overrides: Sequence[str], *, base: Path | None = None) -> Cast:
+    """The settings of a run with others in their place, checked as those of a file are.
+
+    Args:
+        overrides: `a.b.c=value`, as for `load_cast`.
+        base: folder of the cast's relative paths, where its files shall be looked at as well.
+
+    Raises:
+        CastError: with every problem of the overrides.
+    """
+    changed, problems = _resolved(msgspec.to_builtins(cast), overrides, {}, base=base)
+    if problems:
+        raise CastError(f"run {cast.run}", problems)
+    return changed
+
+
+def _resolved(
+    raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int], *, whole: bool = True, base: Path | None
+) -> tuple[Cast, list[Problem]]:
+    """Settings from TOML values and overrides, with all that is wrong with them.
+
+    Args:
+        lines: of the keys in their file.
+        whole: whether all of the file could be read.
+        base: where the files that the cast names are looked for; None leaves them alone.
+    """
+    wanted: list[str] = []
+    problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
+    findings: list[Finding] = []
+    cast = _convert(Cast, raw, "", findings)
+    if whole:
+        # What depends on a key that is itself wrong would be judged by a default nobody wrote.
+        wrong = {key for finding in findings for key in finding.keys}
+        further = [*contradictions(cast), *([*check_files(cast, base), *_shortages(cast, base)] if base else [])]
+        findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
+    places = _Places(lines, wanted)
+    return cast, problems + [places.problem(finding) for finding in findings]
+
+
+def _shortages(cast: Cast, base: Path) -> list[Finding]:
+    try:
+        return list(plan(cast, base).shortages())
+    except (DataError, OSError):
+        return []  # told where the data itself is checked
+
+
+def _find(path_or_name: str) -> tuple[Path, str, Path]:
+    """File, the name that errors call it by, and the folder its paths are relative to."""
+    if path_or_name in SHIPPED:
+        return SHIPPED[path_or_name], f"{path_or_name}.toml", PACKAGE / "examples"
+    path = Path(path_or_name)
+    if path.is_file():
+        return path, path_or_name, path.resolve().parent
+    near = difflib.get_close_matches(path_or_name, SHIPPED, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    message = f"no such file, and the shipped casts are {', '.join(SHIPPED)}{meant}"
+    raise CastError(path_or_name, [Problem(None, "", message)])
+
+
+def _read(source: Path, label: str) -> str:
+    try:
+        return source.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot be read ({error}); expected a TOML file in UTF-8"
+        raise CastError(label, [Problem(None, "", message)]) from error
+
+
+def _parse(text: str) -> tuple[dict[str, Any], list[Problem], str]:
+    """TOML values, syntax problems, and the text without the lines that were wrong.
+
+    A broken `key = value` line is set aside and reading goes on, so that one run tells every mistake. After any other
+    fault nobody knows which table the next line belongs to, and reading ends.
+    """
+    lines = text.split("\n")
+    problems: list[Problem] = []
+    while True:
+        try:
+            return tomllib.loads("\n".join(lines)), problems, "\n".join(lines)
+        except tomllib.TOMLDecodeError as error:
+            fault, _, position = str(error).partition(" (at ")
+            match = re.match(r"line (\d+)", position)
+            number = int(match[1]) if match else _unfinished(lines)
+            line = lines[number - 1]
+            problems.append(Problem(number, "", f"not valid TOML: {fault}: {line.strip()}"))
+            stands_alone = _parses(line) and "overwrite" not in fault
+            if match is None or stands_alone or "=" not in line or line.lstrip().startswith("["):
+                return {}, problems, ""
+            lines[number - 1] = ""
+
+
+def _parses(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True
+
+
+def _unfinished(lines: list[str]) -> int:
+    """Line on which the statement begins that the document ends within."""
+    return next((start for start, _, parsed in _statements("\n".join(lines)) if parsed is None), len(lines))
+
+
+def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
+    """(first line, text, value) of each statement; the value is None where the text ends within the statement."""
+    statement, start = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        start = start if statement else number
+        statement += line + "\n"
+        try:
+            parsed = tomllib.loads(statement)
+        except tomllib.TOMLDecodeError:
+            continue
+        yield start, statement, parsed
+        statement = ""
+    if statement:
+        yield start, statement, None
+
+
+def key_lines(text: str) -> dict[str, int]:
+    """Line of every table and key in a TOML text, from 1, by dotted key."""
+    found: dict[str, int] = {}
+    table = ""
+    for start, statement, parsed in _statements(text):
+        paths = list(_paths(parsed or {}))
+        if statement.lstrip().startswith("["):
+            table = ""
+        for path in paths:
+            found.setdefault(join_key(table, path), start)
+        if statement.lstrip().startswith("["):
+            table = paths[-1]
+    return found
+
+
+def _paths(value: dict[str, Any]) -> Iterator[str]:
+    for key, inner in value.items():
+        yield key
+        if isinstance(inner, dict):
+            yield from (join_key(key, path) for path in _paths(inner))
+
+
+def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem | None:
+    """Set one `a.b.c=value` in the values of a cast and note its key."""
+    key, sign, text = override.partition("=")
+    key = key.strip()
+    parts = key.split(".")
+    if not sign or not all(parts):
+        return Problem(None, f"--set {override}", "expected KEY=VALUE, such as learner.lr=1e-5")
+    table = raw
+    for depth, part in enumerate(parts[:-1], 1):
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            return Problem(None, f"--set {key}", f"{'.'.join(parts[:depth])} is not a table in the cast")
+    table[parts[-1]] = _override_value(key, text.strip())
+    wanted.append(key)
+    return None
+
+
+def _override_value(key: str, text: str) -> Any:
+    """What a person means who writes a value on the command line: TOML, or else text; `run=42` is text."""
+    try:
+        parsed = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    wants_text = key in text_settings() and not isinstance(parsed["value"], str)
+    return text if len(parsed) > 1 or wants_text else parsed["value"]
+
+
+def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: list[Finding]) -> Table:
+    """A table of settings from TOML values; what is wrong is noted and takes its default."""
+    fields = {field.name: field.type for field in msgspec.structs.fields(table)}
+    values = {}
+    for name, value in raw.items():
+        key = join_key(prefix, name)
+        if name not in fields:
+            findings.append(_unknown(key, list(fields)))
+        elif not is_table(fields[name]):
+            try:
+                values[name] = _at_home(key, _leaf(value, fields[name]))
+            except msgspec.ValidationError:
+                findings.append(_wrong(key, value, expected_text(fields[name])))
+        elif isinstance(value, dict):
+            values[name] = _convert(fields[name], value, key, findings)
+        else:
+            findings.append(_wrong(key, value, f"table of settings, [{key}]"))
+    return table(**values)
+
+
+def _leaf(value: Any, annotation: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise msgspec.ValidationError("not finite")
+    return msgspec.convert(value, annotation, strict=True)
+
+
+def _at_home(key: str, value: Any) -> Any:
+    return os.path.expanduser(value) if key in _PATHS else value
+
+
+def _wrong(key: str, value: Any, expected: str) -> Finding:
+    found = toml_text(value)
+    shown = found if len(found) <= 60 else f"{found[:57]}..."
+    name = TYPE_NAMES.get(type(value), type(value).__name__)
+    near = difflib.get_close_matches(value, re.findall(r'"([^"]+)"', expected), n=1) if isinstance(value, str) else []
+    meant = f"; did you mean {toml_text(near[0])}?" if near else ""
+    return Finding((key,), f"found {shown} ({name}), expected {expected}{meant}")
+
+
+def _unknown(key: str, siblings: list[str]) -> Finding:
+    """An unknown key, with the nearest known one: in its own table first, then anywhere."""
+    prefix, _, name = key.rpartition(".")
+    near = [join_key(prefix, sibling) for sibling in difflib.get_close_matches(name, siblings, n=1)]
+    if not near:
+        names = {known: known.rpartition(".")[2] for known in known_settings()}
+        nearest = difflib.get_close_matches(name, names.values(), n=1)
+        near = [known for known, last in names.items() if [last] == nearest]
+    if near:
+        return Finding((key, *near), f"unknown setting; did you mean {' or '.join(near)}?")
+    return Finding((key,), f"unknown setting; expected one of {', '.join(siblings)}")

@@ -1,0 +1,197 @@
+"""What the settings tree says about itself: types, ranges, units, defaults and the sentence under each field."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from msgspec import inspect as types
+
+from asyncrl.config import settings
+
+UNITS = {
+    "_s": "s",
+    "_mb": "MB",
+    "_tokens": "tokens",
+    "_steps": "steps",
+    "_rows": "rows",
+    "_groups": "groups",
+    "_lag": "versions",
+}
+INTRODUCTION = """\
+# Settings
+
+A cast is a TOML file; every key left out has the default below, and a wrong one stops the run before it starts.
+`asyncrl check cast.toml` names every problem at once; `--set learner.lr=1e-5` overrides one key on the command line.
+Files named in a cast are relative to the cast's own folder, `directory` to the folder the command runs in.
+This page is printed by `asyncrl settings --markdown`.
+"""
+
+
+class SettingDoc(msgspec.Struct, frozen=True):
+    """One setting, for readers."""
+
+    key: str
+    type: str
+    range: str
+    default: Any
+    unit: str
+    doc: str
+
+    @property
+    def expected(self) -> str:
+        """Type and range, such as `integer >= 1`."""
+        return f"{self.type} {self.range}".strip()
+
+
+class TableDoc(msgspec.Struct, frozen=True):
+    """One table of a cast with its settings; the key of the topmost is empty."""
+
+    key: str
+    doc: str
+    settings: list[SettingDoc]
+
+
+def toml_text(value: Any) -> str:
+    """How a value is written in a cast, so far as JSON and TOML agree."""
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
+def type_text(kind: types.Type) -> str:
+    """Name of a setting's type, without its range."""
+    match kind:
+        case types.BoolType():
+            return "boolean"
+        case types.IntType():
+            return "integer"
+        case types.FloatType():
+            return "number"
+        case types.StrType():
+            return "string"
+        case types.LiteralType():
+            return "one of " + ", ".join(toml_text(value) for value in kind.values)
+        case types.ListType():
+            return f"array of {type_text(kind.item_type)}s"
+        case types.TupleType():
+            return f"array of {len(kind.item_types)} {type_text(kind.item_types[0])}s"
+        case types.DictType():
+            return "table"
+    raise TypeError(f"settings have no name for the type {kind}; add it to type_text in cast_docs.py")
+
+
+def range_text(kind: types.Type) -> str:
+    """Range of a setting's type, such as `>= 1`; empty for any value."""
+    if isinstance(kind, types.TupleType):
+        bounds = range_text(kind.item_types[0])
+        return f"each {bounds}" if bounds else ""
+    if isinstance(kind, types.StrType) and kind.pattern is not None:
+        return f"matching {kind.pattern}"
+    if not isinstance(kind, types.IntType | types.FloatType):
+        return ""
+    bounds_of = {">": kind.gt, ">=": kind.ge, "<": kind.lt, "<=": kind.le}
+    return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds_of.items() if bound is not None)
+
+
+def expected_text(annotation: Any) -> str:
+    """Type and range of an annotated type, as error messages say them."""
+    kind = types.type_info(annotation)
+    return f"{type_text(kind)} {range_text(kind)}".strip()
+
+
+def join_key(*parts: str) -> str:
+    """Dotted key of nested tables; empty parts are left out."""
+    return ".".join(part for part in parts if part)
+
+
+def is_table(annotation: Any) -> bool:
+    """Whether a field is itself a table of settings."""
+    return isinstance(annotation, type) and issubclass(annotation, settings.Settings)
+
+
+def field_default(field: msgspec.structs.FieldInfo) -> Any:
+    """Default of a field, made anew."""
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+@functools.cache
+def _sentences() -> dict[tuple[str, str], str]:
+    """(class, field) to the string literal under the field."""
+    found = {}
+    for table in ast.parse(inspect.getsource(settings)).body:
+        if not isinstance(table, ast.ClassDef):
+            continue
+        for field, below in zip(table.body, table.body[1:], strict=False):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[table.name, name] = " ".join(text.split())
+    return found
+
+
+def documented_tables(table: type[settings.Settings] = settings.Cast, key: str = "") -> Iterator[TableDoc]:
+    """Every table of the tree, from the top."""
+    fields = msgspec.structs.fields(table)
+    leaves = [
+        SettingDoc(
+            key=join_key(key, field.name),
+            type=type_text(types.type_info(field.type)),
+            range=range_text(types.type_info(field.type)),
+            default=field_default(field),
+            unit=next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), ""),
+            doc=_sentences()[table.__name__, field.name],
+        )
+        for field in fields
+        if not is_table(field.type)
+    ]
+    yield TableDoc(key, " ".join((table.__doc__ or "").split()), leaves)
+    for field in fields:
+        if is_table(field.type):
+            yield from documented_tables(field.type, join_key(key, field.name))
+
+
+def known_settings() -> list[str]:
+    """Dotted keys of every setting."""
+    return [setting.key for table in documented_tables() for setting in table.settings]
+
+
+def text_settings() -> set[str]:
+    """Dotted keys of the settings that are text."""
+    return {setting.key for table in documented_tables() for setting in table.settings if setting.type == "string"}
+
+
+def settings_text() -> str:
+    """The tree for a terminal."""
+    lines = []
+    for table in documented_tables():
+        lines += [f"[{table.key}]  {table.doc}" if table.key else table.doc, ""]
+        for setting in table.settings:
+            unit = f" {setting.unit}" if setting.unit else ""
+            lines += [
+                f"  {setting.key} = {toml_text(setting.default)}{unit}  ({setting.expected})",
+                f"      {setting.doc}",
+            ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def settings_json() -> str:
+    """The tree as a JSON array of tables."""
+    return msgspec.json.format(msgspec.json.encode(list(documented_tables())), indent=2).decode()
+
+
+def settings_markdown() -> str:
+    """The text of docs/settings.md."""
+    lines = [INTRODUCTION]
+    for table in documented_tables():
+        lines += [f"## `[{table.key}]`" if table.key else "## Top of the file", "", table.doc, ""]
+        lines += ["| setting | type and range | default | unit | meaning |", "|---|---|---|---|---|"]
+        for setting in table.settings:
+            default = f"`{toml_text(setting.default)}`"
+            cells = [f"`{setting.key}`", setting.expected, default, setting.unit, setting.doc]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines)

@@ -1,0 +1,270 @@
+"""How much each stream of a run may hold: from the settings, from what it needs, and from the room on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from asyncrl.config.check import Finding
+from asyncrl.config.room import (
+    CHECKPOINT_SHARE,
+    MB,
+    RESERVE_MB,
+    Need,
+    Progress,
+    created_parameters,
+    files_bytes,
+    needs,
+    needs_of_the_rest,
+    payload_room,
+)
+from asyncrl.config.settings import Cast
+from asyncrl.data.model_dir import ModelError, count_parameters
+from asyncrl.data.protocol import DataError
+from asyncrl.data.row_frames import RowSetup
+from asyncrl.data.row_maker import RowMakerDown, sample_rows
+from topics.topic import DEAD, TRAJECTORIES, Keep, Stream
+
+_ON_DISK = 1.2  # bytes on the disk for one that the server counts
+_SAMPLED_ROWS = 500
+_SAMPLED_S = 1.0  # some sources take a second for a row
+_SETTINGS = {Keep.LEDGER: "nats.ledger_max_mb", Keep.PAYLOAD: "nats.stream_max_mb"}
+_SHOWN = 4  # streams that a message names
+
+
+class Disk(NamedTuple):
+    """Where a run's own server and its files lie. Bytes."""
+
+    folder: Path
+    free: int  # or taken by the run itself already
+    files: int  # for weights and checkpoints
+    room: int  # for all streams together
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What each stream of a run needs, and what it may hold."""
+
+    cast: Cast
+    row_bytes: float  # of a row of the data, on average
+    needs: dict[str, Need]
+    disk: Disk | None = None  # None: the server is somebody else's
+    room: int | None = None  # bytes for all streams together, where they are known
+    before: dict[str, int] = field(default_factory=dict)  # sizes of the streams of a run that goes on
+
+    @property
+    def least(self) -> int:
+        """Bytes that all streams need together."""
+        return sum(need.least for need in self._stored)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes that each stream may hold, by name.
+
+        Where the settings leave a size open it is ample, or, where that is too much for the room there is, as far
+        between least and ample as all such streams can be.
+        """
+        wish = sum(need.ample for need in self._stored) - self.least
+        share = 1.0 if self.room is None else min(1.0, max(0.0, (self.room - self.least) / wish))
+        return {
+            name: self._given(need.stream)
+            or self._kept(need)
+            or need.least + math.floor(share * (need.ample - need.least))
+            for name, need in self.needs.items()
+        }
+
+    def shortages(self) -> Iterator[Finding]:
+        """Why a run with these settings cannot reach its end."""
+        for keep, besides in (
+            (Keep.LEDGER, ("learner.steps",)),
+            (Keep.PAYLOAD, ("buffer.max_lag", "buffer.batch_groups", "rollout.group_size")),
+        ):
+            key, short = _SETTINGS[keep], [need for need in self._stored if need.stream.keep is keep]
+            short = [need for need in short if 0 < self._given(need.stream) < need.least]
+            if short:
+                given, most = self._given(short[0].stream), max(need.least for need in short)
+                message = (
+                    f"{given // MB:,} MB are too little: the run needs {_listed(short)}. Set {key} to "
+                    f"{math.ceil(most / MB):,} or more, or to 0, which sizes each stream by itself"
+                )
+                yield Finding((key, *besides), f"{message}{self._fewer(short, given)} ({self._per_step})")
+        if self.disk is not None and self.room is not None and self.least > self.room:
+            message = (
+                f"the run needs {_mb(self.least)} MB and there is room for {self.room // MB:,} in {self.disk.folder} "
+                f"({self._disk_text(self.disk)}): {_listed(self._stored)}. Free space, name another directory, or set "
+            )
+            limit = ("nats.disk_max_mb",) if self.cast.nats.disk_max_mb else ()
+            yield Finding(
+                (*limit, "directory", "learner.steps"),
+                f"{message}learner.steps to what fits{self._fewer(self._stored, self.room)} ({self._per_step})",
+            )
+
+    @property
+    def advice(self) -> str:
+        """What to do where a server that is somebody else's has too little room."""
+        fewer = self._fewer(self._stored, self.room or 0)
+        return (
+            f"the run needs {_mb(self.least)} MB: {_listed(self._stored)}. Make room there, or lower "
+            f"nats.stream_max_mb, nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps{fewer}"
+        )
+
+    def hints(self) -> Iterator[str]:
+        """What the run will do for want of room, short of standing still."""
+        cast, need, size = self.cast, self.needs[TRAJECTORIES.name], self.sizes[TRAJECTORIES.name]
+        keeps = cast.nats.keep == "run"
+        wanted = need.longest * cast.learner.steps if keeps else payload_room(cast, self.row_bytes).full
+        if wanted <= CHECKPOINT_SHARE * size:
+            return
+        most = math.ceil(wanted / CHECKPOINT_SHARE / MB)
+        text = f"{_mb(wanted)} MB if trajectories are as long as they may be; nats.stream_max_mb = {most:,} has room"
+        if keeps:
+            yield f'nats.keep = "run" may fill the stream before the end: {cast.learner.steps} batches are {text}'
+        else:
+            kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
+            yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {text}"
+
+    def table(self) -> str:
+        """Each stream with what it needs, what it may hold, and when that would be full."""
+        lines = [f"{'stream':<14}{'needs MB':>10}{'holds MB':>10}  {'setting':<24}full"]
+        for name, size in self.sizes.items():
+            need, setting = self.needs[name], _SETTINGS.get(self.needs[name].stream.keep, "")
+            given = f"{setting} = {self._given(need.stream) // MB}" if setting else ""
+            lines.append(f"{name:<14}{_mb(need.least):>10}{_mb(size):>10}  {given:<24}{self._full(need, size)}")
+        held = sum(self.sizes[need.stream.name] for need in self._stored)
+        lines.append(f"{'on the disk':<14}{_mb(self.least):>10}{_mb(held):>10}")
+        if self.disk is None:
+            lines.append(f"the server at {self.cast.nats.url} must have {_mb(held)} MB that no other stream reserves")
+        else:
+            room, folder = f"{(self.room or 0) // MB:,}", self.disk.folder
+            lines.append(f"room for streams: {room} MB in {folder} ({self._disk_text(self.disk)})")
+        return "\n".join(lines)
+
+    @property
+    def _stored(self) -> list[Need]:
+        """Of streams that lie on a disk."""
+        return [need for need in self.needs.values() if need.stream.keep is not Keep.LAST]
+
+    def _given(self, stream: Stream) -> int:
+        """Bytes that the settings give a stream; 0 where they leave it open."""
+        nats = self.cast.nats
+        return MB * {Keep.LEDGER: nats.ledger_max_mb, Keep.PAYLOAD: nats.stream_max_mb, Keep.LAST: 0}[stream.keep]
+
+    def _kept(self, need: Need) -> int:
+        """The size a stream has already on a server of somebody else, where it will do; that may refuse any other."""
+        before = self.before.get(need.stream.name, 0)
+        return before if self.disk is None and before >= need.least else 0
+
+    def _full(self, need: Need, size: int) -> str:
+        cast = self.cast
+        if need.stream is DEAD:
+            return "never: the oldest letters make room"
+        if need.longest:
+            return f"after step {size // need.longest:,}, if every trajectory were as long as it may be"
+        if not need.step:
+            keeps = {Keep.LEDGER: "never by training", Keep.PAYLOAD: "never: purged behind checkpoints"}
+            return keeps.get(need.stream.keep, "never: in memory, one message for each actor")
+        steps = cast.learner.steps + (size - need.least) // need.step
+        trajectories = (steps - cast.start.step) * cast.buffer.batch_groups * cast.rollout.group_size
+        return f"after step {steps:,} (of {cast.learner.steps:,}), {trajectories:,} trajectories"
+
+    def _fewer(self, short: list[Need], given: int) -> str:
+        """How many steps would fit, where that is any."""
+        steps = self.cast.learner.steps
+        if len(short) == len(self._stored):
+            fits = steps - math.ceil((self.least - given) / max(1, sum(need.step for need in short)))
+        else:
+            fits = min(steps - math.ceil((need.least - given) / max(1, need.step)) for need in short)
+        return f"; learner.steps = {fits:,} would fit" if self.cast.start.step < fits < steps else ""
+
+    @property
+    def _per_step(self) -> str:
+        steps, members = self.cast.learner.steps, self.cast.buffer.batch_groups * self.cast.rollout.group_size
+        return f"{steps:,} steps of {members:,} trajectories; a row of the data has {self.row_bytes:,.0f} B"
+
+    def _disk_text(self, disk: Disk) -> str:
+        limit = self.cast.nats.disk_max_mb
+        asked = f"nats.disk_max_mb = {limit:,}, " if limit else ""
+        return (
+            f"{asked}{disk.free // MB:,} MB free, of which {RESERVE_MB} stay free and {_mb(disk.files)} are for weights"
+        )
+
+
+def plan(cast: Cast, base: Path, *, root: Path | None = None, progress: Progress | None = None) -> Plan:
+    """What the streams of a run need and may hold.
+
+    Args:
+        base: folder of the cast's relative paths.
+        root: directory of a run that is there already; what it has taken counts as free.
+        progress: of a run that goes on.
+
+    Raises:
+        DataError, OSError: its data cannot be read.
+    """
+    options = msgspec.json.encode(cast.task.options)
+    row_bytes = _row_bytes(cast.task.source, options, cast.seed, base, cast.task.row_limit_s)
+    needed = needs(cast, row_bytes)
+    if progress is not None:
+        needed = needs_of_the_rest(needed, progress)
+    disk = None if cast.nats.url else _disk(cast, base, root)
+    room = disk.room if disk is not None else None
+    return Plan(cast, row_bytes, needed, disk, room, progress.sizes if progress is not None else {})
+
+
+def _disk(cast: Cast, base: Path, root: Path | None) -> Disk:
+    wanted = root or Path(cast.directory).resolve()
+    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
+    free = shutil.disk_usage(folder).free + (_taken(root) if root is not None else 0)
+    files = files_bytes(cast, _parameters(cast, base))
+    most = cast.nats.disk_max_mb * MB or free
+    room = min(most, free - RESERVE_MB * MB - files)
+    return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / cast.nats.servers))
+
+
+def _taken(root: Path) -> int:
+    """Bytes that the files of a run take."""
+    total = 0
+    for path in root.rglob("*"):
+        try:
+            total += path.lstat().st_blocks * 512
+        except FileNotFoundError:
+            pass  # removed meanwhile
+    return total
+
+
+def _parameters(cast: Cast, base: Path) -> int:
+    if not cast.model.path:
+        return created_parameters(cast.model.create)
+    try:
+        return count_parameters(base / cast.model.path)
+    except ModelError:
+        return 0  # named where the model itself is checked
+
+
+@lru_cache(maxsize=8)
+def _row_bytes(spec: str, options: bytes, seed: int, base: Path, limit_s: float) -> float:
+    """Bytes of a row on average, over the first rows of the seeded order that can be made within a second."""
+    setup = RowSetup(spec, msgspec.json.decode(options), seed, str(base))
+    try:
+        _, rows = asyncio.run(sample_rows(setup, _SAMPLED_ROWS, _SAMPLED_S, limit_s=limit_s))
+    except RowMakerDown as error:
+        raise DataError(str(error)) from error
+    return sum(len(msgspec.msgpack.encode(row)) for row in rows) / len(rows)
+
+
+def _listed(short: list[Need]) -> str:
+    """Streams with what they need, the greatest first."""
+    most = sorted(short, key=lambda need: -need.least)
+    text = ", ".join(f"{need.stream.name} {_mb(need.least)} MB" for need in most[:_SHOWN])
+    return f"{text}, ..." if len(most) > _SHOWN else text
+
+
+def _mb(size: float) -> str:
+    return f"{math.ceil(size / MB):,}"

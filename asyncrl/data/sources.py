@@ -1,0 +1,199 @@
+"""Prompts of a task: rows of a file, or rows made by a rule, in a seeded order without end."""
+
+from __future__ import annotations
+
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.data.messages import has_answer, message_problem, plain_type
+from asyncrl.data.protocol import DataError, DataSource, check_options
+from topics.prompts import PromptRow
+
+_SHOWN_PROBLEMS = 5
+_WARMUP = "the warm-up"
+_SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
+_BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
+
+
+def label_reader(reward: str, *, warmup_steps: int) -> str:
+    """What reads the label of each row, so that a row without one is an error; empty where nothing does."""
+    if reward in ("exact", "math") or reward.startswith("reasoning-gym"):
+        return "the reward"
+    return _WARMUP if warmup_steps else ""
+
+
+def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "") -> DataSource:
+    """Open the data that `spec` names.
+
+    Args:
+        spec: `file.jsonl` or `file.parquet`, each with an optional slice such as `@[0:100]` or `@[-50:]`; `reverse`;
+            `sum`; or `reasoning-gym:NAME`.
+        options: for files `prompt_key`, `label_key`, `metadata_key`; for rules what the rule takes.
+        seed: of the order, and of made rows. For held-out data give a file another slice, and a rule another seed:
+            rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
+            only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
+        base: folder that a relative path is looked for in.
+        labels_for: what reads labels, as `label_reader` tells.
+
+    Raises:
+        DataError: says what is wrong with spec, options or file.
+    """
+    from asyncrl.tasks import procedural  # both modules name DataSource
+
+    match = _SLICE.fullmatch(spec)
+    path = match["path"] if match else spec
+    if path.endswith((".jsonl", ".parquet")):
+        keys = _Keys(**check_options(spec, options, _Keys.__struct_fields__))
+        rows = read_rows(base / path, bounds=match["bounds"] if match else ":", keys=keys, labels_for=labels_for)
+        return FileSource(rows, seed=seed, name=spec)
+    if spec in procedural.RULES:
+        return procedural.RULES[spec](options, seed)
+    kind, _, name = spec.partition(":")
+    if kind == "reasoning-gym":
+        return procedural.ReasoningGymSource(name, options, seed)
+    known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME"])
+    raise DataError(f"unknown data {spec!r}; known are {known}")
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), a bijection of 64-bit words."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+@lru_cache(maxsize=8)
+def epoch_order(rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """The permutation of `rows` rows in one epoch.
+
+    Sorting by hashed keys keeps it the same under every version of numpy.
+
+    Returns:
+        [rows] int64 row numbers.
+    """
+    words = np.array([seed & 0xFFFFFFFFFFFFFFFF, epoch], np.uint64)
+    start, step = _mix(_mix(words) + np.array([1, 2], np.uint64))
+    keys = _mix(_mix(np.arange(rows, dtype=np.uint64) + start) ^ step)
+    return np.argsort(keys, kind="stable")
+
+
+class FileSource:
+    """Rows of a file: every epoch shows each row once, in the order that (seed, epoch) gives."""
+
+    def __init__(self, rows: Sequence[bytes], *, seed: int, name: str) -> None:
+        self.rows_per_epoch: int | None = len(rows)
+        self._rows = len(rows)
+        self._seed = seed
+        self._name = name
+        # One block of bytes: a Python object per row would take several times the file.
+        self._ends = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        self._block = memoryview(b"".join(rows))
+        self._decoder = msgspec.msgpack.Decoder(PromptRow)
+
+    def row(self, index: int) -> PromptRow:
+        """The row at place `index` of the endless order."""
+        epoch, place = divmod(index, self._rows)
+        number = epoch_order(self._rows, self._seed, epoch)[place]
+        return self._decoder.decode(self._block[self._ends[number] : self._ends[number + 1]])
+
+    def longest(self, count: int) -> list[int]:
+        """Places, in the first epoch, of the rows with the most bytes, the longest first."""
+        sizes = np.diff(self._ends)[epoch_order(self._rows, self._seed, 0)]
+        return [int(place) for place in np.argsort(-sizes, kind="stable")[:count]]
+
+    def describe(self) -> str:
+        """The file and its number of rows."""
+        return f"{self._name}: {self._rows} rows"
+
+
+class _Keys(msgspec.Struct):
+    prompt_key: str = "prompt"
+    label_key: str = "label"
+    metadata_key: str = "metadata"
+
+
+def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[bytes]:
+    """Read the rows of a JSONL or Parquet file that `bounds`, such as `10:-10`, selects.
+
+    Returns:
+        Each row as MessagePack of a `PromptRow`.
+
+    Raises:
+        DataError: with up to five of the file's problems.
+    """
+    selected = _BOUNDS.fullmatch(bounds)
+    if selected is None:
+        raise DataError(f"{path.name}: bad slice @[{bounds}]; write @[FROM:TO], each a whole number or left out")
+    if not path.is_file():
+        raise DataError(f"{path}: no such file")
+    read = _read_jsonl if path.suffix == ".jsonl" else _read_parquet
+    rows: list[bytes] = []
+    problems: list[str] = []
+    for place, value in read(path, slice(*(int(text) if text else None for text in selected.groups())), keys):
+        try:
+            found = msgspec.json.decode(value) if isinstance(value, bytes) else value
+            rows.append(_encode_row(found, keys, labels_for))
+        except (ValueError, OverflowError, TypeError) as error:
+            problems.append(f"{place}: {error}")
+    if problems:
+        more = len(problems) - _SHOWN_PROBLEMS
+        tail = [f"... and {more} more"] if more > 0 else []
+        raise DataError("\n  ".join([f"{path}: bad rows: {len(problems)}", *problems[:_SHOWN_PROBLEMS], *tail]))
+    if not rows:
+        raise DataError(f"{path}: slice @[{bounds}] selects no row" if bounds != ":" else f"{path}: the file is empty")
+    return rows
+
+
+def _read_jsonl(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[str, bytes]]:
+    with path.open("rb") as file:
+        if file.read(len(BOM_UTF8)) != BOM_UTF8:
+            file.seek(0)
+        lines = [(number, line) for number, line in enumerate(file, 1) if not line.isspace()]
+    return ((f"line {number}", line) for number, line in lines[selected])
+
+
+def _read_parquet(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow  # takes 50 MB, which readers of JSONL need not pay
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+    except (pyarrow.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file: {error}") from error
+    with file:
+        names = file.schema_arrow.names
+        if keys.prompt_key not in names:
+            raise DataError(f"{path}: no column {keys.prompt_key!r}; its columns are {', '.join(names)}")
+        table = file.read(columns=[name for name in names if name in msgspec.structs.astuple(keys)])
+    first, last, _ = selected.indices(table.num_rows)
+    numbers = range(first, last)
+    rows = (row for batch in table.slice(first, len(numbers)).to_batches() for row in batch.to_pylist())
+    return ((f"row {number}", row) for number, row in zip(numbers, rows, strict=True))
+
+
+def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
+    if not isinstance(value, dict):
+        raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {plain_type(value)}")
+    prompt, label, metadata = (value.get(key) for key in (keys.prompt_key, keys.label_key, keys.metadata_key))
+    found = ", ".join(map(repr, value)) or "no key"
+    if keys.prompt_key not in value:
+        raise DataError(f"no prompt under {keys.prompt_key!r}; found {found}")
+    if not isinstance(prompt, str | list) or not prompt:
+        empty = "empty" if prompt in ("", []) else plain_type(prompt)
+        raise DataError(f"the prompt under {keys.prompt_key!r} is {empty}; expected text or a list of chat messages")
+    problem = message_problem(prompt) if isinstance(prompt, list) else ""
+    if problem:
+        raise DataError(problem)
+    if label is None and labels_for and not (labels_for == _WARMUP and isinstance(prompt, list) and has_answer(prompt)):
+        raise DataError(f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}")
+    if not isinstance(metadata, dict | None):
+        raise DataError(f"{keys.metadata_key!r} is {plain_type(metadata)}; expected an object")
+    return msgspec.msgpack.encode(PromptRow(prompt, label, metadata or {}))

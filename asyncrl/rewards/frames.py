@@ -1,0 +1,125 @@
+"""What a worker and its sandbox children say to each other, in frames over pipes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, SupportsFloat, TypeAlias
+
+import msgspec
+
+from topics.wire import GREATEST
+
+Reason: TypeAlias = Literal["raised", "value", "time_limit", "memory", "exited", "http", "closed"]
+
+REPLY_BYTES = 1 << 20  # of what a child answers
+
+
+class GradeRequest(msgspec.Struct):
+    """What a reward may look at."""
+
+    completion: str
+    prompt: str | list[dict[str, Any]]
+    label: Any = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    trajectory_id: str = ""
+
+
+class RewardFailed(Exception):
+    """A reward that could not be had for one trajectory.
+
+    `reason` is `raised`, `value` (no finite number came back), `time_limit`, `memory`, `exited` (the function ended
+    its process), `http` (the address cannot be reached or refuses) or `closed` (the grader was closed meanwhile).
+    """
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+def memory_text(memory_mb: int) -> str:
+    """The limit as its failures name it."""
+    return f"reward.memory_mb = {memory_mb:,} MB"
+
+
+class Setup(msgspec.Struct):
+    """First frame to a child: the function it calls."""
+
+    spec: str
+    base: str
+    time_limit_s: float
+    arguments: dict[str, Any] | None = None  # not None: `spec` makes the function when called with these
+    memory_mb: int = 0  # that each of its processes may take; 0 for no limit
+    rollout: bool = False  # not a reward: it is only loaded, and looked at
+
+
+def reward_setup(spec: str, *, base: Path, time_limit_s: float, memory_mb: int) -> Setup | None:
+    """How a child finds the reward that `spec` names; None where that is no function."""
+    kind, colon, name = spec.partition(":")
+    if spec == "math":
+        return Setup("asyncrl.rewards.scorers:make_math", "", time_limit_s, {}, memory_mb)
+    if kind == "reasoning-gym":
+        dataset = {"dataset": name or None}
+        return Setup("asyncrl.rewards.scorers:make_reasoning_gym", "", time_limit_s, dataset, memory_mb)
+    if colon and kind not in ("http", "https"):
+        return Setup(spec, str(base), time_limit_s, None, memory_mb)
+    return None
+
+
+class Ready(msgspec.Struct):
+    """First frame from a child: the function is loaded, or why not."""
+
+    error: str = ""
+    concurrent: bool = False  # an async function: many calls at once
+    pid: int = 0  # of the child, which leads its group; its supervisor has another
+
+
+class Call(msgspec.Struct, array_like=True):
+    """One request to a child."""
+
+    id: int
+    request: GradeRequest
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """What came of a call."""
+
+    id: int
+    reward: float = 0.0
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    reason: Reason | None = None  # None where there is a reward
+    detail: str = ""
+    leftover: bool = False  # a call was ended at its limit, and processes that it may have started live
+
+
+def read_score(value: Any) -> tuple[float, dict[str, float]]:
+    """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
+
+    Returns:
+        The reward and the metrics by name, none beyond what a message may hold.
+
+    Raises:
+        RewardFailed: with reason `value`.
+    """
+    if not isinstance(value, Mapping):
+        return _finite(value, "the function returned"), {}
+    if "reward" not in value:
+        raise RewardFailed("value", f"the function returned no 'reward' but {', '.join(map(repr, value)) or 'nothing'}")
+    # Half a surrogate pair, as from JSON, is in no message.
+    names = {name: str(name).encode(errors="backslashreplace").decode() for name in value}
+    numbers = {names[name]: _finite(number, f"{name!r} is") for name, number in value.items()}
+    return numbers.pop("reward"), numbers
+
+
+def _finite(value: Any, subject: str) -> float:
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, an integer past 1e308
+        number = math.nan
+    if not abs(number) <= GREATEST:  # a NaN is not either
+        raise RewardFailed(
+            "value", f"{subject} {repr(value)[:200]}; expected a number from {-GREATEST:g} to {GREATEST:g}"
+        )
+    return number

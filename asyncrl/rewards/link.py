@@ -1,0 +1,83 @@
+"""The supervisor of a sandbox child as its worker has it: started, spoken to through a pipe, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from typing import NamedTuple
+
+from asyncrl.process import end, python
+from asyncrl.rewards.frames import memory_text
+
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.rewards.supervisor import main; "
+    "main(int(sys.argv[1]), float(sys.argv[2]))"
+)
+
+
+class Link(NamedTuple):
+    """A supervisor, and a pipe to its child and one back: not the process object's, whose `wait` would wait for them.
+
+    Two, because a socket that is closed with calls unread resets its other end, and replies on their way are lost.
+    """
+
+    process: Process
+    replies: asyncio.StreamReader
+    answering: asyncio.StreamWriter  # of the replies' pipe, to close it
+    calls: asyncio.StreamWriter
+
+    @classmethod
+    async def open(cls, time_limit_s: float, stderr: int | None) -> Link:
+        """Start a supervisor."""
+        (calls_ours, calls_theirs), (replies_ours, replies_theirs) = socket.socketpair(), socket.socketpair()
+        try:
+            # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
+            process = await asyncio.create_subprocess_exec(
+                *python("-c", _BOOT, str(os.getpid()), str(time_limit_s), *sys.path),
+                stdin=calls_theirs.fileno(),
+                stdout=replies_theirs.fileno(),
+                stderr=stderr,
+                start_new_session=True,
+            )
+        except BaseException:
+            calls_ours.close()
+            replies_ours.close()
+            raise
+        finally:
+            calls_theirs.close()
+            replies_theirs.close()
+        replies, answering = await asyncio.open_unix_connection(sock=replies_ours)
+        _, calls = await asyncio.open_unix_connection(sock=calls_ours)
+        return cls(process, replies, answering, calls)
+
+    async def end(self, group: int = 0) -> None:
+        """End a child by its supervisor, which kills until nothing is left; a supervisor that does not is killed.
+
+        Args:
+            group: of the child, to be killed where its supervisor was; the child itself dies with the supervisor.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
+        await end(self.process)
+        if group and self.process.returncode == -signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
+                os.killpg(group, signal.SIGKILL)
+        self.calls.transport.abort()
+        self.answering.transport.abort()
+
+    def exit_text(self, memory_mb: int) -> str:
+        """How the child ended."""
+        code = self.process.returncode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        text = f"killed by {signal.Signals(-code).name}"
+        if -code == signal.SIGKILL:
+            return f"{text}, as the kernel does where the machine has no memory left"
+        if -code == signal.SIGABRT and memory_mb:
+            return f"{text}, as native code ends that needs more than {memory_text(memory_mb)}"
+        return text

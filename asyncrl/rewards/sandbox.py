@@ -1,0 +1,312 @@
+"""Runs a reward function in child processes that are killed at their time limit and replaced.
+
+A child takes one call at a time (a function) or many (an async function); further calls wait in its pipe so that it
+never idles. A call that hangs, or ends its process, fails alone: calls behind it go to another child. Where an async
+function ran many calls when its process ended, nothing tells which one it was, so they run again one at a time.
+
+Each child has a supervisor, the process that is started here. It ends with the child, and after whatever the child
+started: where it has ended, nothing of the function runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from asyncrl.framing import FrameError, Frames, pack
+from asyncrl.process import log_tail
+from asyncrl.rewards.frames import REPLY_BYTES, Call, GradeRequest, Ready, Reply, RewardFailed, Setup
+from asyncrl.rewards.functions import FunctionError
+from asyncrl.rewards.link import Link
+
+_LOAD_LIMIT_S = 300.0
+_PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
+_CONCURRENT_CALLS = 64  # of an async function in one child
+_CANCEL_S = 0.5  # that an async function has to end after its child cancelled it
+_DRAIN_S = 1.0  # from the end of a child to that of its pipe, or the other way round
+_READ_BYTES = 1 << 18
+
+_replies = msgspec.msgpack.Decoder(Reply)
+log = structlog.get_logger()
+
+
+class LoadEnded(FunctionError):
+    """A function's file ended its process while it was loaded."""
+
+
+class _Job:
+    """A call that somebody waits for."""
+
+    def __init__(self, request: GradeRequest) -> None:
+        self.request = request
+        self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        self.alone = False  # shares no child: it may have ended one
+        self.began_s = 0.0  # loop time at which its turn began
+
+
+class _Child:
+    """One child process and the jobs given to it, in order."""
+
+    def __init__(self, link: Link, ready: Ready, frames: Frames, setup: Setup) -> None:
+        self.link = link
+        self.ready = ready
+        self.jobs: dict[int, _Job] = {}
+        self.fault: Reply | None = None  # why it is ended; the call that runs fails with it
+        self.retiring = False  # takes no further call, and ends behind those it has
+        self._frames = frames
+        self._setup = setup
+        self._limit_s = setup.time_limit_s + (_CANCEL_S if ready.concurrent else 0.0)
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._given = 0
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> list[_Job]:
+        """Jobs whose turn has begun; the first of them began first."""
+        jobs = list(self.jobs.values())
+        return jobs if self.ready.concurrent else jobs[:1]
+
+    def has_room(self, job: _Job) -> bool:
+        if self.retiring or self.link.calls.is_closing():  # the latter: it has ended; uvloop refuses to write to it
+            return False
+        if job.alone or any(other.alone for other in self.jobs.values()):
+            return not self.jobs
+        return len(self.jobs) < (_CONCURRENT_CALLS if self.ready.concurrent else _PIPELINED_CALLS)
+
+    def give(self, job: _Job) -> None:
+        if self.ready.concurrent or not self.jobs:
+            job.began_s = self._loop.time()
+        self._given += 1
+        self.jobs[self._given] = job
+        self.link.calls.write(pack(Call(self._given, job.request)))
+        if self._timer is None:
+            self._watch()
+
+    async def serve(self, settled: Callable[[], None]) -> None:
+        """Settle calls by the replies that come, until the child and all it started have ended.
+
+        A child may close its pipe and go on; and the pipe may stay open behind its end, if its supervisor was killed.
+
+        Args:
+            settled: called after each.
+        """
+        reading, exit_ = asyncio.create_task(self._read(settled)), asyncio.create_task(self.link.process.wait())
+        try:
+            await asyncio.wait({reading, exit_}, return_when=asyncio.FIRST_COMPLETED)
+            if exit_.done() and self._timer:
+                self._timer.cancel()
+            if not self.retiring:
+                await asyncio.wait({reading, exit_}, timeout=_DRAIN_S)
+        finally:
+            reading.cancel()
+            exit_.cancel()
+        await self.end()
+
+    async def _read(self, settled: Callable[[], None]) -> None:
+        try:
+            while not (self.retiring and not self.jobs) and (data := await self.link.replies.read(_READ_BYTES)):
+                for frame in self._frames.feed(data):
+                    self._settle(_replies.decode(frame))
+                    settled()
+        except (FrameError, msgspec.MsgspecError, LookupError) as error:
+            detail = f"the function's process wrote into the pipe of its answers, and was killed: {error}"
+            self.fault, self.retiring = Reply(0, reason="exited", detail=detail), True
+
+    def _settle(self, reply: Reply) -> None:
+        job = self.jobs.pop(reply.id)
+        if not self.ready.concurrent and self.jobs:
+            next(iter(self.jobs.values())).began_s = self._loop.time()
+        self.retiring |= reply.leftover
+        _settle(job, reply)
+
+    async def end(self) -> None:
+        """Kill it, again and again until it has gone."""
+        self.retiring = True
+        if self._timer:
+            self._timer.cancel()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self.link.end(self.ready.pid))
+        await asyncio.shield(self._ending)
+
+    def _watch(self) -> None:
+        """Kill the process when the first job runs past its limit; set again only when it fires, not at every job."""
+        self._timer = None
+        if not self.jobs:
+            return
+        left_s = next(iter(self.jobs.values())).began_s + self._limit_s - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._watch)
+        else:
+            self.retiring = True
+            detail = f"no reward within {self._setup.time_limit_s:g} s; the function's process was killed"
+            self.fault = Reply(0, reason="time_limit", detail=detail)
+            self._ending = asyncio.create_task(self.link.end(self.ready.pid))
+
+
+class Sandbox:
+    """A reward function in `workers` child processes."""
+
+    def __init__(self, setup: Setup, children: list[_Child]) -> None:
+        self._setup = setup
+        self._children: list[_Child] = []
+        self._queue: deque[_Job] = deque()
+        self._wanted = asyncio.Event()
+        self._keepers = [asyncio.create_task(self._keep(child)) for child in children]
+
+    @classmethod
+    async def open(cls, setup: Setup, *, workers: int) -> Sandbox:
+        """Start the children and load the function in each.
+
+        Raises:
+            FunctionError: when it cannot be found or loaded, or asks for what a request does not have.
+        """
+        starts = [asyncio.create_task(_start(setup)) for _ in range(workers)]
+        done = await asyncio.gather(*starts, return_exceptions=True)
+        children = [child for child in done if isinstance(child, _Child)]
+        for error in done:
+            if isinstance(error, BaseException):
+                await asyncio.gather(*(child.end() for child in children))
+                raise error
+        return cls(setup, children)
+
+    async def call(self, request: GradeRequest) -> Reply:
+        """Run the function on `request`.
+
+        Raises:
+            RewardFailed: when it raised, returned no number, ran past its limit, or ended its process.
+        """
+        if not self._keepers:
+            raise RewardFailed("closed", "the grader is closed")
+        job = _Job(request)
+        self._queue.append(job)
+        self._wanted.set()
+        self._dispatch()
+        reply = await job.reply
+        if reply.reason is not None:
+            raise RewardFailed(reply.reason, reply.detail)
+        return reply
+
+    async def close(self) -> None:
+        """Kill the children; calls under way fail with reason `closed`."""
+        keepers, self._keepers = self._keepers, []
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        jobs = [*self._queue, *(job for child in self._children for job in child.jobs.values())]
+        await asyncio.gather(*(child.end() for child in self._children))
+        for job in jobs:
+            _settle(job, Reply(0, reason="closed", detail="the grader was closed"))
+
+    def _dispatch(self) -> None:
+        while self._queue:
+            job = self._queue[0]
+            if not job.reply.done():  # its caller may have gone
+                free = [child for child in self._children if child.has_room(job)]
+                if not free:
+                    return
+                min(free, key=lambda child: len(child.jobs)).give(job)
+            self._queue.popleft()
+
+    async def _keep(self, child: _Child | None) -> None:
+        """Serve one place of the pool: when its child ends, another takes over."""
+        while True:
+            if child is not None:
+                self._children.append(child)
+                self._dispatch()
+                await child.serve(self._dispatch)
+                self._children.remove(child)
+                self._bury(child)
+            if child is None or not (child.jobs or self._queue):
+                # Does not load any more, or ended while idle: no further try before there is new work.
+                self._wanted.clear()
+                await self._wanted.wait()
+            try:
+                child = await _start(self._setup)
+            except (FunctionError, OSError) as error:
+                log.error("sandbox child not replaced", function=self._setup.spec, error=str(error))
+                child = None
+                self._give_up(error)
+
+    def _bury(self, child: _Child) -> None:
+        """Fail the call that ended its process, and give back those that did not."""
+        how = child.link.exit_text(self._setup.memory_mb)
+        running = child.running
+        reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
+        log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)
+        if len(running) == 1:
+            _settle(running[0], reply)
+        else:
+            for job in running:
+                job.alone = True
+        self._queue.extendleft(reversed([job for job in child.jobs.values() if not job.reply.done()]))
+        self._dispatch()
+
+    def _give_up(self, error: Exception) -> None:
+        if not self._children:
+            for job in self._queue:
+                _settle(job, Reply(0, reason="exited", detail=f"the function's process does not start again: {error}"))
+            self._queue.clear()
+
+
+def _settle(job: _Job, reply: Reply) -> None:
+    if not job.reply.done():  # its caller may have gone
+        job.reply.set_result(reply)
+
+
+async def load_problem(setup: Setup) -> str:
+    """Why a function cannot be loaded, with what it prints where it ends its process; empty when it can."""
+    with tempfile.TemporaryDirectory() as folder:
+        said = Path(folder) / "said"
+        with said.open("wb") as stderr:
+            try:
+                child = await _start(setup, stderr.fileno())
+            except LoadEnded as error:
+                return f"{error}: {log_tail(said)}"
+            except FunctionError as error:
+                return str(error)
+            await child.end()
+    return ""
+
+
+async def _start(setup: Setup, stderr: int | None = None) -> _Child:
+    """Start a child and wait until it has loaded the function.
+
+    Args:
+        stderr: where what it prints goes; None for this process's own.
+    """
+    opening = asyncio.create_task(Link.open(setup.time_limit_s, stderr))
+    try:
+        link = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await (await opening).end()
+        raise
+    child: _Child | None = None
+    try:
+        link.calls.write(pack(setup))
+        frames = Frames(REPLY_BYTES)
+        async with asyncio.timeout(_LOAD_LIMIT_S):
+            while data := await link.replies.read(_READ_BYTES):
+                for frame in frames.feed(data):
+                    ready = msgspec.msgpack.decode(frame, type=Ready)
+                    if ready.error:
+                        raise FunctionError(ready.error)
+                    child = _Child(link, ready, frames, setup)
+                    return child
+            await link.process.wait()
+            raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup.memory_mb)}")
+    except (FrameError, msgspec.MsgspecError) as error:
+        raise FunctionError(
+            f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
+        ) from error
+    except TimeoutError as error:
+        raise FunctionError(f"{setup.spec}: not loaded within {_LOAD_LIMIT_S:g} s") from error
+    finally:
+        if child is None:
+            await link.end()

@@ -1,0 +1,183 @@
+"""The supervisor of a sandbox child: it ends the child, and with the child whatever came from it.
+
+It forks the child into a session of its own and is the subreaper of all its descendants: a process that left its
+parents and its session comes under the supervisor, not under init, and is found there. It stays until the last is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+from asyncrl.process import descendants, die_with, living_processes
+from asyncrl.rewards import child as sandbox_child
+
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+_READ_BYTES, _WRITE_BYTES = 1 << 16, select.PIPE_BUF  # a pipe that takes anything takes as much at once
+_OUTPUT_BYTES, _OUTPUT_BYTES_PER_S = 1 << 18, 1 << 14  # at once, and in the long run, of what functions print
+_AGAIN_S = 0.01  # between two looks for processes that were started while others were killed
+
+
+def main(parent: int, time_limit_s: float) -> None:
+    """Fork the child, which returns from here; the supervisor ends this process as the child ended.
+
+    Args:
+        parent: the process that started this one; SIGTERM from it, or its death, ends everything.
+        time_limit_s: how long a process may live after those that started it have gone.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    for sent in _SIGNALS:
+        signal.signal(sent, lambda *_: None)  # the number comes through the pipe
+    die_with(parent, signal.SIGTERM)
+    output, printed = os.pipe()
+    own = os.getpid()
+    child = os.fork()
+    if child:
+        for number in (0, 1, printed):
+            os.close(number)
+        _end_like(_Supervisor(child, wake, output, time_limit_s).run())
+    signal.set_wakeup_fd(-1)
+    for sent in _SIGNALS:
+        signal.signal(sent, signal.SIG_DFL)
+    os.setsid()
+    die_with(own)
+    os.dup2(printed, 2)
+    for number in (wake, waker, output, printed):
+        os.close(number)
+    sandbox_child.main()
+
+
+class _Supervisor:
+    """Waits for the end of the child, or for SIGTERM, and leaves no process behind."""
+
+    def __init__(self, child: int, wake: int, output: int, time_limit_s: float) -> None:
+        self._child = child
+        self._wake = wake
+        self._output = output
+        self._orphan_s = max(1.0, time_limit_s)  # between two looks for processes without parents
+        self._orphans: set[int] = set()
+        self._allowed, self._counted_s = float(_OUTPUT_BYTES), time.monotonic()  # of the output
+        self._left_out = 0
+
+    def run(self) -> int:
+        """Returns the wait status of the child."""
+        look_at, sources = time.monotonic() + self._orphan_s, [self._wake, self._output]
+        while True:
+            ready = select.select(sources, [], [], max(0.0, look_at - time.monotonic()))[0]
+            if self._output in ready and not self._relay():
+                sources.remove(self._output)
+            if self._wake in ready and (signal.SIGTERM in os.read(self._wake, _READ_BYTES) or self._has_ended()):
+                return self._end_all()
+            if time.monotonic() >= look_at:
+                self._end_orphans()
+                look_at = time.monotonic() + self._orphan_s
+
+    def _has_ended(self) -> bool:
+        """Whether the child has ended. It is not reaped yet: as long, nothing else can get its number and group."""
+        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if found.si_pid == self._child:
+                return True
+            os.waitpid(found.si_pid, 0)
+        return False
+
+    def _end_orphans(self) -> None:
+        """End those that lost their parents at least a time limit ago."""
+        living, own = living_processes(), os.getpid()
+        orphans = {pid for pid, process in living.items() if process.parent == own and pid != self._child}
+        for pid in orphans & self._orphans:
+            _kill([pid, *descendants(pid, living)])
+        self._orphans = orphans
+
+    def _end_all(self) -> int:
+        """Kill until there is nothing left to kill; returns the wait status of the child."""
+        status = None
+        while True:
+            living = living_processes()
+            found = descendants(os.getpid(), living)
+            # A group is killed at once: what is forked in it meanwhile is killed as well.
+            groups = {living[pid].group for pid in found} | ({self._child} if status is None else set())
+            for group in groups - {os.getpgrp()}:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(group, signal.SIGKILL)
+            left = _kill(found)
+            while self._output_waits() and self._relay():
+                pass
+            if not left:
+                status = os.waitpid(self._child, 0)[1] if status is None else status
+                if _reaped_all():
+                    self._note_left_out()
+                    return status
+            select.select([self._wake], [], [], _AGAIN_S)
+
+    def _output_waits(self) -> bool:
+        return bool(select.select([self._output], [], [], 0)[0])
+
+    def _relay(self) -> bool:
+        """Pass on what was printed, as much as may be; False when nobody is left who could print."""
+        data = os.read(self._output, _READ_BYTES)
+        now_s = time.monotonic()
+        self._allowed = min(_OUTPUT_BYTES, self._allowed + (now_s - self._counted_s) * _OUTPUT_BYTES_PER_S)
+        self._counted_s = now_s
+        if len(data) <= self._allowed:
+            self._note_left_out()
+            self._allowed -= len(data)
+            self._left_out += len(data) - _printed(data)
+        else:
+            self._left_out += len(data)
+        return bool(data)
+
+    def _note_left_out(self) -> None:
+        if self._left_out:
+            _printed(f"\n[{self._left_out} bytes of output left out]\n".encode())
+            self._left_out = 0
+
+
+def _printed(data: bytes) -> int:
+    """Write to stderr what it takes without waiting; returns how much."""
+    written = 0
+    with contextlib.suppress(OSError):  # the disk is full, or nobody reads any more
+        while written < len(data) and select.select([], [2], [], 0)[1]:
+            written += os.write(2, data[written : written + _WRITE_BYTES])
+    return written
+
+
+def _kill(pids: list[int]) -> list[int]:
+    """Kill processes; returns those that could be."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or a program of another user
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return killed
+
+
+def _reaped_all() -> bool:
+    """Whether no process is left under this one."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _end_like(status: int) -> None:
+    """End this process as another ended."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

@@ -1,0 +1,259 @@
+"""What a rollout function works with: its context, and the segments that come of it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import numpy as np
+
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
+from topics.prompts import PromptRow
+from topics.trajectories import Answer, Segment
+from topics.wire import Int32Array
+
+Replay: TypeAlias = Literal["journal", "rerun"]
+RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
+
+
+class ToolFailed(Exception):
+    """A tool raised; the text names what."""
+
+
+class Generated:
+    """What one `generate` sampled."""
+
+    def __init__(self, answer: Answer, tokenizer: TaskTokenizer) -> None:
+        self._answer = answer
+        self._tokenizer = tokenizer
+
+    @property
+    def tokens(self) -> Int32Array:
+        """[T] what was sampled."""
+        return self._answer.tokens
+
+    @property
+    def finish(self) -> str:
+        """How it ended: "stop" or "length"."""
+        return self._answer.finish
+
+    @cached_property
+    def text(self) -> str:
+        """The tokens as text, without special tokens."""
+        return self._tokenizer.decode(self.tokens)
+
+
+class _Call(NamedTuple):
+    """A generation that was asked for."""
+
+    ids: Int32Array
+    answer: Answer
+    generated: Generated
+
+
+class Limits(NamedTuple):
+    """Bounds of one generation."""
+
+    max_new_tokens: int
+    stop: list[str]
+
+
+class Host(Protocol):
+    """What the worker gives a context: sampling, and a place to keep progress."""
+
+    async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
+        """Extend an open answer until it is done, whatever happens to engines meanwhile."""
+        ...
+
+    async def keep(self) -> None:
+        """Publish the journal as it is now; returns when it is stored."""
+        ...
+
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """The time of something that has a limit of its own: the trajectory keeps its lease for so long."""
+        ...
+
+
+class RolloutContext:
+    """All that a rollout function may use of the world.
+
+    `generate` is the only way to sample, `tool` the way to act, `time` and `random` the clock and the die. What they
+    answered is recorded, and recorded answers are given again when the function is run again elsewhere.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TaskTokenizer,
+        journal: Journal,
+        host: Host,
+        *,
+        seed: int,
+        limits: Limits,
+        tool_limit_s: float,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.completion: str | None = None  # text for the reward; None: everything the policy sampled
+        self._journal = journal
+        self._host = host
+        self._seed = seed
+        self._limits = limits
+        self._tool_limit_s = tool_limit_s
+        self._calls: dict[str, _Call] = {}  # generations by call path
+
+    async def generate(
+        self,
+        token_ids: Sequence[int] | Int32Array,
+        *,
+        max_new_tokens: int | None = None,
+        stop: Sequence[str] | None = None,
+    ) -> Generated:
+        """Sample a continuation of `token_ids` ([T], prompt and everything said so far)."""
+        ids = np.ascontiguousarray(token_ids, dtype=np.int32)
+        limits = Limits(
+            max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
+        )
+        path, answer = self._journal.ask("generate", digest_of(ids, limits))
+        call = self._calls[path] = _Call(ids, answer, Generated(answer, self.tokenizer))
+        if not answer.done:
+            with outside():
+                await self._host.sample(ids, answer, limits)
+        return call.generated
+
+    async def tool(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *arguments: Any,
+        replay: Replay = "journal",
+        time_limit_s: float | None = None,
+    ) -> Any:
+        """Call `function(*arguments)`, sync or async; arguments and answer are plain data (MessagePack).
+
+        Args:
+            replay: `journal`: a call that has answered is never made again, its answer is; `rerun`: it is made again
+                whenever the rollout is resumed (tools that only look, or whose state lives in this process).
+            time_limit_s: seconds after which an async function is cancelled and has failed with a TimeoutError; the
+                trajectory keeps its lease until then. None takes `rollout.tool_limit_s`.
+
+        Raises:
+            ToolFailed: the function raised (with `journal`; the failure is recorded and raised again when replayed).
+        """
+        _, answer = self._journal.ask(f"tool:{name}", digest_of(arguments))
+        limit_s = self._tool_limit_s if time_limit_s is None else time_limit_s
+        with outside():
+            if replay == "rerun":
+                answer.done = True
+                return await self._call(name, function, arguments, limit_s)
+            if not answer.done:
+                try:
+                    answer.result = msgspec.msgpack.encode(await self._call(name, function, arguments, limit_s))
+                except (Exception, SystemExit) as error:  # a tool's failure is an answer too, recorded and given again
+                    text = f"{type(error).__name__}: {error}"
+                    answer.failed = text.encode(errors="backslashreplace").decode()  # lone surrogates are in no message
+                answer.done = True
+                await self._host.keep()
+        if answer.failed:
+            raise ToolFailed(answer.failed)
+        return msgspec.msgpack.decode(answer.result)
+
+    async def _call(self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], limit_s: float) -> Any:
+        result = function(*arguments)
+        if not inspect.isawaitable(result):
+            return result
+        task = asyncio.ensure_future(result)
+        try:
+            with self._host.waiting(f"tool {name}"):
+                await asyncio.wait({task}, timeout=limit_s)  # it may take no notice of being cancelled
+            if not task.done():
+                raise TimeoutError(f"no answer within {limit_s:g} s")
+            return task.result()
+        finally:
+            task.cancel()
+
+    def time(self) -> float:
+        """Seconds since the epoch, the same again when replayed."""
+        _, answer = self._journal.ask("time", "")
+        if not answer.done:
+            answer.result, answer.done = msgspec.msgpack.encode(time.time()), True
+        return float(msgspec.msgpack.decode(answer.result))
+
+    def random(self) -> random.Random:
+        """A generator of random numbers, the same again when replayed."""
+        path, answer = self._journal.ask("random", "")
+        answer.done = True
+        return random.Random(f"{self._seed}:{path}")
+
+    def segments(self) -> list[Segment]:
+        """The rows that come of all generations, in the order of their call paths.
+
+        A generation whose input continues a row extends that row; another input (a rewritten or compacted history, a
+        second branch) begins a new one.
+        """
+        rows: list[_Row] = []
+        for call in self._in_order():
+            row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
+            if row is None:
+                row = _Row()
+                rows.append(row)
+            row.observe(call.ids)
+            row.sampled(call.answer)
+        return [row.segment() for row in rows]
+
+    def sampled_text(self) -> str:
+        """The text of everything the policy sampled, or what the function put in its place."""
+        if self.completion is not None:
+            return self.completion
+        return "".join(call.generated.text for call in self._in_order())
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the last generation ended at its limit."""
+        return bool(self._calls) and self._in_order()[-1].answer.finish == "length"
+
+    def _in_order(self) -> list[_Call]:
+        """All generations by call path: whichever of two branches was faster, the order is the same."""
+        return [self._calls[path] for path in sorted(self._calls, key=call_order)]
+
+
+class _Row:
+    """A segment that grows; pieces are joined once, at the end."""
+
+    def __init__(self) -> None:
+        self._tokens = np.empty(0, np.int32)
+        self._sampled: list[tuple[int, Answer]] = []  # where each generation begins
+
+    def continues(self, ids: Int32Array) -> bool:
+        length = len(self._tokens)
+        return len(ids) >= length and bool((ids[:length] == self._tokens).all())
+
+    def observe(self, ids: Int32Array) -> None:
+        self._tokens = ids
+
+    def sampled(self, answer: Answer) -> None:
+        self._sampled.append((len(self._tokens), answer))
+        self._tokens = np.concatenate([self._tokens, answer.tokens])
+
+    def segment(self) -> Segment:
+        length = len(self._tokens)
+        mask = np.zeros(length, np.uint8)
+        logprobs = np.zeros(length, np.float32)
+        versions = np.full(length, -1, np.int32)
+        for start, answer in self._sampled:
+            end = start + len(answer.tokens)
+            mask[start:end] = 1
+            logprobs[start:end] = answer.logprobs
+            versions[start:end] = answer.versions
+        return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions)
+
+
+async def single_turn(row: PromptRow, context: RolloutContext) -> None:
+    """The default rollout function: one prompt, one answer."""
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))

@@ -1,0 +1,29 @@
+"""Making the untrained model of a run, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from asyncrl.errors import Fault
+from asyncrl.process import python, with_parent
+
+
+class LaunchError(Fault):
+    """The run cannot start."""
+
+
+async def create_model_aside(cast: Path, directory: Path) -> None:
+    """Make the untrained model of a `cast.json` in a process of its own: this one stays small.
+
+    Raises:
+        LaunchError: it could not be made.
+    """
+    process = await asyncio.create_subprocess_exec(
+        *python("-m", "asyncrl.training.create", str(cast), str(directory)),
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=with_parent(),
+    )
+    _, said = await process.communicate()
+    if process.returncode:
+        raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")

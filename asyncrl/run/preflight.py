@@ -1,0 +1,162 @@
+"""What a cast names outside itself: files, functions, data and models that must be there before a run starts."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.logins import given_logins, numbered
+from asyncrl.bus.permissions import OPERATOR
+from asyncrl.config.check import Finding
+from asyncrl.config.settings import Cast
+from asyncrl.ports import is_ip, listen_problem
+from asyncrl.rewards.frames import Setup, reward_setup
+from asyncrl.rewards.sandbox import load_problem
+from asyncrl.run.preflight_model import check_machine, check_model
+from asyncrl.run.preflight_rows import check_data
+from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
+
+REWARDS = ("exact", "math", "reasoning-gym")
+ROLLOUTS = ("single_turn",)
+
+_LEAST_MEMORY_MB = 128
+
+
+def check_files(cast: Cast, base: Path) -> list[Finding]:
+    """Everything about the files of a cast that can be known before a start.
+
+    User functions are loaded in child processes; data is opened and some of its rows are turned into tokens.
+
+    Args:
+        cast: the settings.
+        base: folder that the cast's relative paths are looked for in.
+    """
+    checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data)
+    return [*(finding for check in checks for finding in check(cast, base)), *check_machine(cast)]
+
+
+def _directory(cast: Cast, base: Path) -> Iterator[Finding]:
+    wanted = Path(cast.directory).resolve()
+    if any(0xD800 <= ord(letter) < 0xE000 for letter in f"{wanted}{base}"):  # how Python writes other bytes
+        yield Finding(("directory",), f"{wanted} and {base}: these paths must be UTF-8; messages carry them")
+        return
+    there = next(folder for folder in (wanted, *wanted.parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        message = f"{wanted} cannot be made: {there} is no folder that can be written; name another"
+        yield Finding(("directory",), message)
+
+
+def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
+    for key, name in (
+        ("nats.password_file", cast.nats.password_file),
+        ("engine.api_key_file", cast.engine.api_key_file),
+    ):
+        if not name:
+            continue
+        path = base / name
+        try:
+            found = "nothing" if not path.read_text(encoding="utf-8").strip() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            found = getattr(error, "strerror", "") or str(error)
+        if found:
+            yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
+
+
+def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
+    given = [key for key in ("credentials", "nkey_file", "tls_ca", "tls_cert") if getattr(cast.nats, key)]
+    if not (given and cast.nats.url):
+        return
+    try:
+        logins = given_logins(msgspec.structs.replace(cast.nats, password_file=""), base)  # it is read by _secrets
+        for login in logins.values():
+            login.login()
+    except (BusUnreachable, OSError, ValueError) as error:
+        yield Finding(tuple(f"nats.{key}" for key in given), str(error))
+        return
+    served, name = logins[OPERATOR].runs, next_name(cast)
+    if served and name not in served:
+        message = (
+            f"its users serve {', '.join(served)}, and this run would be called {name}; name it otherwise, let them "
+            f"serve it, too (asyncrl roles {name} --config {cast.nats.credentials}, and reload the server), or remove "
+            "runs that are over (asyncrl rm)"
+        )
+        yield Finding(("nats.credentials", "run"), message)
+
+
+def next_name(cast: Cast) -> str:
+    """What the next run of a cast is called: one that is over keeps its name while its directory is there."""
+    folder = Path(cast.directory)
+    return next(name for name in numbered(cast.run) if not (folder / name).exists())
+
+
+def _ports(cast: Cast, _base: Path) -> Iterator[Finding]:
+    nats = cast.nats
+    if nats.url or not is_ip(nats.host) or nats.port + nats.servers > 65536:
+        return
+    for number in range(nats.servers):
+        if problem := listen_problem(nats.host, nats.port + number if nats.port else 0):
+            yield Finding(("nats.port", "nats.host"), f"{problem}; name another address or port (0: any free one)")
+            return
+
+
+def _start(cast: Cast, base: Path) -> Iterator[Finding]:
+    if not cast.start.checkpoint:
+        return
+    try:
+        found = read_checkpoint(base / cast.start.checkpoint)
+    except CheckpointError as error:
+        yield Finding(("start.checkpoint",), str(error))
+        return
+    if found.step != cast.start.step:
+        yield Finding(
+            ("start.step", "start.checkpoint"), f"found {cast.start.step}, the checkpoint is of step {found.step}"
+        )
+
+
+def _functions(cast: Cast, base: Path) -> Iterator[Finding]:
+    """User functions are loaded where rewards run, with their limits: a file may print, hang or exit at its import."""
+    reward = cast.reward
+    if 0 < reward.memory_mb < _LEAST_MEMORY_MB:
+        message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
+        yield Finding(("reward.memory_mb",), message)
+    setup = reward_setup(reward.function, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
+    rollout = Setup(cast.task.rollout, str(base), reward.time_limit_s, rollout=True)
+    asked = {}
+    for key, spec, known, how in (
+        ("reward.function", reward.function, REWARDS, setup),
+        ("task.rollout", cast.task.rollout, ROLLOUTS, rollout),
+    ):
+        near = difflib.get_close_matches(spec, known, n=1)
+        if spec in known:
+            continue
+        if ":" not in spec:
+            meant = f"; did you mean {near[0]}?" if near else ""
+            message = (
+                f'found "{spec}", expected {", ".join(known)}, path/to/file.py:function or package.module:function'
+            )
+            yield Finding((key,), message + meant)
+        elif how is not None:
+            asked[key] = how
+        elif not _has_host(spec):
+            yield Finding((key,), f'found "{spec}", expected http://host:port/path')
+    for key, problem in zip(asked, asyncio.run(_load_problems(list(asked.values()))), strict=True):
+        if problem:
+            yield Finding((key,), problem)
+
+
+async def _load_problems(setups: list[Setup]) -> list[str]:
+    return await asyncio.gather(*map(load_problem, setups))
+
+
+def _has_host(url: str) -> bool:
+    try:
+        return bool(urlsplit(url).hostname)
+    except ValueError:  # a bracket left open
+        return False

@@ -1,0 +1,96 @@
+"""What can be known of a model, and of the machine that it shall run on, without loading it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from asyncrl.config.check import Finding
+from asyncrl.config.settings import Cast
+from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
+from asyncrl.engine.errors import EngineError
+from asyncrl.process import python
+
+_ASK_LIMIT_S = 300
+# In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
+_FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
+
+
+def check_model(cast: Cast, base: Path) -> Iterator[Finding]:
+    """Whether the model directory is whole, fits its own description and tokenizer, and can be trained and served."""
+    if not cast.model.path:
+        return
+    path = base / cast.model.path
+    try:
+        context = check_model_directory(path).context
+        shape = read_config(path) if cast.engine.kind == "embedded" else read_shape(path)
+        _compare_weights(path, shape)
+        _compare_tokenizer(path, shape)
+    except (ModelError, EngineError, TokenizerError) as error:
+        yield Finding(("model.path",), str(error))
+        return
+    for key, tokens in (
+        ("rollout.max_new_tokens", cast.rollout.max_new_tokens + 1),
+        ("engine.context", cast.engine.context),
+    ):
+        if tokens > context:
+            message = f"a request would take {tokens} tokens, but the model at {path} takes {context}; lower it"
+            yield Finding((key, "model.path"), message)
+
+
+def _compare_weights(path: Path, shape: ModelConfig) -> None:
+    there, implied = tensor_shapes(path), shape.tensors()
+    for name, size in implied.items():
+        if there.get(name) != size:
+            found = f"it is {list(there[name])}" if name in there else "it is missing"
+            raise ModelError(
+                f"{path}: by config.json {name} is {list(size)}, in the weights {found}; they are of different models"
+            )
+    beyond = next((name for name in there if name.startswith(f"model.layers.{shape.layers}.")), None)
+    if beyond:
+        raise ModelError(f"{path}: the weights hold {beyond}, but by config.json there are {shape.layers} layers")
+
+
+def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:
+    number, token = TaskTokenizer.load(path).greatest
+    if number >= shape.vocab_size:
+        raise ModelError(
+            f"{path}: the tokenizer has the token {token!r} with id {number}, the model has {shape.vocab_size} tokens; "
+            "the tokenizer is of another model, or the model was not resized for it"
+        )
+
+
+def check_machine(cast: Cast) -> Iterator[Finding]:
+    """Whether there is here what the settings ask for: GPUs for the learner, the package of the engine."""
+    device = cast.learner.device
+    cuda = re.fullmatch(r"cuda(?::(\d+))?", device)
+    if cuda and cast.learner.trainer == "torch":
+        count, _, version = _asked(_COUNT_GPUS).partition(" ")
+        if not count.isdecimal():
+            yield Finding(
+                ("learner.device",), f'found "{device}", and torch cannot be asked for GPUs: {count} {version}'
+            )
+        elif int(count) <= int(cuda[1] or 0):
+            message = (
+                f'found "{device}", but torch {version} finds {count} GPUs here; set "cpu", or install torch for CUDA'
+            )
+            yield Finding(("learner.device",), message)
+    if cast.engine.kind == "sglang" and _asked(_FIND_SGLANG, cast.engine.environment) != "True":
+        message = 'engine.kind = "sglang", but there is no package sglang here; install it: pip install -e ".[sglang]"'
+        yield Finding(("engine.kind",), f"{message}, or name its folder in engine.environment.PYTHONPATH")
+
+
+def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:
+    """The last line that a few lines of Python print."""
+    command, variables = python("-c", code), {**os.environ, **(environment or {})}
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_ASK_LIMIT_S} s"
+    return (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]

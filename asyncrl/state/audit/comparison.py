@@ -1,0 +1,117 @@
+"""One group compared with itself: its ends with its issues, its batch with its grades, its grades with its results."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from asyncrl.state.audit.batch import Batch
+from asyncrl.state.audit.group import Group, Key, Stored, end_text
+from asyncrl.state.audit.violations import Violation
+from topics.batches import BatchMember
+from topics.trajectories import TrajectoryGraded, VersionCount
+
+
+def group_violations(
+    group: Group, batches: Mapping[int, Batch], stored: Mapping[int, Stored], *, one_line: bool
+) -> Iterator[Violation]:
+    """What contradicts itself in a group.
+
+    Args:
+        stored: results by sequence, this group's and others'.
+        one_line: whether no line of weights ended: versions only rise.
+    """
+    yield from _ends(group)
+    yield from _members(group, batches)
+    for key, claims in group.claims.items():
+        for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
+            yield from _reference(group, key, grade, stored)
+            least = group.issues[key].min_version
+            if one_line and (old := [count for count in grade.versions if 0 <= count.version < least]):
+                found = f"{old[0].tokens} tokens of version {old[0].version}"
+                yield Violation("below min_version", str(key), found, f"{least} or newer, as it was issued")
+    for sequence in group.results:
+        result = stored[sequence]
+        if result.fault and result.key in group.issues:
+            yield Violation(
+                "damaged payload", str(result.key), result.fault, f"{result.versions}, as its header has it"
+            )
+    yield from _rows(group, stored)
+
+
+def _ends(group: Group) -> Iterator[Violation]:
+    """Ends refer to what was issued, and what was issued has an end once its group was packed."""
+    for key, end in group.ends.items():
+        # What was dropped for its lag is to be issued again, and may be dropped before it is.
+        foreseen = isinstance(end, str) and key in group.again
+        if key not in group.issues and not foreseen:
+            yield Violation("never issued", str(key), end_text(end), "an issue before its end")
+    if isinstance(group.end, str) and not group.issues:
+        yield Violation("never issued", group.prompt_id, f"{end_text(group.end)} as a group", "an issue before its end")
+    for key in group.issues:
+        if key not in group.ends and isinstance(group.end, int):
+            found = f"its group is in batch {group.end} without it"
+            yield Violation("no end", str(key), found, "an end of its own")
+
+
+def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
+    """A batch holds the first grade of each of its members, which came before it."""
+    for key, member in group.packed.items():
+        step = group.ends[key]
+        assert isinstance(step, int)
+        claims, grade = group.claims.get(key, []), group.used(key, member)
+        if grade is None:
+            given = " or ".join(_grade_text(claim.grade) for claim in claims if claim.grade is not None)
+            yield Violation("not graded", str(key), f"{_grade_text(member)} in batch {step}", given or "a grade")
+            continue
+        first = claims[0].grade
+        if first is not grade:
+            found = f"{_grade_text(member)} in batch {step}"
+            expected = f"{_grade_text(first)}, which came first" if first else "none: a failure came first"
+            yield Violation("second grade", str(key), found, expected)
+        graded_ns = next(claim.time_ns for claim in claims if claim.grade is grade)
+        if graded_ns > batches[step].time_ns:
+            late_s = (graded_ns - batches[step].time_ns) / 1e9
+            yield Violation("graded late", str(key), f"graded {late_s:.3f} s after batch {step}", "a grade before it")
+        if member.tokens != (sampled := sum(count.tokens for count in grade.versions)):
+            found = f"{member.tokens} tokens in batch {step}"
+            yield Violation("wrong tokens", str(key), found, f"{sampled}, as graded")
+
+
+def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[int, Stored]) -> Iterator[Violation]:
+    """What was graded is what is stored, where it is still there."""
+    reference, versions = grade.payload, versions_text(grade.versions)
+    own, result = group.generated.get(key), stored.get(reference.sequence)
+    if result is None:
+        if own is not None:
+            found = f"message {reference.sequence}"
+            yield Violation("wrong reference", str(key), found, f"message {own}, which holds its result")
+    elif (result.key, result.versions) != (key, versions):
+        found = f"message {reference.sequence}, which holds {result.key} with versions {result.versions}"
+        yield Violation("wrong reference", str(key), found, f"a result of its own with versions {versions}")
+    elif result.digest and (result.digest, result.size) != (reference.digest, reference.size):
+        found = f"{result.size} bytes of digest {result.digest} in message {reference.sequence}"
+        yield Violation("damaged payload", str(key), found, f"{reference.size} bytes of {reference.digest}")
+
+
+def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
+    """The first member of a group carries its rows and no other carries others; results are made from them."""
+    first = Key(f"{group.prompt_id}-0", 0)
+    read = {key: issue.rows for key, issue in group.issues.items() if issue.rows is not None}
+    if first not in read:
+        return
+    if not (expected := read[first]):
+        yield Violation("wrong row", group.prompt_id, f"no row with {first}", "the rows of its group")
+        return
+    made = {stored[at].key: stored[at].rows for at in group.results}
+    for key, found in [*read.items(), *made.items()]:
+        if found and found != expected and key in group.issues:
+            yield Violation("wrong row", str(key), f"rows of digest {found}", f"{expected}, as {first} has them")
+
+
+def versions_text(counts: Sequence[VersionCount]) -> str:
+    """Tokens per version as the header of a result has them: `3:120,4:17`."""
+    return ",".join(f"{count.version}:{count.tokens}" for count in counts)
+
+
+def _grade_text(grade: TrajectoryGraded | BatchMember) -> str:
+    return f"reward {grade.reward:g} of message {grade.payload.sequence} (digest {grade.payload.digest})"

@@ -1,0 +1,163 @@
+"""What the learner's log holds: steps, versions and checkpoints, and where it contradicts itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from asyncrl.bus.log import Record
+from asyncrl.state.audit.opening import Opening
+from asyncrl.state.audit.violations import Violations
+from asyncrl.state.audit.writers import place_of
+from topics.actors import SkipRequested
+from topics.batches import BatchTrained
+from topics.engines import EngineReady
+from topics.prompts import Stage
+from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
+
+
+class Trained(NamedTuple):
+    """A `batch.trained`, without its metrics."""
+
+    step: int
+    line: int
+    stage: Stage
+    lags: dict[int, int]  # trained tokens by lag
+    masked: int
+    rewards: tuple[float, ...]  # mean and standard deviation
+    trajectories: int
+    batch_sequence: int
+    skipped: bool  # passed over: no token of it was trained
+
+
+class Saved(NamedTuple):
+    """A `checkpoint.saved`, without its place."""
+
+    step: int
+    line: int
+    batch_sequence: int
+    time_ns: int
+
+
+class Training:
+    """Folds the learner's log."""
+
+    def __init__(self, opening: Opening, violations: Violations) -> None:
+        self.trained: dict[tuple[int, int], Trained] = {}  # by line and step
+        self.surviving: dict[int, int] = {}  # line by step, as it is in the newest weights
+        self.published: dict[tuple[int, int], str] = {}  # digest by line and version
+        self.checkpoints: list[Saved] = []
+        self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
+        self.line = 0  # the newest one
+        self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
+        self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
+        self._newest: Trained | None = None
+        self.opening = opening
+        self._violations = violations
+
+    @property
+    def newest_step(self) -> int | None:
+        """Step that was trained last; None before the first one."""
+        return self._newest.step if self._newest is not None else None
+
+    def on_trained(self, message: BatchTrained, record: Record) -> None:
+        """Steps follow each other; a newer line goes back, and what the older one trained from there on is lost."""
+        step, line, last = message.step, message.line, self._newest
+        before = self._sequences.setdefault((line, step), record.sequence)
+        if before != record.sequence:
+            found = f"messages {before} and {record.sequence} on line {line}"
+            self._violations.add("trained twice", f"batch {step}", found, "once on a line")
+            return
+        self._on_line(line, f"batch {step}", "trained")
+        if last is not None:
+            again = line > last.line and step <= last.step
+            if not again and (step != last.step + 1 or line < last.line):
+                found = f"trained on line {line} after batch {last.step} on line {last.line}"
+                self._violations.add("step out of order", f"batch {step}", found, f"batch {last.step + 1}")
+            if again:
+                self.surviving = {number: kept for number, kept in self.surviving.items() if number < step}
+        if message.skipped and record.time_ns < self._skips_ns.get(step, record.time_ns + 1):
+            found = f"passed over in message {record.sequence}"
+            self._violations.add("unasked skip", f"batch {step}", found, "a request to skip it before that")
+        self._newest = Trained(
+            step=step,
+            line=line,
+            stage=message.stage,
+            lags=message.lags,
+            masked=message.masked,
+            rewards=tuple(message.rewards),
+            trajectories=message.trajectories,
+            batch_sequence=message.batch_sequence,
+            skipped=message.skipped,
+        )
+        self.trained[line, step] = self._newest
+        self.surviving[step] = line
+
+    def on_finished(self, message: TrainingFinished, _: Record) -> None:
+        """Training is over when its last step is trained."""
+        if message.step != self._in_weights:
+            found = f"training is finished at step {message.step}"
+            self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
+
+    def on_skip_requested(self, message: SkipRequested, record: Record) -> None:
+        """An operator asks to pass a batch over."""
+        self._skips_ns.setdefault(message.step, record.time_ns)
+
+    def on_ready(self, message: EngineReady, record: Record) -> None:
+        """An engine samples from the weights that were published, once all of the learner's log was read."""
+        published = self.published.get((message.line, message.version))
+        if published != message.digest:
+            found = f"{message.engine_id} is ready with digest {message.digest} as version {message.version}"
+            expected = f"digest {published}, as published" if published else "a version that was published"
+            self._violations.add("foreign weights", place_of(record), found, expected)
+
+    def on_published(self, message: WeightsPublished, _: Record) -> None:
+        """A version holds what was trained before it, and has one digest."""
+        line, version = message.line, message.version
+        name = f"version {version} of line {line}"
+        before = self.published.setdefault((line, version), message.digest)
+        if before != message.digest:
+            self._violations.add("two digests", name, f"{before} and {message.digest}", "one digest a version")
+            return
+        self._on_line(line, name, "published")
+        if version > self._in_weights:
+            found = f"published when step {self._in_weights} was the newest one trained"
+            self._violations.add("untrained version", name, found, f"batch {version} trained before it")
+
+    def on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
+        """A checkpoint holds the weights that were published for its step, on a line of weights that there is."""
+        line, step = message.line, message.step
+        name = f"checkpoint of step {step} on line {line}"
+        self.checkpoints.append(Saved(step, line, message.batch_sequence, record.time_ns))
+        kept = [saved.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
+        if len(kept) > 1:
+            self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
+        # A line begins unpublished where its first step is not one that is published.
+        if line > self.line + (not self.opening.publishes(step)):
+            self._violations.add("unknown line", name, f"a line after {self.line}", "a line that trained or published")
+        elif step > self._in_weights:
+            found = f"saved when step {self._in_weights} was the newest one trained"
+            self._violations.add("wrong checkpoint", name, found, f"batch {step} trained before it")
+        elif self.opening.publishes(step) and self.published.get((line, step)) != message.digest:
+            published = self.published.get((line, step), "not published")
+            self._violations.add(
+                "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
+            )
+
+    def on_lost(self, message: CheckpointLost, _: Record) -> None:
+        """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
+        self.checkpoints = [saved for saved in self.checkpoints if saved[:2] != (message.step, message.line)]
+
+    @property
+    def _in_weights(self) -> int:
+        """Newest step that was trained, or the one that training begins with."""
+        if self._newest is not None:
+            return self._newest.step
+        first = self.opening.first_step
+        return first - 1 if first is not None else 0
+
+    def _on_line(self, line: int, name: str, what: str) -> None:
+        """Lines are numbered one after the other."""
+        if not self.line <= line <= self.line + 1:
+            expected = f"line {self.line}, or {self.line + 1} as the next one"
+            self._violations.add("unknown line", name, f"{what} on line {line}", expected)
+        self.line = max(line, self.line)

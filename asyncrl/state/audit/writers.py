@@ -1,0 +1,41 @@
+"""Who writes the keepers' logs: one writer at a time, and each claims its log before its first record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import BY, WRITER
+from asyncrl.state.audit.violations import Violations
+from topics.actors import KeeperBeat, KeeperClaimed
+from topics.topic import Topic
+
+
+class Writers:
+    """The newest claim of every keeper's log."""
+
+    def __init__(self, violations: Violations) -> None:
+        self._violations = violations
+        self._claimed: dict[str, str] = {}  # writer by log
+        self.claimed_ns: dict[str, int] = {}  # server's clock at its claim, by log
+
+    def check(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Note a record of a keeper's log that is not by the writer that had claimed the log."""
+        log, writer = record.stream.name, record.headers.get(WRITER, "")
+        if topic.message is KeeperClaimed and (message is None or message.nonce == writer):
+            self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
+        # A heartbeat decides nothing: it also tells the others who stand by that one makes ready to claim the log.
+        if record.stream.keeper and topic.message is not KeeperBeat and not self.owns(record):
+            holder = self._claimed.get(log)
+            found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'nobody named')})"
+            expected = f"writer {holder}, which claimed the log last" if holder else "a claim of the log before it"
+            self._violations.add("foreign writer", place_of(record), found, expected)
+
+    def owns(self, record: Record) -> bool:
+        """Whether a record is by the writer that claimed its log last."""
+        return record.headers.get(WRITER, "") == self._claimed.get(record.stream.name)
+
+
+def place_of(record: Record) -> str:
+    """`message 17 of BATCHES`."""
+    return f"message {record.sequence} of {record.stream.name}"

@@ -1,0 +1,130 @@
+"""A message that was listened in on: read by the topic table, tested, and written for people or programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import BLOB
+from topics.actors import BlobStored
+from topics.table import topic_of
+from topics.wire import decode
+
+_SHOWN = 8  # elements of an array or list
+_SHOWN_TEXT = 60  # characters of a string
+
+
+@dataclass
+class Tapped:
+    """One message as it came."""
+
+    subject: str
+    headers: dict[str, str]
+    data: bytes
+    time_ns: int  # server's clock
+
+    @classmethod
+    def of_record(cls, record: Record) -> Tapped:
+        """From a log."""
+        return cls(record.subject, record.headers, record.data, record.time_ns)
+
+    @property
+    def topic(self) -> str:
+        """`trajectory.graded`."""
+        return ".".join(self.subject.split(".")[2:4])
+
+    @property
+    def key(self) -> str:
+        """What stands behind the topic's name."""
+        return ".".join(self.subject.split(".")[4:])
+
+    @cached_property
+    def _read(self) -> tuple[Any, str]:
+        topic = topic_of(self.subject)
+        if topic is None:
+            return None, f"{len(self.data)} bytes on a subject that is in no row of the topic table"
+        if topic.message is BlobStored:
+            return None, f"{len(self.data)} bytes of a larger message"
+        if BLOB in self.headers:
+            _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")
+            return None, f"{size} bytes in {chunks} chunks of the blob stream"
+        try:
+            kind = topic.message
+            return (msgspec.json.decode(self.data, type=kind) if topic.json else decode(kind, self.data)), ""
+        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            return None, f"undecodable: {error}"
+
+    @property
+    def message(self) -> Any:
+        """The decoded message; None where it has none inline, or cannot be read."""
+        return self._read[0]
+
+    @property
+    def instead(self) -> str:
+        """What to show where there is no message."""
+        return self._read[1]
+
+
+def as_json(tapped: Tapped) -> str:
+    """One JSON object: subject, headers and the whole message; binary fields that are no arrays are base64."""
+    value: dict[str, Any] = {
+        "time": datetime.fromtimestamp(tapped.time_ns / 1e9).astimezone().isoformat(),
+        "topic": tapped.topic,
+        "subject": tapped.subject,
+        "headers": tapped.headers,
+        "message": tapped.message,
+    }
+    if tapped.instead:
+        value["instead"] = tapped.instead
+    return msgspec.json.encode(value, enc_hook=_plain).decode()
+
+
+def _plain(value: object) -> object:
+    """What JSON has no word for: arrays, and whatever a stranger put where anything may stand."""
+    return value.tolist() if isinstance(value, np.ndarray) else repr(value)
+
+
+def as_line(tapped: Tapped, *, colour: bool = False) -> str:
+    """Time, topic, key and every field, arrays and long values shortened."""
+    clock = datetime.fromtimestamp(tapped.time_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
+    dim, cyan, plain = ("\x1b[2m", "\x1b[36m", "\x1b[0m") if colour else ("", "", "")
+    fields = f"({tapped.instead})" if tapped.instead else _fields(tapped.message, dim, plain)
+    key = f" {tapped.key}" if tapped.key else ""
+    return f"{dim}{clock}{plain} {cyan}{tapped.topic}{plain}{key}  {fields}"
+
+
+def shorten(value: Any) -> str:
+    """A value in a few words: `int32[11] 5 9 3 ...`."""
+    if isinstance(value, np.ndarray):
+        more = " ..." if len(value) > _SHOWN else ""
+        return f"{value.dtype}[{len(value)}] " + " ".join(f"{element:.4g}" for element in value[:_SHOWN]) + more
+    if isinstance(value, msgspec.Struct):
+        return "{" + _fields(value) + "}"
+    if isinstance(value, bytes):
+        return f"bytes[{len(value)}]"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        text = value if len(value) <= _SHOWN_TEXT else value[:_SHOWN_TEXT] + "..."
+        return text if text.isprintable() and text and " " not in text else repr(text)
+    if isinstance(value, dict):
+        return "{" + _joined([f"{key}={shorten(item)}" for key, item in list(value.items())[:_SHOWN]], len(value)) + "}"
+    if isinstance(value, list | tuple):
+        most = 2 if value and isinstance(value[0], msgspec.Struct) else _SHOWN
+        return "[" + _joined([shorten(item) for item in value[:most]], len(value)) + "]"
+    return str(value)
+
+
+def _joined(shown: list[str], length: int) -> str:
+    return " ".join([*shown, f"... {length - len(shown)} more"] if length > len(shown) else shown)
+
+
+def _fields(message: msgspec.Struct, dim: str = "", plain: str = "") -> str:
+    names = [name for name in message.__struct_fields__ if name != "v"]
+    return " ".join(f"{dim}{name}={plain}{shorten(getattr(message, name))}" for name in names)

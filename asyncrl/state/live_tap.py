@@ -1,0 +1,131 @@
+"""Following a run's logs from now on with a bounded memory, counting what did not fit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record, read_newest
+from asyncrl.errors import WrongUsage
+from asyncrl.state.conditions import Condition, described, may_be, types_at
+from asyncrl.state.format_message import Tapped
+from topics.table import TOPICS
+from topics.topic import STREAMS, Stream
+
+_HANDFUL = 256  # messages taken at once
+_WAITING = 8192  # messages that wait to be shown; what comes on top is missed
+_WAITING_BYTES = 64 * 1024 * 1024
+_HEADERS = {"trajectory", "attempt", "delivery", "stage", "group-size", "min-version", "versions", "reason", "step"}
+_HEADERS |= {"by", "writer", "origin", "log", "offset", "blob"}
+
+
+class Pattern:
+    """Which subjects are listened to: `noun.participle[.key]`, each part with `*` and `?` as in file names.
+
+    Raises:
+        WrongUsage: no topic has such a name.
+    """
+
+    def __init__(self, text: str) -> None:
+        parts = ["*", "*"] if text in ("*", ">") else text.split(".", 2)
+        if len(parts) == 1:
+            parts.append("*")
+        self._name = ".".join(parts[:2])
+        self._key = parts[2] if len(parts) == 3 else None
+        self._topics = [topic for topic in TOPICS if fnmatchcase(topic.name, self._name)]
+        if not self._topics:
+            names = ", ".join(topic.name for topic in TOPICS)
+            raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
+
+    def subjects(self, run: str) -> list[str]:
+        """What is asked of a log: every subject that may match, in the table or not."""
+        noun, participle = ("*" if set(part) & set("*?[") else part for part in self._name.split("."))
+        base = f"asyncrl.{run}.{noun}.{participle}"
+        return [f"{base}.>"] if self._key is not None else [base, f"{base}.>"]
+
+    def matches(self, subject: str) -> bool:
+        """Whether a subject is meant."""
+        parts = subject.split(".", 4)
+        if not fnmatchcase(".".join(parts[2:4]), self._name):
+            return False
+        return self._key is None or fnmatchcase(parts[4] if len(parts) == 5 else "", self._key)
+
+    def check_conditions(self, conditions: Iterable[Condition]) -> None:
+        """Refuse conditions that no message of these topics can meet.
+
+        Raises:
+            WrongUsage: a key is neither a header nor a field of any of them, or no such field can have its value.
+        """
+        for key, value in conditions:
+            kinds = [(topic.name, kind) for topic in self._topics for kind in types_at(topic.message, key.split("."))]
+            if not kinds and key not in _HEADERS:
+                fields = {field for topic in self._topics for field in topic.message.__struct_fields__} - {"v"}
+                known = ", ".join(sorted(fields))
+                raise WrongUsage(f"--where {key}=...: no message of {self._name} has a {key!r}; fields: {known}")
+            if kinds and not any(may_be(kind, value) for _, kind in kinds):
+                name, kind = kinds[0]
+                raise WrongUsage(f"--where {key}={value}: {key} of {name} is {described(kind)}")
+
+    def concerns(self, stream: Stream) -> bool:
+        """Whether a stream holds what is meant."""
+        return any(topic.stream is stream for topic in self._topics)
+
+
+class LiveTap:
+    """Reads into a bounded queue; `missed` counts what found it full."""
+
+    def __init__(self, bus: Bus, pattern: Pattern, *, most: int = _WAITING, most_bytes: int = _WAITING_BYTES) -> None:
+        self._bus = bus
+        self._pattern = pattern
+        self._most = most
+        self._most_bytes = most_bytes
+        self._queue: deque[Tapped] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._readers: list[LogReader] = []
+        self.missed = 0
+
+    async def start(self) -> None:
+        """Begin behind the newest message that is there."""
+        subjects = self._pattern.subjects(self._bus.run)
+        for stream in STREAMS:
+            if self._pattern.concerns(stream):
+                newest = await read_newest(self._bus, stream)
+                after = 0 if newest is None else newest.sequence
+                self._readers.append(LogReader(self._bus, stream, self._receive, after=after, subjects=subjects))
+                await self._readers[-1].start()
+
+    async def close(self) -> None:
+        """Follow no more."""
+        for reader in self._readers:
+            await reader.close()
+
+    @property
+    def waiting(self) -> int:
+        """Messages that wait to be shown."""
+        return len(self._queue)
+
+    def take(self) -> list[Tapped]:
+        """The next handful, oldest first."""
+        taken = [self._queue.popleft() for _ in range(min(_HANDFUL, len(self._queue)))]
+        self._bytes -= sum(len(tapped.data) for tapped in taken)
+        return taken
+
+    async def news(self) -> None:
+        """Wait until something was said."""
+        self._news.clear()
+        if not self._queue:
+            await self._news.wait()
+
+    def _receive(self, record: Record) -> None:
+        if not self._pattern.matches(record.subject):
+            return
+        if len(self._queue) >= self._most or self._bytes + len(record.data) > self._most_bytes:
+            self.missed += 1
+            return
+        self._queue.append(Tapped.of_record(record))
+        self._bytes += len(record.data)
+        self._news.set()

@@ -1,0 +1,141 @@
+"""`asyncrl bench NAME`: what this machine makes of asyncrl, beside the goals. Nothing of a run is touched."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import msgspec
+
+from benchmarks.goals import Goal, goals_of
+
+NAMES = {
+    "engine": "tokens per second of the embedded engine",
+    "bus": "typed messages over bare NATS, durable publishes, codec",
+    "schedule": "steps per second of real runs as a share of the ideal schedule",
+    "pipeline": "trajectories per second from prompt to packed batch, and their CPU time",
+    "idle": "CPU time of a run that waits",
+    "recovery": "seconds from the kill of each role to its working again",
+    "cost": "CPU time per trajectory with progress messages, against none",
+    "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
+}
+Figures = dict[str, float]
+_NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    names = parser.add_subparsers(title="measurements", metavar="NAME", dest="bench")
+    parsers = {name: names.add_parser(name, help=about, description=about) for name, about in NAMES.items()}
+    for one in parsers.values():
+        one.add_argument(
+            "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
+        )
+    parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0)):
+        parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
+    parsers["pipeline"].add_argument(
+        "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
+    )
+    parsers["cost"].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
+    parsers["cost"].add_argument("--tokens", type=int, default=8000, help="of a trajectory (default: 8000)")
+    parsers["recovery"].add_argument(
+        "--messages",
+        type=int,
+        default=100_000,
+        help="trajectories in the logs of prompter and buffer (default: 100000)",
+    )
+    parsers["recovery"].add_argument("--kills", type=int, default=3, help="of each role; figures are medians")
+    parsers["history"].add_argument(
+        "--trajectories", type=int, default=1_000_000, help="of the run whose logs are written (default: 1000000)"
+    )
+    parsers["history"].add_argument(
+        "--directory",
+        type=os.path.abspath,
+        metavar="FOLDER",
+        help="keep the run as FOLDER/history; it can be resumed",
+    )
+    parsers["history"].add_argument(
+        "--snapshots", action="store_true", help="let prompter and buffer fold the logs once and store snapshots"
+    )
+    _add_schedule_options(parsers["schedule"])
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns 1 when the measurement was stopped."""
+    if arguments.bench is None:
+        arguments.parser.print_help()
+        return 0
+    try:
+        figures = _measure(arguments)
+    except asyncio.CancelledError:  # asked to stop; every process is gone already
+        return 1
+    if arguments.json:
+        print(msgspec.json.encode(figures).decode())
+    else:
+        print(table(figures, goals_of(arguments.bench, short=getattr(arguments, "short", False))))
+    return 0
+
+
+def table(figures: Mapping[str, float], goals: Mapping[str, Goal]) -> str:
+    """Figures beside their goals, a line each."""
+    width = max(map(len, figures))
+    lines = []
+    for name, value in figures.items():
+        goal = goals.get(name)
+        said = f"   goal {goal.text():>9}   {'met' if goal.met(value) else 'MISSED'}" if goal else ""
+        lines.append(f"{name:<{width}}  {_number(value):>12}{said}")
+    return "\n".join(lines)
+
+
+def _measure(arguments: argparse.Namespace) -> Figures:
+    import uvloop  # as the actors run
+
+    name = arguments.bench
+    function: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.command.{name}"), f"bench_{name}")
+    options = {key: value for key, value in vars(arguments).items() if key not in _NOT_MEASURED}
+    measuring = function(**options)
+    return dict(uvloop.run(_stoppable(measuring)) if asyncio.iscoroutine(measuring) else measuring)
+
+
+async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
+    """Measure until the end or a SIGTERM; either way whatever was started is stopped."""
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await measuring
+
+
+def _add_schedule_options(parser: argparse.ArgumentParser) -> None:
+    def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+        return lambda text: [kind(part) for part in text.split(",")]
+
+    parser.add_argument(
+        "--means",
+        dest="means_s",
+        type=several(float),
+        default=[0.01, 0.1, 1.0, 10.0],
+        metavar="SECONDS,...",
+        help="mean durations of a generation (default: 0.01,0.1,1,10)",
+    )
+    parser.add_argument(
+        "--lags", type=several(int), default=[1, 2, 4], metavar="L,...", help="values of max_lag (default: 1,2,4)"
+    )
+    parser.add_argument(
+        "--seeds", type=several(int), default=[1, 2, 3, 4, 5], metavar="SEED,...", help="default: 1,2,3,4,5"
+    )
+    parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default: 40)")
+    parser.add_argument(
+        "--parallel", type=int, default=0, help="runs at once; 0 (default) for 15 at 10 s, 5 at 1 s, else 1"
+    )
+
+
+def _number(value: float) -> str:
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 0.01 else f"{value:.3f}"

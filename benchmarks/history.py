@@ -1,0 +1,363 @@
+"""A run's logs so far, written as its actors would have: many trajectories issued, graded, packed and trained."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import xxhash
+
+from actors.prompter.actor import sampling_seed
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.provision import equal_sizes, provision, stream_states
+from asyncrl.bus.publish import BY, MESSAGE_ID, WRITER, pack
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.settings import Cast
+from asyncrl.data.sources import open_source
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import start_actor
+from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
+from asyncrl.training.scripted import ScriptedTrainer
+from benchmarks.stage import BenchError, bench_cast, tell
+from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.prompts import PROMPT_ISSUED, PromptIssued, prompt_name
+from topics.table import BY_NAME
+from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
+from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.wire import Message
+
+_TOKENS = 100
+_NONCE = "history"
+_BURST = 512  # messages of which the last alone is acknowledged: a stream stores them in their order
+_BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
+_DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is what the scripted trainer has
+_SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
+_PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
+_LOOK_S = 0.02
+_PLAYING = ("prompter", "buffer")  # when the run goes on; their logs are long, and they store snapshots
+_KEEPERS = (*_PLAYING, "learner", "warden")
+
+
+class Fact(NamedTuple):
+    """A message to be stored."""
+
+    topic: Topic[Any]
+    message: Message
+    key: str = ""
+
+
+async def bench_history(*, trajectories: int, directory: str | None, snapshots: bool) -> dict[str, float]:
+    """What a run of so many trajectories weighs, and what its audit and the starts of its keepers cost.
+
+    Args:
+        directory: folder that keeps the run, named `history`; None for one that is removed.
+        snapshots: as for `write_history`.
+
+    Raises:
+        BenchError: the logs are not what was to be written, or the audit failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as temporary:
+        folder = Path(directory or temporary)
+        steps = trajectories // 256 + 1000  # more than are written: it can be resumed
+        cast = bench_cast("history", directory=str(folder), learner={"steps": steps})
+        tell(f"writing the logs of {trajectories:,} trajectories")
+        began = time.monotonic()
+        await write_history(folder, cast, trajectories, snapshots=snapshots)
+        figures = {"write_s": time.monotonic() - began}
+        return figures | await _read_again(RunFiles(folder / cast.run), trajectories)
+
+
+async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshots: bool = False) -> History:
+    """A stopped run with so many trajectories behind it, in which prompter and buffer alone go on.
+
+    Args:
+        folder: holds the run's directory afterwards; `asyncrl up --resume` takes it.
+        snapshots: whether prompter and buffer fold it once and store what they know, as a long run's have.
+    """
+    files = RunFiles(folder / cast.run)
+    files.logs.mkdir(parents=True)
+    keepers = msgspec.structs.replace(cast.keepers, snapshot_every=min(trajectories, cast.keepers.snapshot_every))
+    cast = msgspec.structs.replace(cast, keepers=keepers)
+    files.cast.write_bytes(msgspec.json.encode(cast))
+    (files.root / "base").write_text(str(folder))
+    server = EmbeddedServer(files.root, run=cast.run)
+    bus = await Bus.connect(await server.start(), cast.run, name="bench")
+    try:
+        sizes = equal_sizes(payload_mb=1, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
+        await provision(bus, sizes, lease_s=cast.rollout.lease_s)
+        history = History(bus, cast)
+        await history.write(trajectories)
+        await history.save(files.checkpoints)
+        await history.put([Fact(FLEET_SCALED, FleetScaled(dict.fromkeys(_PLAYING, 1)))])
+        if snapshots:
+            await _take_snapshots(files, bus)
+    finally:
+        await bus.close()
+        await server.stop()
+    return history
+
+
+class History:
+    """Stores what the actors of a run without a warm-up would have stored, in the order of time."""
+
+    def __init__(self, bus: Bus, cast: Cast) -> None:
+        self.bus = bus
+        self._cast = cast
+        self._batch_groups = cast.buffer.batch_groups
+        self._size = cast.rollout.group_size
+        task = cast.task
+        self._rows = open_source(task.source, options=task.options, seed=cast.seed, base=Path())
+        self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
+        self.steps = 0  # batches packed and trained so far
+        self.issued = 0  # groups
+        self.graded = 0
+
+    async def write(self, trajectories: int) -> None:
+        """At least so many trajectories from their issue to the step that trained them, and the open groups.
+
+        Raises:
+            BenchError: the streams do not hold all of it.
+        """
+        settings, learner = msgspec.to_builtins(self._cast), self._cast.learner
+        await self.put([Fact(RUN_OPENED, RunOpened(learner.steps, 0, settings))])
+        for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
+            claim = KeeperClaimed(stream.keeper, f"{stream.keeper}-1", _NONCE)
+            await self.put([Fact(BY_NAME[f"{stream.keeper}.claimed"], claim)])
+        steps = -(-trajectories // (self._batch_groups * self._size))
+        await self.put([self._published(0)])
+        await self._issue((self._cast.buffer.max_lag + 1) * self._batch_groups)
+        for step in range(1, steps + 1):
+            await self.grade(self._batch_groups)
+            await self._pack(step)
+            await self.train()
+            await self.put([self._published(step)])
+            if step % self._cast.learner.checkpoint_every == 0:
+                await self.put([self._saved("")])
+            await self._issue(self._batch_groups)
+        await self._check()
+
+    async def grade(self, groups: int) -> None:
+        """Grades of the next groups."""
+        first, self.graded = self.graded, self.graded + groups
+        numbers = range(first, self.graded)
+        await self.put(self._grade(number, member) for number in numbers for member in range(self._size))
+
+    async def train(self) -> None:
+        """The next step."""
+        self.steps += 1
+        step = self.steps
+        rewards = [float(member % 2) for member in range(self._size)]
+        mean = sum(rewards) / self._size
+        deviation = (sum((reward - mean) ** 2 for reward in rewards) / self._size) ** 0.5
+        message = BatchTrained(
+            step=step,
+            line=0,
+            stage="rl",
+            metrics={"loss": 0.0},
+            lags={step - 1 - self._version(step): self._batch_groups * self._size * _TOKENS},
+            masked=0,
+            rewards=[mean, deviation],
+            trajectories=self._batch_groups * self._size,
+            batch_sequence=await self._sequence(step),
+        )
+        await self.put([Fact(BATCH_TRAINED, message)])
+
+    async def save(self, folder: Path) -> None:
+        """A checkpoint of the last step that a learner can load; its trainer is a scripted one."""
+        checkpoint = Checkpoint(0, self.steps, _DIGEST, self._packed[self.steps])
+        await self.put([self._saved(str(write_checkpoint(folder, checkpoint, ScriptedTrainer(0).save)))])
+
+    async def put(self, facts: Iterable[Fact]) -> int:
+        """Store facts of one stream in order; returns the sequence of the last."""
+        sequence, number, last = 0, 0, None
+        for number, fact in enumerate(facts, 1):
+            if last is not None:
+                sequence = await self._store(last, acknowledged=number % _BURST == 0) or sequence
+            last = fact
+        return await self._store(last, acknowledged=True) if last is not None else sequence
+
+    async def _store(self, fact: Fact, *, acknowledged: bool) -> int:
+        topic, message, key = fact
+        headers = message.headers() if hasattr(message, "headers") else {}
+        body = pack(message, topic)
+        headers |= {MESSAGE_ID: f"{topic.name}:{xxhash.xxh3_64_hexdigest(body)}", BY: "bench"}
+        if topic.stream.keeper:
+            headers |= {WRITER: _NONCE, BY: f"{topic.stream.keeper}-1"}
+        if acknowledged:
+            return (await self.bus.store(topic.subject(self.bus.run, key), body, headers)).seq
+        await self.bus.client.publish(topic.ingest(self.bus.run, key), body, headers=headers)
+        return 0
+
+    async def _check(self) -> None:
+        """What nobody acknowledged may have been lost."""
+        claims = 1
+        states = await stream_states(self.bus, [PROMPTS, GRADES])
+        wanted = {PROMPTS.name: self.issued * self._size + claims, GRADES.name: self.graded * self._size}
+        for name, count in wanted.items():
+            if (found := states[name]["messages"]) < count:
+                raise BenchError(f"run {self.bus.run}: {name} holds {found:,} messages, {count:,} were published")
+
+    def _version(self, step: int) -> int:
+        """The version that sampled what a step trains: one behind."""
+        return max(0, step - 2)
+
+    async def _issue(self, groups: int) -> None:
+        first, self.issued = self.issued, self.issued + groups
+        await self.put(
+            self._prompt(number, member) for number in range(first, self.issued) for member in range(self._size)
+        )
+
+    def _prompt(self, number: int, member: int) -> Fact:
+        name = f"{prompt_name('rl', number)}-{member}"
+        message = PromptIssued(
+            prompt_id=prompt_name("rl", number),
+            member=member,
+            group_size=self._size,
+            rows=[] if member else [self._rows.row(number)],
+            min_version=max(0, self.steps - self._cast.buffer.max_lag),
+            seed=sampling_seed(self._cast.seed, name, 0),
+        )
+        return Fact(PROMPT_ISSUED, message, name)
+
+    def _grade(self, number: int, member: int) -> Fact:
+        prompt_id = prompt_name("rl", number)
+        message = TrajectoryGraded(
+            trajectory_id=f"{prompt_id}-{member}",
+            prompt_id=prompt_id,
+            member=member,
+            group_size=self._size,
+            stage="rl",
+            payload=self._reference(number, member),
+            versions=[VersionCount(self._version(number // self._batch_groups + 1), _TOKENS)],
+            reward=float(member % 2),
+        )
+        return Fact(TRAJECTORY_GRADED, message, message.trajectory_id)
+
+    async def _pack(self, step: int) -> None:
+        first = (step - 1) * self._batch_groups
+        groups = [
+            BatchGroup(prompt_name("rl", number), list(self._members(number)))
+            for number in range(first, first + self._batch_groups)
+        ]
+        message = BatchPacked(step, "rl", groups, step - 1 - self._cast.buffer.max_lag)
+        self._packed = {step: await self.put([Fact(BATCH_PACKED, message)])}
+
+    def _members(self, number: int) -> Iterator[BatchMember]:
+        name = prompt_name("rl", number)
+        for member in range(self._size):
+            reference = self._reference(number, member)
+            yield BatchMember(f"{name}-{member}", 0, reference, float(member % 2), _TOKENS)
+
+    async def _sequence(self, step: int) -> int:
+        """Of a step's batch; a buffer that plays on may have packed it."""
+        if step not in self._packed:
+            newest = await read_last(self.bus, BATCHES, BATCH_PACKED.subject(self.bus.run))
+            assert newest is not None
+            self._packed = {step: newest.sequence}
+        return self._packed[step]
+
+    def _published(self, version: int) -> Fact:
+        location = f"line0-v{version:06d}-{_DIGEST[:12]}"
+        return Fact(WEIGHTS_PUBLISHED, WeightsPublished(0, version, _DIGEST, "files", location))
+
+    def _saved(self, path: str) -> Fact:
+        return Fact(CHECKPOINT_SAVED, CheckpointSaved(0, self.steps, _DIGEST, path, self._packed[self.steps]))
+
+    def _reference(self, number: int, member: int) -> Reference:
+        return Reference(number * self._size + member + 1, "0123456789abcdef", 4096)
+
+
+async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
+    """Let the real keepers fold the logs once: each stores a snapshot when it has."""
+    for role in _PLAYING:
+        async with _playing(files, bus, role, BY_NAME[f"{role}.folded"]):
+            pass
+
+
+async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
+    """Sizes of the logs, and what an audit of this run and the starts of its keepers take."""
+    run = files.root.name
+    server = EmbeddedServer(files.root, run=run)
+    address = await server.start(_SNAPSHOT_S)
+    try:
+        bus = await Bus.connect(address, run, name="bench")
+        states = await stream_states(bus, [stream for stream in STREAMS if stream in (PROMPTS, GRADES, BATCHES)])
+        figures = {f"{name.lower()}_log_bytes_a_trajectory": states[name]["bytes"] / trajectories for name in states}
+        password = files.root / "password"
+        password.touch(0o600)
+        password.write_text(address.password)
+        at = ["--url", address.url, "--user", address.user, "--password-file", str(password)]
+        figures |= await asyncio.to_thread(_audited, ["audit", run, "--deep", *at])
+        for role in _KEEPERS:
+            figures |= await _started(files, bus, role)
+        await bus.close()
+        return figures
+    finally:
+        await server.stop()
+
+
+def _audited(words: list[str]) -> dict[str, float]:
+    """Seconds and greatest memory of an audit in a process of its own; what it prints goes to stderr."""
+    began, peak_mb = time.monotonic(), 0.0
+    process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli.main", *words], stdout=sys.stderr)
+    while process.returncode is None:
+        peak_mb = max(peak_mb, _peak_mb(process.pid))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_LOOK_S)
+    if process.returncode:
+        raise BenchError(f"asyncrl {words[0]} ended with code {process.returncode}")
+    return {"audit_s": time.monotonic() - began, "audit_memory_mb": peak_mb}
+
+
+async def _started(files: RunFiles, bus: Bus, role: str) -> dict[str, float]:
+    """Seconds from the start of a keeper to its claim, and its greatest memory until then.
+
+    Raises:
+        BenchError: it does not come up.
+    """
+    began = time.monotonic()
+    async with _playing(files, bus, role, BY_NAME[f"{role}.claimed"]) as pid:
+        return {f"{role}_start_s": time.monotonic() - began, f"{role}_memory_mb": _peak_mb(pid)}
+
+
+@contextlib.asynccontextmanager
+async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> AsyncIterator[int]:
+    """A keeper that has published something new of a topic since its start, by its process id.
+
+    Raises:
+        BenchError: it does not come that far.
+    """
+    subject = topic.subject(bus.run)
+    before = await read_last(bus, topic.stream, subject)
+    process = await start_actor(files, role, f"{role}-1")
+    try:
+        async with asyncio.timeout(_SNAPSHOT_S):
+            while await read_last(bus, topic.stream, subject) == before:
+                if process.returncode is not None:
+                    raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
+                await asyncio.sleep(_LOOK_S)  # whether it comes is known when it is there
+        yield process.pid
+    except TimeoutError:
+        raise BenchError(f"run {bus.run}: no {topic.name} within {_SNAPSHOT_S:.0f} s") from None
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await process.wait()
+
+
+def _peak_mb(pid: int) -> float:
+    """Greatest memory of a process so far; 0 of one that has just ended."""
+    found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+    return int(found[1]) * 1024 / 1e6 if found else 0.0

@@ -1,0 +1,103 @@
+"""Trajectories per second from prompt to packed batch, and what each costs every process in CPU time."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.settings import Cast
+from asyncrl.training.scripted import ScriptedTrainer
+from asyncrl.weights.files import FileStore
+from benchmarks.stage import Stage, bench_cast, make_model
+from topics.batches import BATCH_PACKED, BatchPacked
+from topics.topic import BATCHES
+from topics.wire import decode
+
+LONG_TOKENS, SHORT_TOKENS = 4096, 16
+_STEPS, _PUBLISH_EVERY = 1_000_000, 2
+_VERSIONS = 200  # that an embedded engine finds: enough for 50,000 trajectories
+_WARM_S, _DEADLINE_S = 3.0, 120.0
+
+
+def endless_cast(run: str, model: Path, *, tokens: int, progress_tokens: int, **engine: Any) -> Cast:
+    """A run that never ends, with trajectories of so many tokens in 256 slots."""
+    return bench_cast(
+        run,
+        model={"path": str(model)},
+        rollout={"slots": 256, "group_size": 8, "max_new_tokens": tokens, "progress_tokens": progress_tokens},
+        buffer={"batch_groups": 16, "max_lag": 4},
+        learner={"steps": _STEPS, "checkpoint_every": _STEPS, "publish_every": _PUBLISH_EVERY, "advantage": "none"},
+        engine={"max_running": 256, "scripted_tokens": tokens, **engine},
+    )
+
+
+async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
+    """Measure a steady window of a run.
+
+    Args:
+        short: 16 tokens from the embedded engine over HTTP instead of 4k from a scripted one.
+        seconds: length of the window, by the server's clock.
+
+    Returns:
+        Trajectories per second, and CPU microseconds per trajectory of every process.
+
+    Raises:
+        BenchError: an actor fell, or no batch was packed in time.
+    """
+    tokens, kind = (SHORT_TOKENS, "embedded") if short else (LONG_TOKENS, "scripted")
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        await make_model(model, Cast())
+        # A scripted answer comes at once and in one piece, and progress is said of what streams.
+        cast = endless_cast("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
+        async with Stage.open(cast) as stage:
+            if short:
+                store = FileStore(stage.files.weights)
+                for number in range(_VERSIONS):
+                    store.publish(_Untrained(model), line=0, version=number * _PUBLISH_EVERY)
+            await stage.enter_all()
+            await stage.enter("prompter")
+            return await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds + _WARM_S)
+
+
+class _Untrained(ScriptedTrainer):
+    """Publishes the model as it was: the learner, whose scripted trainer has none, finds its versions there."""
+
+    def __init__(self, model: Path) -> None:
+        super().__init__(0.0)
+        self._model = model
+
+    def export(self, directory: Path) -> None:
+        """Links to the model's files."""
+        for path in self._model.iterdir():
+            (directory / path.name).symlink_to(path)
+
+
+async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:
+    """Rates, and CPU microseconds per trajectory of every process, in a window between two batches.
+
+    Args:
+        seconds: length of the window at least; it ends with the first batch after that.
+        warm_s: seconds from the run's first batch to the earliest begin of the window.
+    """
+    earliest = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)
+    first = await stage.follow(BATCHES, BATCH_PACKED, lambda record: record.time_ns >= earliest.time_ns + warm_s * 1e9)
+    before = stage.cpu_s()
+    last = await stage.follow(BATCHES, BATCH_PACKED, lambda record: record.time_ns >= first.time_ns + seconds * 1e9)
+    after = stage.cpu_s()
+    batches = [
+        decode(BatchPacked, record.data)
+        for record in await stage.read(BATCHES, [BATCH_PACKED])
+        if first.time_ns < record.time_ns <= last.time_ns
+    ]
+    members = [member for batch in batches for group in batch.groups for member in group.members]
+    span_s = (last.time_ns - first.time_ns) / 1e9
+    figures = {
+        "trajectories_per_s": len(members) / span_s,
+        "batches_per_s": len(batches) / span_s,
+        "tokens_per_trajectory": sum(member.tokens for member in members) / len(members),
+    }
+    for name in sorted(after):
+        figures[f"{name}_cpu_us_per_trajectory"] = 1e6 * (after[name] - before.get(name, 0.0)) / len(members)
+    return figures

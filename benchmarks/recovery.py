@@ -1,0 +1,286 @@
+"""From SIGKILL to working again: every role of real runs under `asyncrl up`, its warden's back-off included."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.provision import stream_states
+from asyncrl.cli.chaos.processes import Part, parts
+from asyncrl.cli.chaos.stage import Stage
+from asyncrl.cli.chaos.targets import SERVER
+from asyncrl.cli.chaos.witness import Witness
+from asyncrl.run.directory import RunFiles
+from benchmarks.history import write_history
+from benchmarks.stage import BenchError, bench_cast
+from topics.batches import BATCH_PACKED
+from topics.evals import EVAL_SCORED
+from topics.prompts import PROMPT_ISSUED
+from topics.table import BY_NAME
+from topics.topic import BATCHES, EVALS, PROMPTS, Stream, Topic
+
+T = TypeVar("T")
+
+_LIMIT_S = 90.0  # for anybody to work again
+_LOOK_S = 0.01
+_LEASE_S = 2.0
+_CHECKPOINT_EVERY = 20
+_SMALL = f"""
+run = "recovery"
+[task]
+options = {{ letters = 4 }}
+[warmup]
+steps = 4
+batch_rows = 32
+rows_per_trajectory = 16
+[rollout]
+workers = 2
+group_size = 4
+max_new_tokens = 7
+lease_s = {_LEASE_S}
+[buffer]
+batch_groups = 8
+[learner]
+steps = 100000
+checkpoint_every = {_CHECKPOINT_EVERY}
+[eval]
+prompts = 8
+every = 5
+"""
+
+
+async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
+    """Seconds until each role works again after a SIGKILL; medians.
+
+    Args:
+        messages: issued, and as many graded, before prompter and buffer are killed.
+        kills: of each role.
+
+    Raises:
+        ChaosError: a run did not come up.
+        BenchError: somebody did not come back.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
+        folder = Path(directory)
+        times = await of_long_logs(folder, messages, kills)
+        times |= await _of_a_whole_run(folder, kills)
+    return {name: round(statistics.median(values), 3) for name, values in times.items()}
+
+
+class Killed(NamedTuple):
+    """When somebody was killed, and when they were gone, ns since the epoch."""
+
+    at_ns: int
+    gone_ns: int
+
+    def seconds_to(self, time_ns: int) -> float:
+        """Seconds from the kill to a moment."""
+        return (time_ns - self.at_ns) / 1e9
+
+
+class _Run:
+    """A run of `asyncrl up` whose processes are killed."""
+
+    def __init__(self, stage: Stage, running: asyncio.Task[int]) -> None:
+        self._stage = stage
+        self._running = running
+        self.files = RunFiles(stage.root)
+        self.measured = ""  # the figure under way
+        self.bus: Bus
+
+    @classmethod
+    @asynccontextmanager
+    async def up(cls, folder: Path, *words: str) -> AsyncIterator[_Run]:
+        """Bring it up for the length of the block."""
+        stage = Stage(folder)
+        try:
+            run = cls(stage, await stage.start(words))
+            await run.until(run._connect())
+            yield run
+            await run.bus.close()
+        finally:
+            await stage.stop()
+
+    async def _connect(self) -> None:
+        await _holds(self.files.address.exists)
+        self.bus = await Bus.connect(BusAddress.read(self.files.address), self._stage.root.name, name="bench")
+
+    async def until(self, event: Awaitable[T]) -> T:
+        """Wait for something, unless the run ends or the time runs out.
+
+        Raises:
+            BenchError: which of the two it was.
+        """
+        waiting = asyncio.ensure_future(event)
+        waits: set[asyncio.Future[Any]] = {waiting, self._running}
+        try:
+            await asyncio.wait(waits, timeout=_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                return waiting.result()
+        finally:
+            waiting.cancel()
+        why = "it ended" if self._running.done() else f"nothing happened within {_LIMIT_S:.0f} s"
+        raise BenchError(f"run {self._stage.root.name} {self.measured}: {why}; its last words:\n{self._stage.words}")
+
+    async def kill(self, role: str) -> Killed:
+        """Kill one process of a role, and return once it is gone."""
+        part = await self.until(self._part(role))
+        killed_ns = time.time_ns()
+        part.process.kill()
+        await asyncio.to_thread(part.process.wait, _LIMIT_S)
+        return Killed(killed_ns, time.time_ns())
+
+    async def _part(self, role: str) -> Part:
+        while True:
+            for part in parts(self._stage.crash_folder):
+                if part.role == role:
+                    return part
+            await asyncio.sleep(0.05)  # nothing announces it
+
+    async def said(self, stream: Stream, topic: Topic[Any], since_ns: int = 0, after: int = 0) -> int:
+        """When something was said on a topic for the first time after a moment, ns."""
+        found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def take(record: Record) -> None:
+            if record.time_ns > since_ns and not found.done():
+                found.set_result(record.time_ns)
+
+        subjects = [topic.pattern(self.bus.run)]
+        reader = LogReader(self.bus, stream, take, after=after, subjects=subjects, headers_only=True)
+        await reader.start()
+        try:
+            return await self.until(found)
+        finally:
+            await reader.close()
+
+    async def end(self, stream: Stream) -> int:
+        """Sequence of a log's newest message."""
+        return int((await stream_states(self.bus))[stream.name]["last_seq"])
+
+
+async def _holds(condition: Callable[[], bool]) -> None:
+    """Wait for something that nothing announces."""
+    while True:
+        if condition():
+            return
+        await asyncio.sleep(_LOOK_S)
+
+
+# --- prompter and buffer over long logs: everybody else is played by the measurement
+
+
+async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
+    """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
+    cast = bench_cast(
+        "long", directory=str(folder), learner={"steps": messages // 256 + 1000}, engine={"kind": "scripted"}
+    )
+    history = await write_history(folder, cast, messages)
+    times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
+    async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:
+        history.bus = run.bus
+        for stream in (PROMPTS, BATCHES):
+            await run.said(stream, BY_NAME[f"{stream.keeper}.claimed"])
+        for _ in range(kills):
+            # All that a batch waits for is there but for one group, which comes when the buffer is gone.
+            await history.grade(cast.buffer.batch_groups - 1)
+            killed = await run.kill("buffer")
+            await history.grade(1)
+            times["buffer_s"].append(killed.seconds_to(await run.said(BATCHES, BATCH_PACKED, killed.gone_ns)))
+            killed = await run.kill("prompter")
+            await history.train()
+            times["prompter_s"].append(killed.seconds_to(await run.said(PROMPTS, PROMPT_ISSUED, killed.gone_ns)))
+    return times
+
+
+# --- everybody else, in a run that trains a small model
+
+
+async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
+    cast = folder / "recovery.toml"
+    cast.write_text(f'directory = "{folder}"\n{_SMALL}')
+    times: dict[str, list[float]] = {}
+    async with _Run.up(folder / "crashes", str(cast)) as run:
+        witness = Witness(run.bus)
+        await run.until(_provisioned(witness.start))
+        measures: dict[str, Callable[[], Awaitable[float]]] = {
+            "learner_s": partial(_learner, run, witness),
+            "engine_s": partial(_works_again, run, witness, "engine"),
+            "engine_server_s": partial(_works_again, run, witness, SERVER),
+            "nats_s": partial(_works_again, run, witness, "nats"),
+            "beyond_lease_s": partial(_lease, run, witness),
+            "reward_s": partial(_works_again, run, witness, "reward"),
+            "evaluator_s": partial(_evaluator, run),
+            "recorder_s": partial(_recorder, run),
+            "warden_s": partial(_works_again, run, witness, "warden", "learner"),
+        }
+        for _ in range(kills):
+            for name, measure in measures.items():
+                run.measured = name
+                await run.until(_two_steps_more(witness))  # so that nobody is struck while another comes back
+                times.setdefault(name, []).append(await measure())
+        await witness.close()
+    return times
+
+
+async def _provisioned(start: Callable[[], Awaitable[None]]) -> None:
+    """Start to read as soon as there are topics."""
+    while True:
+        try:
+            return await start()
+        except BusError:
+            await asyncio.sleep(0.1)  # nothing announces it
+
+
+async def _two_steps_more(witness: Witness) -> None:
+    await _holds(lambda: witness.step is not None)
+    step = witness.step or 0
+    await _holds(lambda: (witness.step or 0) >= step + 2)
+
+
+async def _works_again(run: _Run, witness: Witness, role: str, again: str = "") -> float:
+    """Kill somebody, and wait until the role (or the one that comes `again` last) does its work."""
+    killed = await run.kill(role)
+    return killed.seconds_to(await run.until(witness.works_again(again or role, killed.gone_ns)))
+
+
+async def _learner(run: _Run, witness: Witness) -> float:
+    """Half way between two checkpoints."""
+    await run.until(_holds(lambda: (witness.step or 0) % _CHECKPOINT_EVERY == _CHECKPOINT_EVERY // 2))
+    return await _works_again(run, witness, "learner")
+
+
+async def _evaluator(run: _Run) -> float:
+    after = await run.end(EVALS)
+    killed = await run.kill("evaluator")
+    return killed.seconds_to(await run.said(EVALS, EVAL_SCORED, killed.gone_ns, after))
+
+
+async def _recorder(run: _Run) -> float:
+    """Until its file has grown."""
+    metrics = run.files.root / "metrics.jsonl"
+    killed = await run.kill("recorder")
+    size = metrics.stat().st_size
+    await run.until(_holds(lambda: metrics.stat().st_size > size))
+    return killed.seconds_to(time.time_ns())
+
+
+async def _lease(run: _Run, witness: Witness) -> float:
+    """Until another has finished the last trajectory that a killed worker held; beyond the lease."""
+    while True:
+        killed = await run.kill("rollout")
+        held = witness.issued - witness.ended.keys()
+        await run.until(_holds(partial(witness.ended.keys().__ge__, held)))
+        taken = [time_ns for name in held for delivery, time_ns in [witness.ended[name]] if delivery > 1]
+        if taken:
+            return killed.seconds_to(max(taken)) - _LEASE_S

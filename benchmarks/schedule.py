@@ -1,0 +1,216 @@
+"""How near a real run comes to the ideal schedule: same prompts, same durations, same rules, real actors and NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from actors.prompter.actor import decide
+from actors.prompter.fold import Wanted
+from asyncrl.config.settings import Cast
+from asyncrl.data.sources import open_source
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.scripted import scripted_duration
+from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
+from benchmarks.stage import BenchError, Stage, bench_cast, make_model, tell
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.prompts import PROMPT_ISSUED, PromptIssued
+from topics.topic import PROMPTS, TRAINING
+from topics.wire import decode
+
+_PARALLEL = ((10.0, 15), (1.0, 5), (0.0, 1))  # from this mean on so many runs at once: long means cost no CPU
+_SLOTS, _GROUPS, _SIGMA = 32, 16, 1.2
+_OVERTIME = 10.0  # a run that takes so many times the ideal schedule's time has stalled
+
+
+class Cell(NamedTuple):
+    """One run: the mean of its durations, L and its seed."""
+
+    mean_s: float
+    lag: int
+    seed: int
+
+
+class Result(NamedTuple):
+    """A cell's times, seconds."""
+
+    cell: Cell
+    real_s: float
+    ideal_s: float
+    bound_s: float
+
+
+def parallel_for(mean_s: float) -> int:
+    """How many runs of this mean do not disturb each other."""
+    return next(count for least, count in _PARALLEL if mean_s >= least)
+
+
+def cell_cast(cell: Cell, model: Path, *, steps: int) -> Cast:
+    """The settings of one run."""
+    durations = {"scripted_mean_s": cell.mean_s, "scripted_sigma": _SIGMA}
+    return bench_cast(
+        f"bench-{round(cell.mean_s * 1000)}-{cell.lag}-{cell.seed}",
+        seed=cell.seed,
+        model={"path": str(model)},
+        rollout={"slots": _SLOTS, "group_size": 1},
+        buffer={"batch_groups": _GROUPS, "max_lag": cell.lag},
+        # A checkpoint is written after the last step alone: the schedule is measured, not the disk.
+        learner={
+            "steps": steps,
+            "advantage": "none",
+            "scripted_step_s": cell.mean_s / 2,
+            "checkpoint_every": steps,
+        },
+        engine={"kind": "scripted", "max_running": _SLOTS, "scripted_tokens": 16, **durations},
+    )
+
+
+def rules_of(cast: Cast) -> Rules:
+    """What the ideal schedule has to obey."""
+    return Rules(
+        slots=cast.rollout.slots,
+        batch_groups=cast.buffer.batch_groups,
+        max_lag=cast.buffer.max_lag,
+        ahead=cast.ahead,
+        steps=cast.learner.steps,
+        step_s=cast.learner.scripted_step_s,
+        min_fresh=cast.buffer.min_fresh,
+        tokens=cast.engine.scripted_tokens,
+    )
+
+
+class Script:
+    """The prompts of a run by their number, and how long its scripted engine will take for each."""
+
+    def __init__(self, cast: Cast) -> None:
+        self._cast = cast
+        self._source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=Path())
+        self._durations: dict[int, float] = {}
+
+    @cached_property
+    def _tokenizer(self) -> TaskTokenizer:
+        return TaskTokenizer.load(Path(self._cast.model.path))
+
+    def prompt(self, number: int) -> PromptIssued:
+        """What the prompter issues."""
+        message = decide(Wanted("rl", number, 0, 1, 0), self._cast.seed, [self._source.row(number)]).message
+        assert isinstance(message, PromptIssued)
+        return message
+
+    def duration(self, number: int) -> float:
+        """Seconds of its generation."""
+        if number not in self._durations:
+            issued, engine = self.prompt(number), self._cast.engine
+            ids = self._tokenizer.encode_prompt(issued.rows[0], max_tokens=None)
+            self._durations[number] = scripted_duration(
+                ids, issued.seed, mean_s=engine.scripted_mean_s, sigma=engine.scripted_sigma
+            )
+        return self._durations[number]
+
+    def check(self, issued: Sequence[PromptIssued]) -> None:
+        """Make sure that a run was about these prompts: a share of another run's ideal would mean nothing.
+
+        Raises:
+            BenchError: names the first that differs.
+        """
+        for number, found in enumerate(issued):
+            expected = self.prompt(number)
+            if (found.prompt_id, found.rows, found.seed) != (expected.prompt_id, expected.rows, expected.seed):
+                raise BenchError(
+                    f"run {self._cast.run}: prompt {number} is {found.prompt_id} with seed {found.seed}, but the ideal "
+                    f"schedule has {expected.prompt_id} with seed {expected.seed}; the program changed meanwhile"
+                )
+
+
+async def bench_schedule(
+    *,
+    means_s: Sequence[float],
+    lags: Sequence[int],
+    seeds: Sequence[int],
+    steps: int,
+    parallel: int = 0,
+) -> dict[str, float]:
+    """Play every cell and compare it with its ideal schedule.
+
+    Args:
+        parallel: runs at once; 0 for what each mean bears.
+
+    Returns:
+        Medians over all cells of a mean: shares of the ideal and of the bound.
+
+    Raises:
+        BenchError: a run fell or stalled.
+    """
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        await make_model(model, Cast())
+        for mean_s in means_s:
+            cells = [Cell(mean_s, lag, seed) for lag in lags for seed in seeds]
+            together = parallel or parallel_for(mean_s)
+            results: list[Result] = []
+            for first in range(0, len(cells), together):
+                some = await play_together(cells[first : first + together], model, steps=steps)
+                for result in some:
+                    tell(_line(result))
+                results += some
+            figures |= _figures(mean_s, results, lags)
+    return figures
+
+
+async def play_together(cells: Sequence[Cell], model: Path, *, steps: int) -> list[Result]:
+    """Play some cells at once: prompts are issued when the actors of all of them stand ready."""
+    barrier = asyncio.Barrier(len(cells))
+    try:
+        async with asyncio.TaskGroup() as group:
+            playing = [group.create_task(play(cell, model, barrier, steps=steps)) for cell in cells]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None  # the others were stopped because of it
+    return [task.result() for task in playing]
+
+
+async def play(cell: Cell, model: Path, barrier: asyncio.Barrier, *, steps: int) -> Result:
+    """Play one cell, from the first prompt's issue to the last step trained, by the server's clock."""
+    cast = cell_cast(cell, model, steps=steps)
+    script, rules = Script(cast), rules_of(cast)
+    ideal = ideal_schedule(script.duration, rules)
+    async with Stage.open(cast) as stage:
+        await stage.enter_all()
+        await barrier.wait()
+        await stage.enter("prompter")
+        last = await stage.until(
+            stage.follow(TRAINING, BATCH_TRAINED, lambda record: decode(BatchTrained, record.data).step == steps),
+            60 + _OVERTIME * ideal.trained_s[-1],
+        )
+        issued = await stage.read(PROMPTS, [PROMPT_ISSUED])
+        script.check([decode(PromptIssued, record.data) for record in issued])
+    real_s = (last.time_ns - issued[0].time_ns) / 1e9
+    return Result(cell, real_s, ideal.trained_s[-1], lower_bound_s(script.duration, rules))
+
+
+def _figures(mean_s: float, results: Sequence[Result], lags: Sequence[int]) -> dict[str, float]:
+    name = f"mean_{mean_s * 1000:g}_ms"
+    shares = [result.ideal_s / result.real_s for result in results]
+    figures = {
+        f"{name}_share_of_ideal": statistics.median(shares),
+        f"{name}_share_of_ideal_lowest": min(shares),
+        f"{name}_share_of_bound": statistics.median(result.bound_s / result.real_s for result in results),
+        f"{name}_ideal_share_of_bound": statistics.median(result.bound_s / result.ideal_s for result in results),
+    }
+    for lag in lags:
+        of_lag = [result.ideal_s / result.real_s for result in results if result.cell.lag == lag]
+        figures[f"{name}_lag_{lag}_share_of_ideal"] = statistics.median(of_lag)
+    return figures
+
+
+def _line(result: Result) -> str:
+    fields = {"mean_s": result.cell.mean_s, "lag": result.cell.lag, "seed": result.cell.seed}
+    figures = {"share_of_ideal": result.ideal_s / result.real_s, "share_of_bound": result.bound_s / result.real_s}
+    return msgspec.json.encode(fields | {name: round(value, 3) for name, value in figures.items()}).decode()

@@ -1,0 +1,224 @@
+"""A stage for measurements: one run's server and its real actors as child processes, in a directory of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from actors.supervisor.actor import first_fleet
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.provision import equal_sizes, provision, queue_states
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.settings import Cast
+from asyncrl.errors import Fault
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.make_model import create_model_aside
+from asyncrl.run.placement import start_actor
+from topics.engines import ENGINE_READY
+from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
+
+T = TypeVar("T")
+
+SERVER = "nats-server"
+ROOMY = equal_sizes(payload_mb=4096, ledger_mb=4096)  # sizes of streams
+_LEAVE_S = 10.0
+
+
+class BenchError(Fault):
+    """A measurement that could not be made."""
+
+
+class Stage:
+    """A run without a warden: the measurement says who enters when, and hears of it when somebody falls."""
+
+    def __init__(self, root: Path, cast: Cast) -> None:
+        self.cast = cast
+        self.files = RunFiles(root)
+        self._server = EmbeddedServer(root, run=cast.run)
+        self._actors: dict[str, asyncio.subprocess.Process] = {}
+        self._watching: set[asyncio.Task[None]] = set()
+        self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._leaving = False
+        self.bus: Bus
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, cast: Cast) -> AsyncIterator[Stage]:
+        """A stage for the length of the block; everything is stopped and removed at its end."""
+        with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
+            stage = cls(Path(directory), cast)
+            try:
+                await stage._prepare()
+                yield stage
+            finally:
+                await stage._close()
+
+    async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 600.0) -> None:
+        """Start everybody of the cast except some roles, and return once all of them are ready for prompts."""
+        for role, count in first_fleet(self.cast).items():
+            if role not in but:
+                for number in range(1, count + 1):
+                    await self.enter(role, number)
+        engines = self.cast.engine.count
+        await self.until(self._seen(ENGINES, ENGINE_READY, engines), deadline_s)
+        await self.until(self._pulled(), deadline_s)
+
+    async def enter(self, role: str, number: int = 1) -> None:
+        """Start one actor."""
+        name = f"{role}-{number}"
+        process = self._actors[name] = await start_actor(self.files, role, name)
+        task = asyncio.create_task(self._watch(name, process))
+        self._watching.add(task)
+        task.add_done_callback(self._watching.discard)
+
+    async def until(self, event: Coroutine[Any, Any, T], deadline_s: float) -> T:
+        """Wait for something, unless an actor falls or the time runs out.
+
+        Raises:
+            BenchError: which of the two it was.
+        """
+        task = asyncio.create_task(event)
+        waits: set[asyncio.Future[Any]] = {task, self._fallen}
+        try:
+            await asyncio.wait(waits, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+        finally:
+            task.cancel()
+        words = self._fallen.result() if self._fallen.done() else f"nothing happened within {deadline_s:.0f} s"
+        raise BenchError(f"run {self.cast.run}: {words}")
+
+    async def read(self, stream: Stream, topics: Iterable[Topic[Any]]) -> list[Record]:
+        """Everything said on some topics of a stream so far."""
+        records: list[Record] = []
+        subjects = [topic.pattern(self.cast.run) for topic in topics]
+        reader = LogReader(self.bus, stream, records.append, subjects=subjects)
+        await reader.start()
+        async with asyncio.timeout(60):
+            await reader.caught_up.wait()
+        await reader.close()
+        return records
+
+    async def follow(self, stream: Stream, topic: Topic[Any], wanted: Callable[[Record], bool]) -> Record:
+        """The first record of a topic, said already or to come, that is `wanted`."""
+        found: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
+
+        def on_record(record: Record) -> None:
+            if not found.done() and wanted(record):
+                found.set_result(record)
+
+        reader = LogReader(self.bus, stream, on_record, subjects=[topic.pattern(self.cast.run)])
+        await reader.start()
+        try:
+            return await found
+        finally:
+            await reader.close()
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds of every actor (with its children) and of the server, since each began."""
+        assert self._server.process is not None
+        processes = {name: process.pid for name, process in self._actors.items() if process.returncode is None}
+        processes[SERVER] = self._server.process.pid
+        return {name: tree_cpu_s(psutil.Process(pid)) for name, pid in processes.items()}
+
+    async def _prepare(self) -> None:
+        self.files.logs.mkdir(parents=True)
+        self.files.cast.write_bytes(msgspec.json.encode(self.cast))
+        (self.files.root / "base").write_text(str(self.files.root))
+        self.files.make_engine_key()
+        address = await self._server.start()
+        self.bus = await Bus.connect(address, self.cast.run, name="bench")
+        await provision(self.bus, ROOMY, lease_s=self.cast.rollout.lease_s)
+
+    async def _seen(self, stream: Stream, topic: Topic[Any], count: int) -> None:
+        seen: list[Record] = []
+
+        def enough(record: Record) -> bool:
+            seen.append(record)
+            return len(seen) >= count
+
+        await self.follow(stream, topic, enough)
+
+    async def _pulled(self) -> None:
+        """Return once the pools' workers wait for work and the keepers hold their logs."""
+        while True:
+            states = await queue_states(self.bus)
+            claims = [await self.bus.api(f"STREAM.INFO.{log.full_name(self.cast.run)}") for log in (BATCHES, TRAINING)]
+            waiting = states["rollout"]["pulls"] >= self.cast.rollout.workers
+            waiting &= states["reward"]["pulls"] >= self.cast.reward.workers
+            if waiting and all(info["state"]["messages"] for info in claims):
+                return
+            await asyncio.sleep(0.05)  # the server announces no waiting pull
+
+    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        finished = code == 0 and name.startswith("learner")
+        if not (self._leaving or finished or self._fallen.done()):
+            words = (self.files.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
+            self._fallen.set_result(f"{name} ended with code {code}: {' / '.join(words) or 'no word'}")
+
+    async def _close(self) -> None:
+        self._leaving = True
+        for process in self._actors.values():
+            if process.returncode is None:
+                process.terminate()
+        if self._watching:
+            await asyncio.wait(self._watching, timeout=_LEAVE_S)
+        for process in self._actors.values():
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        if hasattr(self, "bus"):
+            await self.bus.close()
+        await self._server.stop()
+
+
+def bench_cast(run: str, *, learner: dict[str, Any], **tables: Any) -> Cast:
+    """The cast of a measurement: nothing is learnt, and nothing is drawn.
+
+    Args:
+        run: its id.
+        learner: settings besides the trainer.
+        tables: the other tables, as TOML has them.
+    """
+    fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
+    return msgspec.convert({**tables, **fixed}, Cast)
+
+
+def tell(line: str) -> None:
+    """Say how far a measurement has come; its figures alone go to stdout."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of one process since it began; 0 for one that ended."""
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
+
+
+def tree_cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process and those that it started."""
+    return sum(map(cpu_s, [process, *process.children(recursive=True)]))
+
+
+async def make_model(directory: Path, cast: Cast) -> None:
+    """The small untrained model that a cast describes, in a process of its own: this one stays small.
+
+    Raises:
+        LaunchError: it could not be made.
+    """
+    settings = directory.with_suffix(".json")
+    settings.write_bytes(msgspec.json.encode(cast))
+    await create_model_aside(settings, directory)

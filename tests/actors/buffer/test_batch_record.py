@@ -1,0 +1,119 @@
+"""What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
+
+from actors.buffer.batch_record import batch_figures, batch_group
+from actors.recorder.fold import RecorderFold
+from asyncrl.cli.summary import FLAT_STEPS, summary_text
+from harness.buffer_feed import feed
+from harness.folds import Feed, failure
+from topics.actors import RUN_OPENED, RunOpened
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.groups import GROUP_DROPPED
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TRAJECTORY_GRADED,
+    Reference,
+    TrajectoryGraded,
+    VersionCount,
+)
+
+
+def graded(name, reward, tokens, **fields):
+    prompt_id, member = name.rsplit("-", 1)
+    return TrajectoryGraded(
+        trajectory_id=name,
+        prompt_id=prompt_id,
+        member=int(member),
+        group_size=2,
+        stage="rl",
+        payload=Reference(1, "00", 1),
+        versions=[VersionCount(0, count) for count in tokens],
+        reward=reward,
+        **fields,
+    )
+
+
+def test_figures_of_two_groups():
+    groups = [
+        [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2], discarded=7)],
+        [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4])],
+    ]
+
+    assert batch_figures(groups, [1.0, 2.0, 3.0, 6.0]) == {
+        "response_tokens_mean": 5.0,
+        "response_tokens_max": 10.0,
+        "discarded_tokens": 7.0,
+        "truncated_share": 0.25,
+        "issue_to_grade_s_mean": 3.0,
+        "issue_to_grade_s_max": 6.0,
+        "flat_groups_share": 0.5,
+        "reward/depth": 3.0,
+        "reward/format": 0.5,
+    }
+
+
+def test_a_group_of_one_has_no_spread_to_speak_of():
+    assert "flat_groups_share" not in batch_figures([[graded("p0-0", 1.0, [4])]], [1.0])
+
+
+def test_seconds_from_issue_to_grade_are_those_of_the_servers_clock_and_leave_out_the_time_a_run_rested():
+    buffer = feed(batch_groups={"warmup": 2, "rl": 2})
+    for name, issued_s, graded_s in (("p0-0", 10, 14), ("p0-1", 10, 20), ("p1-0", 20, 22)):
+        buffer.issued(name, at_s=issued_s).say(TRAJECTORY_GRADED, graded(name, 1.0, [4]), at_s=graded_s)
+    buffer.say(RUN_OPENED, RunOpened(10, 0, {}), at_s=1000)
+    buffer.say(TRAJECTORY_GRADED, graded("p1-1", 1.0, [4]), at_s=1004)
+
+    (packed,) = buffer.fold.decide(1004)
+
+    figures = packed.message.figures
+    assert (figures["issue_to_grade_s_mean"], figures["issue_to_grade_s_max"]) == ((4 + 10 + 2 + 4) / 4, 10)
+
+
+def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
+    feed = Feed(RecorderFold())
+    for step, at_s in ((1, 10.0), (2, 14.0)):
+        group = batch_group("p0", [graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])])
+        packed = BatchPacked(step, "rl", [group], 0, {}, {"response_tokens_mean": 5.0 + step})
+        feed.say(BATCH_PACKED, packed, at_s=at_s - 1)
+        trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5, "train_s": 2.0}, {0: 100}, 0, [0.5, 0.1], 8, step)
+        feed.say(BATCH_TRAINED, trained, at_s=at_s)
+
+    first, second = feed.fold.rows
+
+    assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
+    assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
+    feed.say(RUN_OPENED, RunOpened(2, 0, {}), at_s=100)
+    summary = feed.fold.summary("run", [])
+    assert summary["last_batch"] == {"response_tokens_mean": 7.0}
+    assert (summary["learner_wait_s"], summary["learner_train_s"]) == (1.0, 4.0)
+    assert summary["rl_trained_tokens_per_s"] == 200 / (14 - 9)
+
+
+def test_steps_whose_rewards_are_all_equal_are_remarked_upon():
+    feed = Feed(RecorderFold())
+    for step, spread in enumerate([0.2, *[0.0] * FLAT_STEPS], 1):
+        feed.say(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 10}, 0, [0.0, spread], 2, step))
+    summary = feed.fold.summary("run", []) | {"metrics": ""}
+
+    assert summary["steps_without_spread"] == FLAT_STEPS
+    assert "in the last 5 steps all rewards of a batch were equal" in summary_text(summary)
+    feed.say(BATCH_TRAINED, BatchTrained(7, 0, "rl", {}, {0: 10}, 0, [0.1, 0.1], 2, 7))
+    assert "nothing learned" not in summary_text(feed.fold.summary("run", []) | {"metrics": ""})
+
+
+def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
+    buffer, recorder = feed(batch_groups={"warmup": 2, "rl": 1}), Feed(RecorderFold())
+    for name, reward in (("p000000-0", 0.0), ("p000000-1", 1.0), ("p000001-0", 0.0)):
+        buffer.issued(name).say(TRAJECTORY_GRADED, graded(name, reward, [50], discarded=10))
+    failed = failure("p000001-1", tokens=30)
+    buffer.issued("p000001-1").say(TRAJECTORY_FAILED, failed).say(TRAJECTORY_FAILED, failed)
+
+    decisions = [*buffer.read_back(buffer.fold.decide(0)), *buffer.read_back(buffer.fold.decide(0))]
+    for decision in decisions:
+        recorder.say(decision.topic, decision.message)
+    recorder.say(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
+    summary = recorder.fold.summary("run", [])
+
+    assert [decision.topic for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
+    assert decisions[0].message.tokens == 60 + 30
+    assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
+    assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)

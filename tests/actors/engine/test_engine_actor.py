@@ -1,0 +1,163 @@
+"""The engine actor of somebody else's server: which weights it asks for, and when again."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from actors.engine.actor import EngineActor
+from actors.runtime.actor import ActorDown, Context
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import WRITER, say
+from harness.sglang_like import LikeSGLang, like_sglang
+from harness.stage import Stage, until
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.table import topic_of
+from topics.topic import ENGINES
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.wire import decode
+
+KEPT = 4  # versions in the store; older ones are gone
+
+
+class Player:
+    """An engine actor that plays inside the test, and what it publishes."""
+
+    def __init__(self, bus: Bus, context: Context) -> None:
+        self.bus = bus
+        self.context = context
+        self.said: list[Any] = []
+        self.newest = -1
+        self._reader = LogReader(bus, ENGINES, self._on_record)
+
+    async def start(self) -> None:
+        await self._reader.start()
+        self.running = asyncio.create_task(EngineActor(self.context).run())
+
+    async def stop(self) -> None:
+        self.context.stop.set()
+        await asyncio.gather(self.running, return_exceptions=True)
+        await self._reader.close()
+
+    async def publish(self, version: int) -> None:
+        location = str(self.context.files.weights.absolute() / f"v{version}")
+        message = WeightsPublished(0, version, f"d{version}", "files", location)
+        await say(self.bus, WEIGHTS_PUBLISHED, message, id=str(version), headers={WRITER: "a learner"})
+        self.newest = version
+
+    async def refuse_old(self, key: str) -> str:
+        """As a server whose weights are files: those that were pruned are not there."""
+        version = int(key.split(":")[1])
+        return f"no weights in v{version}" if version <= self.newest - KEPT else ""
+
+    def versions(self, kind: type[Any]) -> list[int]:
+        return [message.version for message in self.said if type(message) is kind]
+
+    def _on_record(self, record: Record) -> None:
+        self.said.append(decode(topic_of(record.subject).message, record.data))
+
+
+@pytest.fixture
+async def inference() -> AsyncIterator[LikeSGLang]:
+    async with like_sglang() as inference:
+        yield inference
+
+
+@pytest.fixture
+async def make(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Callable[[str], Player]]:
+    """Makes the actor of the server at an address."""
+    made: list[Player] = []
+
+    def make(address: str) -> Player:
+        tables: dict[str, Any] = {"engine": {"kind": "external", "addresses": [address]}, "keepers": {"lease_s": 1.0}}
+        made.append(Player(bus, stage(**tables).context("engine", bus)))
+        return made[-1]
+
+    yield make
+    for player in made:
+        await player.stop()
+
+
+async def test_an_actor_that_starts_late_asks_for_the_newest_weights_alone(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+    inference.refusal = player.refuse_old
+    for version in range(120):
+        await player.publish(version)
+
+    await player.start()
+
+    await until(lambda: bool(player.versions(EngineReady)) or player.running.done(), "it is ready")
+    assert inference.loads == ["0:119:d119"]
+    assert player.versions(EngineUpdating) == [119]
+
+
+async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+
+    async def refusal(key: str) -> str:
+        if key == "0:1:d1":
+            for version in range(2, 3 + KEPT):
+                await player.publish(version)
+        return await player.refuse_old(key)
+
+    inference.refusal = refusal
+    await player.publish(1)
+    await player.start()
+
+    await until(lambda: 6 in player.versions(EngineReady), "it has the newest")
+    assert inference.loads[-1] == "0:6:d6"  # after 0:5:d5, where it was told of that one first
+    assert "0:1:d1" not in inference.loads
+
+
+async def test_the_newest_weights_refused_end_the_actor_with_the_servers_words(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+
+    async def refusal(key: str) -> str:
+        return "no such shape"
+
+    inference.refusal = refusal
+    await player.publish(1)
+    await player.start()
+
+    with pytest.raises(ActorDown, match="no such shape"):
+        await asyncio.wait_for(player.running, 20)
+
+
+async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+    await player.publish(3)
+    await player.start()
+    await until(lambda: player.versions(EngineReady) == [3], "it is ready")
+
+    inference.weight_version = "default"  # it was restarted, or somebody else has loaded something
+
+    await until(lambda: player.versions(EngineReady) == [3, 3], "it is ready again")
+    assert inference.loads == ["0:3:d3"] * 2
+    again = [message for message in player.said if isinstance(message, EngineUpdating)][-1]
+    assert again.found == "default"
+    assert player.context.vitals["relabelled"] == 1
+
+
+async def test_a_server_that_is_away_when_weights_come_gets_them_when_it_is_back(make: Callable[[str], Player]):
+    async with like_sglang() as inference:
+        player = make(inference.address)
+        await player.publish(1)
+        await player.start()
+        await until(lambda: player.versions(EngineReady) == [1], "it is ready")
+    await player.publish(2)
+    await until(lambda: any(isinstance(message, EngineGone) for message in player.said), "it is gone")
+
+    async with like_sglang(int(inference.address.rsplit(":", 1)[1])) as back:
+        await until(lambda: player.versions(EngineReady) == [1, 2], "it is ready with the newest")
+
+    assert back.loads == ["0:2:d2"]

@@ -1,0 +1,240 @@
+"""The learner as an actor on real logs, with a small torch model: who trains, when, and on which thread."""
+
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from actors.runtime.actor import ActorFault
+from actors.runtime.keeper import Keeper
+from asyncrl.algorithms.batches import build_rows
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.listen import read_log
+from asyncrl.bus.log import Record, read_last
+from asyncrl.run.make_model import LaunchError
+from asyncrl.run.skip import request_skip
+from asyncrl.training.objective import open_trainer
+from harness.learning import Playing, pack
+from harness.stage import Connect, Stage, until
+from topics.actors import KeeperFolded
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.table import BY_NAME
+from topics.topic import BATCHES, TRAINING, TRAJECTORIES
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.wire import decode
+
+SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
+Open = Callable[..., "Playing"]
+
+
+class Log:
+    """What the learners said, by topic."""
+
+    def __init__(self) -> None:
+        self.said: dict[str, list] = {}
+
+    def apply(self, topic, message, record):
+        self.said.setdefault(topic.name, []).append(message)
+
+    def refuse(self, record, error):
+        pytest.fail(f"{record.subject}: {error}")
+
+    def __getitem__(self, topic):
+        return self.said.get(topic.name, [])
+
+
+async def log_of(bus: Bus) -> Log:
+    log = Log()
+    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    return log
+
+
+async def trained(bus: Bus, step: int) -> bool:
+    newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
+    return newest is not None and decode(BatchTrained, newest.data).step == step
+
+
+@pytest.fixture
+async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
+    """Starts learners on the same run, each with a connection of its own."""
+    playing: list[Playing] = []
+    stands: list[Stage] = []
+
+    async def open_one(number: int = 1, **tables: object) -> Playing:
+        if not stands or tables:
+            stands.append(stage(**{**SMALL, "keepers": {"lease_s": 1.0}, **tables}))
+            stands[-1].make_model()
+        context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
+        context.actor_id = f"learner-{number}"
+        playing.append(Playing(context))
+        return playing[-1]
+
+    yield open_one
+    for one in playing:
+        await one.kill()
+
+
+async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_stands_by(
+    opened: Open, bus: Bus, monkeypatch
+):
+    models = []
+    monkeypatch.setattr("actors.learner.actor.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1])
+    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
+    first, spare = await opened(1), None
+    await pack(bus, 1)
+    await until(lambda: trained(bus, 1), "step 1")
+    spare = await opened(2)
+    await until(lambda: spare.context.take_vitals().doing == "stands by", "the spare stands by")
+
+    await first.kill()
+    await pack(bus, 2)
+    await until(lambda: trained(bus, 2), "the spare trains step 2")
+    again = await opened(1)
+    await until(lambda: again.context.take_vitals().doing == "stands by", "the first stands by")
+    await pack(bus, 3)
+    await until(lambda: trained(bus, 3), "step 3")
+
+    log = await log_of(bus)
+    assert [claim.actor_id for claim in log[BY_NAME["learner.claimed"]]] == ["learner-1", "learner-2"]
+    assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3]
+    assert [message.line for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
+    assert len(models) == 2
+    assert not spare.context.faults
+
+
+async def train(bus: Bus, first: int, last: int) -> None:
+    """Pack batches, and wait until they are trained."""
+    for step in range(first, last + 1):
+        await pack(bus, step)
+    await until(lambda: trained(bus, last), f"step {last}")
+
+
+async def saved(bus: Bus, step: int) -> bool:
+    newest = await read_last(bus, TRAINING, CHECKPOINT_SAVED.subject(bus.run))
+    return newest is not None and decode(CheckpointSaved, newest.data).step == step
+
+
+async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Open, bus: Bus, monkeypatch):
+    first = await opened(learner={"checkpoint_every": 4}, keepers={"lease_s": 1.0, "snapshot_every": 10})
+    await train(bus, 1, 10)
+    await first.kill()
+    newest = await read_last(bus, TRAINING, BY_NAME["learner.folded"].subject(bus.run))
+    assert newest is not None
+    positions = decode(KeeperFolded, newest.data).positions
+
+    read: list[Record] = []
+    take = Keeper._take
+    monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
+    await opened()
+    await train(bus, 11, 12)
+
+    assert positions[BATCHES.name] > 4
+    assert all(record.sequence > positions[record.stream.name] for record in read)
+    log = await log_of(bus)
+    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 13)]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}  # what was trained again has the same bits
+    assert [message.version for message in log[WEIGHTS_PUBLISHED]] == [*range(13)]
+
+
+def spoil(checkpoint: CheckpointSaved) -> None:
+    os.truncate(Path(checkpoint.path) / "model.safetensors", 100)
+
+
+async def test_a_torn_checkpoint_counts_no_more_and_is_written_anew(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2})
+    await train(bus, 1, 5)
+    await until(lambda: saved(bus, 4), "checkpoint 4")
+    await first.kill()
+    torn = (await log_of(bus))[CHECKPOINT_SAVED][-1]
+    spoil(torn)
+
+    await opened()
+    await train(bus, 6, 6)
+    await until(lambda: saved(bus, 6), "checkpoint 6")
+
+    log = await log_of(bus)
+    assert [(lost.step, lost.path) for lost in log[CHECKPOINT_LOST]] == [(4, torn.path)]
+    assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3, 4, 5, 6]
+    assert [message.step for message in log[CHECKPOINT_SAVED]] == [2, 4, 5, 6]
+
+
+async def test_without_a_readable_checkpoint_training_begins_anew_where_the_tokens_are_there(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2})
+    await train(bus, 1, 6)
+    await until(lambda: saved(bus, 6), "checkpoint 6")
+    await first.kill()
+    for checkpoint in (await log_of(bus))[CHECKPOINT_SAVED]:
+        spoil(checkpoint)
+
+    await opened()
+    await train(bus, 7, 7)
+
+    log = await log_of(bus)
+    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 8)]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_when_asked(opened: Open, bus: Bus):
+    first = await opened(learner={"advantage": "none", "checkpoint_every": 3})
+    await train(bus, 1, 2)
+    await pack(bus, 3, rewards=(0.0, 1e30))  # a gradient that is not finite
+    await pack(bus, 4)
+    with pytest.raises(ActorFault) as failed:
+        await first.task
+    command = f"to go on without this batch: asyncrl up --resume {first.context.files.root} --skip-batch 3"
+    assert str(failed.value).startswith("batch 3: step 3: loss ")
+    assert str(failed.value).endswith(command)
+    for wrong in (2, 5):
+        with pytest.raises(LaunchError, match="batches up to 2 are trained, and batches 3 to 4 wait"):
+            await request_skip(bus, first.context.cast, wrong)
+
+    await request_skip(bus, first.context.cast, 3)
+    second = await opened()
+    await until(lambda: trained(bus, 4), "step 4")
+    await second.kill()
+    await opened()  # trains again what no checkpoint contains, without the batch that was skipped
+    await train(bus, 5, 5)
+
+    log = await log_of(bus)
+    steps = [(message.step, message.skipped, message.trajectories, message.lags) for message in log[BATCH_TRAINED]]
+    assert steps[2] == (3, True, 2, {})
+    assert [(step, skipped) for step, skipped, *_ in steps] == [
+        (1, False),
+        (2, False),
+        (3, True),
+        (4, False),
+        (5, False),
+    ]
+    digests = {message.version: message.digest for message in log[WEIGHTS_PUBLISHED]}
+    assert sorted(digests) == [0, 1, 2, 3, 4, 5]
+    assert digests[3] == digests[2] != digests[4]
+    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: Bus):
+    await pack(bus, 1)
+    await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
+    first = await opened()
+    with pytest.raises(ActorFault, match=r"batch 1: the tokens of p000001-\d .*are gone; .* --skip-batch 1$"):
+        await first.task
+
+    await request_skip(bus, first.context.cast, 1)
+    await opened()
+    await train(bus, 2, 2)
+
+    assert [message.skipped for message in (await log_of(bus))[BATCH_TRAINED]] == [True, False]
+
+
+async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "actors.learner.actor.build_rows", lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1]
+    )
+    await opened()
+    await pack(bus, 1)
+    await until(lambda: trained(bus, 1), "step 1")
+
+    assert made
+    assert threading.main_thread() not in made

@@ -1,0 +1,55 @@
+"""The learner takes the tokens of a batch's members and no others."""
+
+import re
+
+import pytest
+import xxhash
+
+from actors.learner.payloads import Payloads
+from actors.runtime.actor import ActorFault
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import say
+from harness.stories import result
+from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.trajectories import TRAJECTORY_GENERATED, Reference
+from topics.wire import encode
+
+
+async def stored(bus: Bus, name: str, attempt: int = 0) -> Reference:
+    """A result, as a rollout worker stores it and a grade names it."""
+    message = result(name, (0, 0), attempt)
+    body = encode(message)
+    sequence = await say(bus, TRAJECTORY_GENERATED, message, key=name)
+    return Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
+
+
+async def take(bus: Bus, *members: BatchMember) -> list[str]:
+    groups = await Payloads(bus, 1.0).take(BatchPacked(3, "rl", [BatchGroup("p000000", list(members))], 0))
+    return [trajectory.id for group in groups for trajectory in group]
+
+
+def member(name: str, payload: Reference, attempt: int = 0) -> BatchMember:
+    return BatchMember(name, attempt, payload, 1.0, 2)
+
+
+async def test_tokens_of_another_trajectory_or_attempt_are_refused(bus: Bus):
+    own, others = await stored(bus, "p000000-0"), await stored(bus, "p000009-3")
+    again = await stored(bus, "p000000-1", attempt=1)
+    assert await take(bus, member("p000000-0", own), member("p000000-1", again, 1)) == ["p000000-0", "p000000-1"]
+
+    for wrong, held in ((member("p000000-1", others), "p000009-3 (attempt 0)"), (member("p000000-1", again), "1)")):
+        found = f"batch 3: message {wrong.payload.sequence} holds "
+        with pytest.raises(ActorFault, match=re.escape(held)) as caught:
+            await take(bus, member("p000000-0", own), wrong)
+        assert str(caught.value).startswith(found)
+        assert str(caught.value).endswith("the batch names it as p000000-1 (attempt 0)")
+
+
+async def test_a_trajectory_and_its_tokens_are_in_a_batch_once(bus: Bus):
+    own, others = await stored(bus, "p000000-0"), await stored(bus, "p000000-1")
+    for second, message in (
+        (member("p000000-0", others), "batch 3: p000000-0 is 2 of its members; a batch trains every trajectory once"),
+        (member("p000000-1", own), "batch 3: message 1 holds the tokens of 2 members"),
+    ):
+        with pytest.raises(ActorFault, match=re.escape(message)):
+            await take(bus, member("p000000-0", own), second)

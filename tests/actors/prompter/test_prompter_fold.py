@@ -1,0 +1,174 @@
+"""Admission: at most (max_lag + 1) * batch_groups groups are open, and each end returns one credit, once."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.prompter.actor import decide
+from actors.prompter.fold import PrompterFold
+from asyncrl.data.sources import open_source
+from harness.folds import Feed
+from harness.prompter_feed import cast, feed, issue
+
+
+def test_the_open_limit_is_lag_plus_one_batches():
+    fed = feed()
+
+    assert issue(fed) == [f"p{n:06d}-{k}" for n in range(4) for k in range(2)]
+    assert fed.fold.wanted() == []
+    assert fed.fold.open_groups == 4
+
+
+def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
+    fed = feed()
+    issue(fed)
+    fed.packed(1, "p000000", "p000002")
+    assert fed.fold.wanted() == []
+    fed.trained(1)
+    fed.packed(2, "p000001", "p000003").trained(2)
+
+    wanted = fed.fold.wanted()
+
+    assert sorted({item.prompt_id for item in wanted}) == ["p000004", "p000005", "p000006", "p000007"]
+    assert {item.min_version for item in wanted} == {1}
+
+
+def test_no_prompt_is_issued_behind_the_end_of_the_data():
+    fed = Feed(PrompterFold(cast(), end=5))
+    assert len(issue(fed)) == 4 * 2
+    assert not fed.fold.at_end
+
+    fed.dropped("p000000").dropped("p000001").dropped("p000002")
+
+    assert issue(fed, 1) == ["p000004-0", "p000004-1"]  # a crash comes in between
+    assert not fed.fold.at_end
+    assert issue(fed) == ["p000004-1"]
+    assert fed.fold.at_end
+    assert fed.dropped("p000003").fold.wanted() == []
+
+
+@pytest.mark.parametrize("order", ["packed first", "trained first"])
+def test_the_order_between_logs_does_not_matter(order):
+    fed = feed()
+    issue(fed)
+    if order == "packed first":
+        fed.packed(1, "p000000", "p000001").trained(1)
+    else:
+        fed.trained(1).packed(1, "p000000", "p000001")
+
+    assert fed.fold.open_groups == 2
+    assert {item.prompt_id for item in fed.fold.wanted()} == {"p000004", "p000005"}
+
+
+def test_an_end_read_before_its_issue_still_returns_one_credit():
+    fed = feed()
+    fed.packed(1, "p000000", "p000001").trained(1)
+    for name in ("p000000-0", "p000000-1", "p000001-0", "p000001-1"):
+        fed.issued(name)
+
+    assert fed.fold.open_groups == 0
+
+
+def test_a_batch_trained_twice_returns_its_credits_once():
+    fed = feed()
+    issue(fed)
+    fed.packed(1, "p000000", "p000001").trained(1).trained(1)
+
+    assert fed.fold.open_groups == 2
+
+
+def test_a_dropped_group_is_replaced():
+    fed = feed()
+    issue(fed)
+    fed.dropped("p000003")
+
+    assert {item.prompt_id for item in fed.fold.wanted()} == {"p000004"}
+
+
+def test_a_trajectory_too_old_is_issued_again_once_where_the_cast_says_so():
+    fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
+    issue(fed)
+    fed.too_old("p000001-1")
+
+    (again,) = fed.fold.wanted()
+    assert (again.prompt_id, again.member, again.attempt) == ("p000001", 1, 1)
+    fed.issued("p000001-1", attempt=1)
+    assert fed.fold.wanted() == []
+    fed.too_old("p000001-1", attempt=1)
+    assert [item.attempt for item in fed.fold.wanted()] == [2]
+    assert fed.fold.open_groups == 4
+
+
+def test_a_group_cut_short_by_a_crash_is_finished_first():
+    fed = feed()
+    issue(fed, count=3)
+
+    again = issue(fed)
+
+    assert again[0] == "p000001-1"
+    assert len(again) == 5
+    assert fed.fold.open_groups == 4
+
+
+def test_no_more_is_issued_than_the_steps_still_need():
+    fed = feed(learner={"steps": 1})
+
+    assert len(issue(fed)) == 2 * 2
+    fed.packed(1, "p000000", "p000001").trained(1)
+    assert fed.fold.wanted() == []
+
+
+def test_the_warm_up_comes_first_with_numbers_of_its_own():
+    fed = feed(warmup={"steps": 1, "batch_rows": 4, "rows_per_trajectory": 2})
+
+    assert issue(fed) == ["w000000-0", "w000001-0"]
+    assert fed.fold.wanted() == []
+    fed.packed(0, "w000000", "w000001", stage="warmup")
+
+    assert issue(fed)[0] == "p000000-0"
+
+
+def test_rl_does_not_stand_in_the_way_of_what_replaces_a_failed_warm_up_trajectory():
+    fed = feed(warmup={"steps": 2, "batch_rows": 4, "rows_per_trajectory": 2})
+    issue(fed)
+    fed.dropped("w000001").packed(-1, "w000000", "w000002", stage="warmup")
+
+    assert issue(fed) == ["w000004-0"]
+    fed.trained(-1, stage="warmup").packed(0, "w000003", "w000004", stage="warmup")
+    assert {item.stage for item in fed.fold.wanted()} == {"rl"}
+
+
+def test_the_first_message_of_a_group_alone_carries_its_rows():
+    fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
+    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
+    assert [(item.prompt_id, item.member, item.rows(32)) for item in carriers] == [
+        (f"p{number:06d}", 0, range(number, number + 1)) for number in range(4)
+    ]
+
+    issue(fed)
+    fed.too_old("p000001-0")
+
+    (again,) = fed.fold.wanted()
+    assert (again.prompt_id, again.member, again.carries_rows) == ("p000001", 0, False)
+
+
+def test_each_supervised_trajectory_carries_rows_of_its_own():
+    fed = feed(warmup={"steps": 1, "batch_rows": 4, "rows_per_trajectory": 2})
+
+    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
+
+    assert [(item.prompt_id, item.rows(2)) for item in carriers] == [("w000000", range(2)), ("w000001", range(2, 4))]
+
+
+def test_a_message_is_a_pure_function_of_number_seed_and_data():
+    row = open_source("reverse", options={"letters": 3}, seed=1, base=Path()).row(1)
+    wanted = feed().fold.wanted()
+
+    first, again = (decide(wanted[3], 1, []) for _ in range(2))
+    other = decide(wanted[2], 1, [row])
+
+    assert first == again
+    assert first.key == "p000001-1"
+    assert first.message.rows == []
+    assert other.message.rows == [row]
+    assert first.message.seed != other.message.seed

@@ -1,0 +1,127 @@
+"""The recorder goes on from its files: no row is lost or doubled, wherever it was killed, and none is made twice."""
+
+import json
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from actors.recorder.actor import main
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import say
+from harness.stage import Stage, until
+from topics.actors import RUN_OPENED, RunOpened
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.evals import EVAL_SCORED, EvalScored
+from topics.groups import GROUP_DROPPED, GroupDropped
+
+BY_KEEPER = {"writer": "test"}
+MARK = b'{"event":"mark"}'
+
+
+class Scene:
+    """A recorder of a run whose steps the test publishes."""
+
+    def __init__(self, stage: Stage, bus: Bus) -> None:
+        self.stage, self.bus = stage, bus
+        root = stage.files.root
+        self.metrics, self.state, self.summary = root / "metrics.jsonl", root / "recorder.json", root / "summary.json"
+
+    async def steps(self, first: int, last: int) -> None:
+        """Steps as buffer, learner and evaluator publish them."""
+        for step in range(first, last + 1):
+            packed = BatchPacked(step, "rl", [], 0, {}, {"response_tokens_mean": float(step)})
+            trained = BatchTrained(step, 0, "rl", {"loss": 0.5}, {0: 10, 1: step}, 0, [0.1 * step, 0.1], 8, step)
+            dropped = GroupDropped(f"p{step:06d}", "failed", tokens=step)
+            scored = EvalScored(f"v{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0)
+            await say(self.bus, BATCH_PACKED, packed, headers=BY_KEEPER)
+            await say(self.bus, GROUP_DROPPED, dropped, key=dropped.prompt_id, headers=BY_KEEPER)
+            await say(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
+            await say(self.bus, EVAL_SCORED, scored)
+
+    async def record(self) -> tuple[bytes, bytes]:
+        """One life of a recorder that is asked to stop at once; returns its rows and its summary."""
+        context = self.stage.context("recorder", self.bus)
+        context.stop.set()
+        await main(context)
+        return self.metrics.read_bytes(), self.summary.read_bytes()
+
+    def trained(self) -> list[int]:
+        """Steps of the rows that are whole."""
+        lines = self.metrics.read_text().split("\n")[:-1] if self.metrics.exists() else []
+        return [row["step"] for row in map(json.loads, lines) if row["event"] == "step"]
+
+
+@pytest.fixture
+async def scene(bus: Bus, stage: Callable[..., Stage]) -> Scene:
+    made = Scene(stage(keepers={"snapshot_every": 7}, recorder={"plot": False}), bus)
+    await say(bus, RUN_OPENED, RunOpened(12, 0, {}))
+    return made
+
+
+async def test_a_recorder_goes_on_wherever_the_one_before_was_killed(scene: Scene):
+    await scene.steps(1, 6)
+    early, _ = await scene.record()
+    stored = scene.state.read_bytes()
+    await scene.steps(7, 12)
+    whole = await scene.record()
+    scene.state.unlink()
+    assert sorted(whole[0].splitlines()) == sorted((await scene.record())[0].splitlines())
+    later = whole[0].removeprefix(early)
+    assert whole[0] != later
+
+    places = {
+        "before it wrote": (stored, early),
+        "inside a row": (stored, early + later[: len(later) // 2]),
+        "before it stored its position": (stored, whole[0]),
+        "before its first position": (None, whole[0][:-3]),
+        "by a fault that left half a position": (stored[:-9], whole[0]),
+        "and rows were removed": (stored, early[:-9]),
+    }
+    for place, (state, rows) in places.items():
+        scene.state.unlink() if state is None else scene.state.write_bytes(state)
+        scene.state.with_suffix(".new").write_bytes(stored[:5])
+        scene.metrics.write_bytes(rows)
+        found, summary = await scene.record()
+        assert sorted(found.splitlines()) == sorted(whole[0].splitlines()), place
+        assert summary == whole[1], place
+
+
+async def test_a_recorder_reads_nothing_again_that_its_rows_hold(scene: Scene):
+    await scene.steps(1, 6)
+    rows, _ = await scene.record()
+    first, rest = rows.split(b"\n", 1)
+    scene.metrics.write_bytes(MARK.ljust(len(first)) + b"\n" + rest)
+    await scene.steps(7, 8)
+
+    found, _ = await scene.record()
+
+    assert found.startswith(MARK)
+    assert scene.trained() == [2, 3, 4, 5, 6, 7, 8]
+
+
+async def test_files_of_other_logs_are_not_gone_on_from(scene: Scene):
+    await scene.steps(1, 6)
+    await scene.record()
+    recorded = msgspec.json.decode(scene.state.read_bytes())
+    recorded["positions"]["BATCHES"] += 1  # behind the end of this run's log
+    scene.state.write_bytes(msgspec.json.encode(recorded))
+    scene.metrics.write_bytes(scene.metrics.read_bytes().replace(b'"step":6,', b'"step":9,'))
+
+    await scene.record()
+
+    assert scene.trained() == [1, 2, 3, 4, 5, 6]
+
+
+async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene: Scene):
+    for life in range(1, 4):
+        process = await scene.stage.start("recorder")
+        await scene.steps(4 * life - 3, 4 * life)
+        await until(lambda at=4 * life: at - 1 in scene.trained(), "it writes rows", 60)
+        process.kill()
+        await process.wait()
+
+    await scene.record()
+
+    assert scene.trained() == [*range(1, 13)]
+    assert scene.metrics.read_bytes().count(b'"event":"eval"') == 12

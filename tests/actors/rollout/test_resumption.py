@@ -1,0 +1,345 @@
+"""Work that was begun elsewhere ends as if nothing had happened: real workers, a real engine, real kill -9."""
+
+import asyncio
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from asyncrl.bus.log import LogReader, read_last
+from asyncrl.bus.publish import say
+from asyncrl.config.settings import EngineSettings
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.launch import EngineProcess
+from asyncrl.rollout.journal import Journal, call_order
+from harness.models import make_endless_model
+from harness.stage import until
+from topics.actors import VITALS_TAKEN
+from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import topic_of
+from topics.topic import GRADES, TRAJECTORIES, VITALS
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED
+from topics.wire import decode
+
+KEY = "0:0:made"
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Scene:
+    """A run with an engine and whatever was said of its trajectories."""
+
+    stage: object
+    bus: object
+    client: EngineClient
+    results: dict
+    progress: dict
+    failures: dict
+    tmp: Path
+
+    async def issue(self, name, **metadata):
+        metadata |= {"calls": str(self.tmp / f"{name}.calls"), "go": str(self.tmp / "go")}
+        prompt_id, member = name.rsplit("-", 1)
+        row = PromptRow("^abcdef=", "fedcba", metadata)
+        message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
+        await say(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+
+    async def result(self, name):
+        await until(lambda: name in self.results, f"result of {name}; failures {self.failures}")
+        return self.results[name]
+
+    def calls(self, name):
+        return (self.tmp / f"{name}.calls").read_text().split()
+
+
+@pytest.fixture
+async def scene(stage, bus, tmp_path):
+    opened = []
+
+    async def make(function, **rollout):
+        settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "lease_s": 1.0, "slots": 8}
+        made = stage(task={"rollout": f"{HERE / 'rollouts.py'}:{function}"}, rollout={**settings, **rollout})
+        make_endless_model(made.files.model)
+        server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log", None)
+        address = await server.start(made.files.model, KEY)
+        client = EngineClient(address)
+        await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
+        scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
+
+        recordings, into = {}, {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_FAILED: scene.failures}
+
+        def on_record(record):
+            topic = topic_of(record.subject)
+            message = decode(topic.message, record.data)
+            if topic is PROGRESS_STORED:
+                for entry in message.entries:  # each holds what is new since the one before
+                    journal = recordings.setdefault(entry.trajectory_id, Journal())
+                    journal.extend(entry.journal)
+                    entry.journal = dict(journal.answers)
+                    scene.progress[entry.trajectory_id] = entry
+            elif topic in into:
+                into[topic][message.trajectory_id] = message
+
+        readers = [LogReader(bus, stream, on_record) for stream in (TRAJECTORIES, GRADES)]
+        for reader in readers:
+            await reader.start()
+        opened.append((server, client, readers))
+        return scene
+
+    yield make
+    for server, client, readers in opened:
+        for reader in readers:
+            await reader.close()
+        await client.close()
+        await server.stop()
+
+
+def assert_same(found, expected):
+    assert len(found.segments) == len(expected.segments)
+    for mine, theirs in zip(found.segments, expected.segments, strict=True):
+        assert mine.tokens.tolist() == theirs.tokens.tolist()
+        assert mine.mask.tolist() == theirs.mask.tolist()
+        assert mine.versions.tolist() == theirs.versions.tolist()
+        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-4)
+    assert found.completion == expected.completion
+
+
+async def kill_in_the_middle(scene, worker, name, is_middle):
+    """Freeze the engine once the recorded progress is in the middle, then kill the worker."""
+    await until(lambda: name in scene.progress and is_middle(scene.progress[name]), f"{name} is in the middle")
+    await scene.client.pause("in_place")
+    assert name not in scene.results
+    worker.kill()
+    await worker.wait()
+    await scene.client.abort_all()
+    await scene.client.continue_generation()
+
+
+async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
+    scene = await scene("five_turns")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+    assert expected.segments[0].mask.sum() == 5 * 120
+
+    await scene.issue("p000002-0")
+    await kill_in_the_middle(
+        scene, first, "p000002-0", lambda progress: "4" in progress.journal and not progress.journal["4"].done
+    )
+    offset = scene.progress["p000002-0"].offset
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+    assert found.delivery == 2
+    assert offset >= 2 * 120
+    assert scene.calls("p000002-0") == ["1", "2", "3", "4", "5"]  # what tools had answered was not asked again
+
+
+async def to_version_1(scene, weights):
+    """What the engine actor does when weights are published."""
+    await say(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
+    async with asyncio.timeout(60):
+        await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
+    await scene.client.update_weights(weights, "0:1:other", False)
+    ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
+    await say(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
+
+
+async def test_a_generation_that_has_ended_says_its_result_alone(scene):
+    scene = await scene("one_long_turn", max_new_tokens=128, progress_tokens=128)
+    await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+
+    assert (await scene.result("p000001-0")).segments[0].mask.sum() == 128
+    assert not scene.progress
+
+
+def rescored(model, tokens):
+    """[T] log-probs of tokens at temperature 1 in one forward pass; the first has none."""
+    logits = AutoModelForCausalLM.from_pretrained(model)(torch.tensor(tokens)[None]).logits[0, :-1]
+    found = logits.log_softmax(-1).gather(1, torch.tensor(tokens)[1:, None].long())[:, 0]
+    return np.concatenate([[np.nan], found.detach().numpy()])
+
+
+async def test_a_worker_killed_at_token_700_of_1000_after_a_weight_update(scene):
+    each = 64
+    scene = await scene("one_long_turn", max_new_tokens=1000, progress_tokens=each)
+    versions = [scene.stage.files.model, scene.tmp / "version1"]
+    make_endless_model(versions[1], seed=2)
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    name = "p000001-0"
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 300, "300 tokens are told")
+    await to_version_1(scene, versions[1])
+    await until(lambda: scene.progress[name].offset >= 700 - each, "700 tokens are near")
+    first.kill()
+    await first.wait()
+    told = scene.progress[name]
+    await scene.stage.start("rollout", 2)
+    found = (await scene.result(name)).segments[0]
+
+    sampled = found.mask != 0
+    assert sampled.sum() == 1000
+    assert told.delivery == 1
+    assert 700 - each <= told.offset < 1000
+    kept = told.journal["0"].tokens
+    assert found.tokens[sampled][: len(kept)].tolist() == kept.tolist()
+    assert (np.diff(found.versions[sampled]) >= 0).all()
+    assert set(found.versions[sampled].tolist()) == {0, 1}
+    expected = np.where(found.versions == 1, *(rescored(model, found.tokens) for model in reversed(versions)))
+    np.testing.assert_allclose(found.logprobs[sampled], expected[sampled], atol=1e-4)
+
+
+async def test_a_frozen_worker_that_wakes_up_is_refused(scene):
+    scene = await scene("one_long_turn", max_new_tokens=600, progress_tokens=64)
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 100, "100 tokens are told")
+    first.send_signal(signal.SIGSTOP)
+    await scene.stage.start("rollout", 2)
+    found = await scene.result(name)
+    last = await scene.bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(scene.bus.run)}")
+    first.send_signal(signal.SIGCONT)
+
+    async def refused():
+        return await fenced_by(scene, "rollout-1") > 0
+
+    await until(refused, "the first worker is refused")
+
+    assert found.delivery > 1  # the frozen one still had room, and was handed it again
+    assert scene.results[name] is found
+    newest = await scene.bus.api(f"STREAM.INFO.{TRAJECTORIES.full_name(scene.bus.run)}")
+    assert newest["state"]["last_seq"] == last["state"]["last_seq"]
+
+
+async def test_what_fails_in_a_worker_because_it_was_frozen_ends_nothing(scene):
+    scene = await scene("one_call")
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    calls = scene.tmp / f"{name}.calls"
+    await until(calls.exists, "the tool is called")
+    first.send_signal(signal.SIGSTOP)
+    await scene.stage.start("rollout", 2)
+    await until(lambda: len(scene.calls(name)) == 2, "the other worker calls it, too")
+    first.send_signal(signal.SIGCONT)
+
+    async def refused():
+        return await fenced_by(scene, "rollout-1") > 0
+
+    await until(refused, "its tool has failed, and nobody takes its word")
+    (scene.tmp / "go").touch()
+
+    assert (await scene.result(name)).delivery > 1
+    assert not scene.failures
+
+
+async def test_a_worker_killed_between_many_short_turns(scene):
+    scene = await scene("short_turns", progress_tokens=8)
+    first = await scene.stage.start("rollout", 1)
+    name = "p000001-0"
+    await scene.issue(name)
+    await until(lambda: name in scene.progress and scene.progress[name].offset >= 60, "60 tokens are told")
+    first.kill()
+    await first.wait()
+    told = scene.progress[name]
+    kept = np.concatenate([told.journal[path].tokens for path in sorted(told.journal, key=call_order)])
+    await scene.stage.start("rollout", 2)
+
+    found = await scene.result(name)
+
+    sampled = found.segments[0].tokens[found.segments[0].mask != 0]
+    assert (found.delivery, len(sampled), len(kept)) == (2, 120, told.offset)
+    assert sampled[: len(kept)].tolist() == kept.tolist()
+
+
+async def fenced_by(scene, actor_id):
+    """How often a worker lost a trajectory to another, as it says itself."""
+    vitals = await read_last(scene.bus, VITALS, VITALS_TAKEN.subject(scene.bus.run, actor_id))
+    return msgspec.json.decode(vitals.data)["values"].get("fenced", 0)
+
+
+async def test_a_worker_killed_during_a_tool_call(scene):
+    scene = await scene("five_turns")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+
+    await scene.issue("p000002-0", hold=3)
+    calls = scene.tmp / "p000002-0.calls"
+    await until(lambda: calls.exists() and "3" in calls.read_text().split(), "the tool of turn 3 is called")
+    first.kill()
+    await first.wait()
+    (scene.tmp / "go").touch()
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+    assert scene.calls("p000002-0") == ["1", "2", "3", "3", "4", "5"]  # only the call without an answer was repeated
+
+
+async def test_a_worker_killed_inside_a_parallel_pair_of_generates(scene):
+    scene = await scene("parallel_pair")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+    assert len(expected.segments) == 2
+
+    def both_open(progress):
+        answers = [answer for answer in progress.journal.values() if answer.call == "generate"]
+        return len(answers) == 2 and all(len(answer.tokens) and not answer.done for answer in answers)
+
+    await scene.issue("p000002-0")
+    await kill_in_the_middle(scene, first, "p000002-0", both_open)
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000002-0")
+
+    assert_same(found, expected)
+
+
+async def test_a_worker_asked_to_leave_hands_its_work_on_at_once(scene):
+    scene = await scene("five_turns", lease_s=60.0, stall_s=120.0)
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0", hold=2)
+    calls = scene.tmp / "p000001-0.calls"
+    await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the tool of turn 2 is called")
+    first.terminate()
+    assert await asyncio.wait_for(first.wait(), 40) == 0
+    (scene.tmp / "go").touch()
+    await scene.stage.start("rollout", 2)
+
+    assert (await scene.result("p000001-0")).delivery == 2
+
+
+async def test_a_function_that_asks_something_else_when_replayed_fails_as_diverged(scene):
+    scene = await scene("impatient")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0", hold=2)
+    calls = scene.tmp / "p000001-0.calls"
+    await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the second tool is called")
+    first.kill()
+    await first.wait()
+    await scene.stage.start("rollout", 2)
+    await until(lambda: "p000001-0" in scene.failures, "the claim of failure")
+
+    assert scene.failures["p000001-0"].reason == "diverged"
+    assert "replay='journal'" in scene.failures["p000001-0"].detail
+
+
+async def test_a_rollout_function_that_raises_is_data_not_a_crash(scene):
+    scene = await scene("broken")
+    worker = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    await until(lambda: "p000001-0" in scene.failures, "the claim of failure")
+
+    assert scene.failures["p000001-0"].reason == "rollout"
+    assert "no such letter" in scene.failures["p000001-0"].detail
+    assert worker.returncode is None

@@ -1,0 +1,284 @@
+"""How a rollout worker samples when servers fail, are overloaded, restarted or relabelled: one worker, real HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.config.settings import Cast, RolloutSettings
+from asyncrl.training.create import ModelShape, create_model
+from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
+from harness.stage import Stage, until
+from harness.workers import KEY, SLOTS, Worker
+from topics.prompts import PromptRow
+
+
+@pytest.fixture
+async def inference() -> AsyncIterator[LikeSGLang]:
+    async with like_sglang() as inference:
+        inference.weight_version = KEY
+        yield inference
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    create_model(directory, alphabet=Cast().model.create.alphabet, seed=1, shape=ModelShape(context=512))
+    return directory
+
+
+@pytest.fixture
+async def begin(bus: Bus, stage: Callable[..., Stage], model: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Starts a worker; arguments are settings of `rollout`."""
+    begun: list[Worker] = []
+
+    async def begin(**rollout: Any) -> Worker:
+        made = stage(
+            model={"path": str(model)},
+            engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
+            rollout={"max_new_tokens": 8, "slots": SLOTS, **rollout},
+        )
+        worker = Worker(bus, made)
+        begun.append(worker)
+        await worker.start()
+        return worker
+
+    yield begin
+    for worker in begun:
+        await worker.stop()
+
+
+@pytest.mark.parametrize(
+    ("longest", "given", "bound"),
+    [(256, 0, 64), (1000, 0, 250), (2048, 0, 512), (100_000, 0, 512), (16, 0, 64), (2048, 7, 7)],
+)
+def test_a_killed_worker_loses_at_most_a_quarter_or_512_tokens(longest: int, given: int, bound: int):
+    assert RolloutSettings(max_new_tokens=longest, progress_tokens=given).progress_limit == bound
+
+
+POISON = "^zzz="  # a prompt that the server cannot serve
+WELL = [f"p{number:06d}-0" for number in range(19)]
+ILL = "p000077-0"
+
+
+def is_poison(asked: Asked, worker: Worker) -> bool:
+    poison = worker.worker.tools.tokenizer.encode(POISON).tolist()
+    return asked.ids[: len(poison)] == poison
+
+
+async def ends_alone(worker: Worker, inference: LikeSGLang, words: str) -> None:
+    """The poisonous request ends with the server's words, and the others as if it were not there."""
+    await worker.issue(WELL[0], ILL, prompt=POISON)
+    await worker.issue(*WELL[1:])
+    await until(lambda: len(worker.results) == len(WELL) - 1, f"all results; {len(worker.results)} came")
+    await until(lambda: len(worker.failures) == 2, "the two claims of failure")
+
+    assert worker.failures[ILL].reason == "refused"
+    assert words in worker.failures[ILL].detail
+    assert len([asked for asked in inference.asked if is_poison(asked, worker)]) <= 2 * 6
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(500, "4 requests failed without a token between them, the last: engine-1: HTTP 500"), (400, "out of luck")],
+)
+async def test_a_request_that_the_server_fails_on_or_refuses_ends_alone(
+    inference: LikeSGLang, begin: Any, status: int, words: str
+):
+    worker = await begin()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if is_poison(asked, worker):
+            raise Fault(status, "Internal Server Error: out of luck")
+        return await inference.whole(asked)
+
+    inference.serve = serve
+    await worker.ready(inference.address)
+
+    await ends_alone(worker, inference, words)
+    assert "engine_unavailable" not in worker.context.vitals  # the server is well, and stayed in use
+
+
+async def test_a_request_for_which_the_server_breaks_the_connection_ends_alone(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        if is_poison(asked, worker):
+            raise ConnectionError("the connection breaks")
+        yield await inference.whole(asked)
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        return await anext(events(asked))
+
+    inference.events, inference.serve = events, serve
+    await worker.ready(inference.address)
+
+    await ends_alone(worker, inference, "4 requests failed")
+
+
+async def test_a_null_log_prob_is_not_trained_on(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        answer = await inference.whole(asked)
+        if is_poison(asked, worker):
+            answer["meta_info"]["output_token_logprobs"][1][0] = None
+        return answer
+
+    inference.serve = serve
+    await worker.ready(inference.address)
+
+    await ends_alone(worker, inference, "came with no log-prob")
+
+
+async def test_a_server_that_is_not_well_gets_no_more_requests_until_it_is(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if not inference.healthy:
+            raise Fault(500, "the scheduler is dead")
+        return await inference.whole(asked)
+
+    inference.serve, inference.healthy = serve, False
+    await worker.ready(inference.address)
+    await worker.issue(*WELL)
+    await until(lambda: inference.health_asked >= 3, "the server is asked again and again whether it is well")
+    asked = len(inference.asked)
+    before = inference.health_asked
+    await until(lambda: inference.health_asked > before, "and once more")
+
+    assert len(inference.asked) == asked
+    assert not worker.failures
+    inference.healthy = True
+    await until(lambda: len(worker.results) == len(WELL), "all results")
+
+
+async def test_an_overload_passes(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+    refused = 0
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        nonlocal refused
+        if refused < 5:
+            refused += 1
+            raise Fault(503, "The request queue is full.")
+        return await inference.whole(asked)
+
+    inference.serve = serve
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+
+    await until(lambda: WELL[0] in worker.results, "a result, after more refusals than faults are forgiven")
+    assert not worker.failures
+
+
+async def test_tokens_of_other_weights_end_a_generation_at_their_first_chunk(inference: LikeSGLang, begin: Any):
+    worker = await begin(max_new_tokens=200)
+    left = asyncio.Event()
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        tokens = asked.tokens()
+        if inference.weight_version == KEY:
+            yield inference.answer(asked, tokens)
+            return
+        yield inference.answer(asked, tokens[:16], None)
+        try:
+            await asyncio.Event().wait()  # for as long as its client listens
+        finally:
+            left.set()
+
+    inference.events, inference.weight_version = events, "default"
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+    await asyncio.wait_for(left.wait(), 60)
+    await until(lambda: inference.info_asked >= 3, "the server is asked again and again what weights it has")
+
+    assert len(inference.asked) == 1
+    inference.weight_version = KEY
+    await until(lambda: WELL[0] in worker.results, "the result")
+    assert len(worker.results[WELL[0]].segments[0].tokens) == 5 + 200
+    assert worker.context.vitals["mislabelled_tokens"] == worker.results[WELL[0]].discarded == 16
+    assert "mislabelled_at_s" in worker.context.vitals
+
+
+async def test_a_server_that_labels_otherwise_than_it_says_is_asked_a_few_times(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        return inference.answer(asked, asked.tokens(), weight_version="default")
+
+    inference.serve = serve
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+
+    await until(lambda: WELL[0] in worker.failures, "the claim of failure")
+    assert "sampled with weights 'default', expected '0:0:made'" in worker.failures[WELL[0]].detail
+    assert len(inference.asked) == 4
+    assert worker.failures[WELL[0]].tokens == 4 * 8
+
+
+async def test_a_request_that_an_update_overtook_is_no_reason_to_doubt_the_engine(inference: LikeSGLang, begin: Any):
+    worker = await begin()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if len(inference.asked) == 1:
+            inference.weight_version = "0:1:next"
+            await worker.updating()
+            await worker.ready(inference.address, "0:1:next")
+            await until(lambda: newest(worker) == "0:1:next", "the worker knows of the update")
+        return await inference.whole(asked)
+
+    def newest(worker: Worker) -> str:
+        engine = worker.worker.pool._engines["engine-1"]
+        return engine.ready.key if engine.ready is not None else ""
+
+    inference.serve = serve
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+
+    await until(lambda: WELL[0] in worker.results, "the result")
+    assert [span.version for span in worker.results[WELL[0]].versions] == [1]
+    assert "mislabelled_at_s" not in worker.context.vitals
+    assert inference.info_asked == 0
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_what_is_under_way_on_an_engine_that_left_goes_on_elsewhere(
+    inference: LikeSGLang, begin: Any, leaves: bool
+):
+    worker = await begin()
+    async with like_sglang() as frozen:
+        frozen.weight_version = KEY
+
+        async def never(asked: Asked) -> dict[str, Any]:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        frozen.serve = never
+        await worker.ready(frozen.address)
+        await worker.issue(WELL[0])
+        await until(lambda: len(frozen.asked) == 1, "the request is under way")
+        if leaves:
+            await worker.gone()
+            await worker.ready(inference.address, engine="engine-2")
+        else:
+            await worker.ready(inference.address)  # another start, at another address
+
+        await until(lambda: WELL[0] in worker.results, "the result")
+
+
+async def test_a_token_outside_of_the_vocabulary_is_sent_to_no_server(inference: LikeSGLang, begin: Any):
+    async def far(row: PromptRow, context: Any) -> None:
+        await context.generate([5, 99_999])
+
+    worker = await begin()
+    worker.worker.tools = worker.worker.tools._replace(function=far)
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+
+    await until(lambda: WELL[0] in worker.failures, "the claim of failure")
+    assert "token id 99999, outside of the vocabulary of 42" in worker.failures[WELL[0]].detail
+    assert not inference.asked

@@ -1,0 +1,216 @@
+"""Keepers: decisions take effect when read back, one writer keeps a log, and no update is lost."""
+
+import asyncio
+
+from actors.runtime.keeper import NONCE, Decision
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.publish import EXPECT_LAST, say
+from asyncrl.bus.server import EmbeddedServer
+from harness.keepers import Counted, Open, log_of, opened
+from harness.stage import Connect, until
+from topics.actors import (
+    FLEET_SCALED,
+    SCALE_REQUESTED,
+    STOP_REQUESTED,
+    FleetScaled,
+    ScaleRequested,
+    StopRequested,
+)
+from topics.table import topic_of
+from topics.topic import FLEET
+
+__all__ = ["opened"]  # a fixture
+
+
+async def letters(bus: Bus) -> int:
+    return int((await stream_states(bus))["DEAD"]["messages"])
+
+
+async def test_a_decision_has_been_folded_when_append_returns(opened: Open):
+    one = await opened()
+    await one.keeper.start()
+
+    for value in range(1, 6):
+        assert await one.keeper.append([one.fold.next()])
+        assert one.fold.value == value
+
+
+async def test_decisions_are_appended_in_order(opened: Open):
+    one = await opened()
+    await one.keeper.start()
+    several = [Decision(FLEET_SCALED, FleetScaled({"n": value}), id=f"{value}") for value in range(1, 101)]
+
+    assert await one.keeper.append(several)
+
+    assert one.fold.value == 100
+
+
+async def test_a_keeper_that_starts_again_knows_everything(opened: Open, bus: Bus):
+    first = await opened()
+    await first.keeper.start()
+    await first.count_to(7)
+    await first.keeper.close()
+
+    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 3}))
+    second = await opened()
+    await second.keeper.start()
+
+    assert (second.fold.value, second.fold.asked) == (7, 3)
+    assert await second.keeper.append([second.fold.next()])
+    assert second.fold.value == 8
+
+
+async def test_inputs_are_folded_as_they_come_even_when_they_are_large(opened: Open, bus: Bus):
+    one = await opened()
+    await one.keeper.start()
+
+    await say(bus, STOP_REQUESTED, StopRequested("x" * 2_000_000))
+    await say(bus, STOP_REQUESTED, StopRequested("small, and behind the large one"))
+
+    await until(lambda: len(one.fold.reasons) == 2, "both are folded")
+    assert [len(reason) for reason in one.fold.reasons] == [2_000_000, 31]
+
+
+async def increment(bus: Bus, times: int) -> None:
+    """A stranger that counts on the same log by reading its end and appending with compare-and-set."""
+    value, last = 0, 0
+
+    def see(record: Record) -> None:
+        nonlocal value, last
+        last = record.sequence
+        if topic_of(record.subject) is FLEET_SCALED:
+            value = int(record.headers["number"])
+
+    reader = LogReader(bus, FLEET, see)
+    await reader.start()
+    while times:
+        message, key = Counted({"n": value + 1}), f"stranger:{value}:{last}"
+        try:
+            sequence = await say(
+                bus, FLEET_SCALED, message, id=key, headers={EXPECT_LAST: str(last), NONCE: "stranger"}
+            )
+        except WrongSequence:
+            sequence = last + 1
+        else:
+            times -= 1
+        await until(lambda sequence=sequence: last >= sequence, "the stranger reads on")
+        await asyncio.sleep(0)
+    await reader.close()
+
+
+async def test_no_update_is_lost_between_two_writers(opened: Open, bus: Bus, connect: Connect):
+    one = await opened()
+    await one.keeper.start()
+    won = 0
+    stranger = asyncio.create_task(increment(await connect(bus.run), 40))
+    while not stranger.done() or won < 40:
+        won += await one.keeper.append([one.fold.next()])
+    await stranger
+
+    numbers = [number for topic, number, _ in await log_of(bus) if topic == FLEET_SCALED.name]
+    assert numbers == list(range(1, 40 + won + 1))
+
+
+async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened: Open, bus: Bus, connect: Connect):
+    one, other = await opened(), await connect(bus.run)
+    await one.keeper.start()
+    said = 0
+    several = [Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}") for value in range(1, 201)]
+
+    for number in range(20):
+        appending = asyncio.create_task(one.keeper.append(several))
+        await say(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}", headers={NONCE: "stranger"})
+        said += not await appending
+
+    runs: list[list[int]] = [[]]
+    for topic, number, writer in await log_of(bus):
+        if writer == one.keeper.nonce and topic == FLEET_SCALED.name:
+            runs[-1].append(number)
+            if number == len(several):
+                runs.append([])
+        elif runs[-1]:
+            runs.append([])
+    assert said
+    assert all(run == list(range(1, len(run) + 1)) for run in runs)
+
+
+async def test_facts_are_appended_whatever_others_say_on_the_log(opened: Open, bus: Bus, connect: Connect):
+    one = await opened()
+    await one.keeper.start()
+    stranger = asyncio.create_task(increment(await connect(bus.run), 40))
+
+    for value in range(100, 120):
+        await one.keeper.insist([Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}:{part}") for part in "abc"])
+    await stranger
+
+    numbers = [number for _, number, writer in await log_of(bus) if writer == one.keeper.nonce and number]
+    assert numbers == [value for value in range(100, 120) for _ in "abc"]
+
+
+async def test_a_keeper_survives_a_killed_server(opened: Open, server: EmbeddedServer, bus: Bus):
+    one = await opened()
+    await one.keeper.start()
+    counting = asyncio.create_task(one.count_to(300))
+    await until(lambda: one.fold.value > 50, "the keeper is at work")
+
+    assert server.process is not None
+    server.process.kill()
+    await server.process.wait()
+    await server.start()
+    await asyncio.wait_for(counting, 20)
+
+    assert one.fold.value == 300
+    assert not one.context.faults
+
+
+async def test_a_keeper_claims_a_log_whose_newest_records_have_expired(opened: Open, bus: Bus):
+    first = await opened()
+    await first.keeper.start()
+    await first.count_to(2)
+    await first.keeper.close()
+    stream = FLEET.full_name(bus.run)
+    last = int((await stream_states(bus))["FLEET"]["last_seq"])
+    await bus.api(f"STREAM.MSG.DELETE.{stream}", {"seq": last})
+
+    second = await opened()
+    await asyncio.wait_for(second.keeper.start(), 10)
+
+    assert second.fold.value == 1
+    assert await second.keeper.append([second.fold.next()])
+
+
+async def test_unreadable_records_are_buried_and_the_keeper_goes_on(opened: Open, bus: Bus):
+    one = await opened()
+    await one.keeper.start()
+
+    await bus.store(SCALE_REQUESTED.subject(bus.run), b"garbage", {"by": "hand"})
+    await bus.store(FLEET_SCALED.subject(bus.run), b"\xc1", {})
+    await say(
+        bus, FLEET_SCALED, FleetScaled({"other": 1}), headers={NONCE: "stranger"}
+    )  # readable, but not what the fold needs
+    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+
+    await until(lambda: one.fold.asked == 2, "what came after them is folded")
+    await until(lambda: has_letters(bus, 3), "three dead letters")
+    await one.count_to(3)
+    assert one.fold.value == 3
+    assert one.context.vitals["dead_letters"] == 3
+
+
+async def has_letters(bus: Bus, count: int) -> bool:
+    return await letters(bus) == count
+
+
+async def test_a_bug_in_a_fold_ends_the_keeper_aloud(opened: Open, bus: Bus):
+    one = await opened()
+    one.context.bus.on_fault = one.context.fail
+    one.fold.apply = lambda topic, message, record: message.nothing_of_that_name
+    await one.keeper.start()
+
+    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+
+    await asyncio.wait_for(one.context.stop.wait(), 10)
+    assert "nothing_of_that_name" in str(one.context.faults[0])

@@ -1,0 +1,143 @@
+"""Who writes a keeper's log: one takes over from another that is silent, and from nobody else."""
+
+import asyncio
+
+import pytest
+
+from actors.runtime.actor import ActorDown
+from asyncrl.bus.connection import Bus
+from harness.keepers import CLAIMED, Open, killed, log_of, opened
+from harness.stage import until
+
+__all__ = ["opened"]  # a fixture
+
+
+async def test_the_newer_claim_wins_and_the_older_keeper_leaves_without_another_word(opened: Open, bus: Bus):
+    older, newer = await opened(), await opened()
+    await older.keeper.start()
+    counting = asyncio.create_task(older.count_to(10_000))
+    await until(lambda: older.fold.value > 10, "the older keeper is at work")
+
+    await newer.keeper.start()
+    await asyncio.wait_for(counting, 10)
+
+    assert older.context.stop.is_set()
+    assert "another warden took over this log" in str(older.context.faults[0])
+    value = newer.fold.value
+    assert not await older.keeper.append([older.fold.next()])
+    assert await newer.keeper.append([newer.fold.next()])
+    assert newer.fold.value == value + 1
+    said = [(topic, writer) for topic, _, writer in await log_of(bus)]
+    claim = said.index((CLAIMED.name, newer.keeper.nonce))
+    assert older.keeper.nonce not in [writer for _, writer in said[claim:]]
+    assert not newer.context.faults
+
+
+async def test_of_keepers_that_start_at_the_same_moment_one_is_left(opened: Open):
+    several = [await opened() for _ in range(4)]
+
+    results = await asyncio.gather(*(one.keeper.start() for one in several), return_exceptions=True)
+
+    assert [result for result in results if result is not None] == []
+    await until(lambda: sum(not one.context.stop.is_set() for one in several) == 1, "one keeper is left")
+    [left] = [one for one in several if not one.context.stop.is_set()]
+    assert await left.keeper.append([left.fold.next()])
+
+
+async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opened: Open, monkeypatch):
+    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
+    writer, spare = await opened(), await opened("warden-2")
+    await writer.keeper.start()
+    await writer.count_to(3)
+    standing_by = asyncio.create_task(spare.keeper.start())
+    await until(lambda: spare.fold.value == 3, "the spare folds along")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(2):  # two leases, with beats in them
+            await asyncio.shield(standing_by)
+
+    await killed(writer)
+    await asyncio.wait_for(standing_by, 10)
+    await spare.count_to(5)
+
+    assert spare.fold.value == 5
+    assert not spare.context.faults
+
+
+async def claims(bus: Bus) -> int:
+    return [topic for topic, *_ in await log_of(bus)].count(CLAIMED.name)
+
+
+async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened: Open, bus: Bus, monkeypatch):
+    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
+    first, spare = await opened(), await opened("warden-2")
+    await first.keeper.start()
+    taking_over = asyncio.create_task(spare.keeper.start())
+    await killed(first)
+    await asyncio.wait_for(taking_over, 10)
+    await spare.count_to(3)
+
+    again = await opened()
+    standing_by = asyncio.create_task(again.keeper.start())
+    await until(lambda: again.fold.value == 3, "it folds along")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3):  # three leases, with beats in them
+            await asyncio.shield(standing_by)
+
+    assert await claims(bus) == 2
+    assert not spare.context.faults
+    assert await spare.keeper.append([spare.fold.next()])
+    await killed(spare)
+    await asyncio.wait_for(standing_by, 10)
+    assert await again.keeper.append([again.fold.next()])
+
+
+async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open, monkeypatch):
+    first, again = await opened(), await opened()
+    again.context.cast.keepers.lease_s = 1000.0
+    await first.keeper.start()
+    await killed(first)
+
+    await asyncio.wait_for(again.keeper.start(), 10)
+
+    assert await again.keeper.append([again.fold.next()])
+
+
+async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opened: Open, bus: Bus):
+    several = [await opened(f"warden-{number}") for number in range(1, 5)]
+    begun, ready = [], asyncio.Event()
+
+    async def make_ready() -> None:
+        begun.append(await claims(bus))
+        await ready.wait()
+
+    starting = [asyncio.create_task(one.keeper.start(make_ready)) for one in several]
+    await until(lambda: bool(begun), "one makes ready")
+    _, waiting = await asyncio.wait(starting, timeout=3)  # three leases
+
+    assert len(waiting) == 4
+    assert begun == [0]  # one, and it had not claimed
+    assert await claims(bus) == 0
+    ready.set()
+    done, _ = await asyncio.wait(starting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.exception() for task in done] == [None]
+    assert await claims(bus) == 1
+    for one in several:
+        await killed(one)
+    await asyncio.gather(*starting)
+
+
+async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus):
+    frozen, spare = await opened(), await opened("warden-2")
+    await frozen.keeper.start()
+    for task in list(frozen.context._tasks):
+        task.cancel()  # no heartbeat
+
+    async def wake_up() -> None:
+        await frozen.count_to(1)
+
+    with pytest.raises(ActorDown, match="another warden writes this log"):
+        await spare.keeper.start(wake_up)
+
+    assert await claims(bus) == 1
+    await frozen.count_to(2)
+    assert not frozen.context.faults

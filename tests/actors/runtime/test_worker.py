@@ -1,0 +1,262 @@
+"""The loop of all workers: leases, acknowledgements, dead letters, and leaving without losing work."""
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.runtime.actor import Context
+from actors.runtime.worker import Delivery, WorkerLoop
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone
+from asyncrl.bus.log import LogReader, Record, read_message
+from asyncrl.bus.provision import QUEUES, make_queue, queue_states, stream_states
+from asyncrl.bus.publish import read, say
+from harness.results import dead_letters, generated
+from harness.stage import LEASE_S, Stage, until
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.topic import ACTORS, GRADES
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryGraded
+
+Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[bool]]
+Work = Callable[..., Any]
+
+
+def issued(number: int) -> PromptIssued:
+    return PromptIssued(prompt_id=f"p{number:06d}", member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
+
+
+async def issue(bus: Bus, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        message = issued(number)
+        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+
+
+@pytest.fixture
+async def work(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Work]:
+    """Starts a worker's loop inside the test; returns its context and the task it runs in."""
+    running: list[tuple[Context, asyncio.Task[None]]] = []
+
+    def begin(handle: Handle, *, slots: int = 8) -> tuple[Context, asyncio.Task[None]]:
+        context = stage(rollout={"lease_s": LEASE_S}).context("rollout", bus)
+        loop: WorkerLoop[PromptIssued] = WorkerLoop(context, QUEUES["rollout"], PromptIssued, handle, slots)
+        running.append((context, asyncio.create_task(loop.run())))
+        return running[-1]
+
+    yield begin
+    for context, task in running:
+        context.stop.set()
+        await asyncio.wait_for(task, 10)
+
+
+async def queue(bus: Bus) -> tuple[int, int]:
+    """Messages that wait for a worker, and those leased."""
+    state = (await queue_states(bus))["rollout"]
+    return state["waiting"], state["under_way"]
+
+
+async def nothing_is_left(bus: Bus) -> bool:
+    return await queue(bus) == (0, 0)
+
+
+async def test_work_that_is_done_is_acknowledged_and_never_comes_again(bus: Bus, work: Work):
+    done: list[str] = []
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        done.append(message.trajectory_id)
+        return True
+
+    await issue(bus, 50)
+    work(handle, slots=4)
+
+    await until(lambda: nothing_is_left(bus), "all work is acknowledged")
+    assert sorted(done) == [f"p{number:06d}-0" for number in range(50)]
+
+
+async def test_a_worker_holds_no_more_than_its_slots(bus: Bus, work: Work):
+    held = most = 0
+    release = asyncio.Event()
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        await release.wait()
+        held -= 1
+        return True
+
+    await issue(bus, 12)
+    work(handle, slots=3)
+    await until(lambda: held == 3, "the slots are full")
+    assert await queue(bus) == (9, 3)
+
+    release.set()
+
+    await until(lambda: nothing_is_left(bus), "all work is acknowledged")
+    assert most == 3
+
+
+async def test_work_under_way_keeps_its_lease(bus: Bus, work: Work):
+    deliveries: list[int] = []
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        deliveries.append(delivery.at.deliveries)
+        await asyncio.sleep(LEASE_S * 2)
+        return True
+
+    await issue(bus, 1)
+    work(handle)
+
+    await until(lambda: nothing_is_left(bus), "the work is acknowledged")
+    assert deliveries == [1]
+    assert (await queue_states(bus))["rollout"]["redelivered"] == 0
+
+
+async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_on(bus: Bus, work: Work):
+    done: list[str] = []
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        done.append(message.trajectory_id)
+        return True
+
+    context, _ = work(handle)
+    wrong = msgspec.msgpack.encode({"prompt_id": 7, "member": "x"})
+    first = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-0"), b"garbage", {"trajectory": "p1-0", "attempt": "0"})
+    second = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-1"), wrong, {})
+    third = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-2"), b"", {"blob": "gone:9:00:1"})
+    fourth = await say(bus, PROMPT_ISSUED, issued(8), key="p000009-0")
+    await issue(bus, 1)
+
+    await until(lambda: nothing_is_left(bus), "everything is acknowledged")
+    letters = {letter.sequence: letter for letter in await dead_letters(bus)}
+    assert sorted(letters) == [first.seq, second.seq, third.seq, fourth]
+    assert letters[first.seq].topic == "prompt.issued"
+    assert letters[first.seq].stream == "PROMPTS"
+    assert letters[first.seq].body == b"garbage"
+    assert letters[first.seq].headers == {"trajectory": "p1-0", "attempt": "0"}
+    assert letters[first.seq].reason.startswith("not a PromptIssued")
+    assert "not a PromptIssued: Expected `str`, got `int`" in letters[second.seq].reason
+    assert letters[third.seq].reason == "blob gone: chunk 0 of 1 is gone"
+    assert letters[fourth].reason == "its subject names trajectory_id 'p000009-0', its body 'p000008-0'"
+    assert done == ["p000000-0"]
+    assert context.vitals["dead_letters"] == 4
+    assert not context.faults
+
+
+async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bus: Bus, work: Work):
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        raise IndexError("no rows")
+
+    await issue(bus, 1)
+    context, task = work(handle)
+
+    await asyncio.wait_for(task, 10)
+
+    assert [str(fault) for fault in context.faults] == ["no rows"]
+    assert await queue(bus) == (0, 1)
+    assert await dead_letters(bus) == []
+
+
+async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: Bus, work: Work):
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        if delivery.at.deliveries == 1:
+            raise BusGone("no acknowledgement")
+        return True
+
+    await make_queue(bus, QUEUES["rollout"], 60)
+    await issue(bus, 1)
+    context, task = work(handle)
+    await asyncio.wait_for(task, 10)
+    assert [str(fault) for fault in context.faults] == ["no acknowledgement"]
+
+    work(handle)
+
+    await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")
+
+
+async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus, work: Work):
+    begun: list[str] = []
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+        begun.append(message.trajectory_id)
+        if delivery.at.deliveries == 1:
+            await asyncio.Event().wait()
+        return True
+
+    await make_queue(bus, QUEUES["rollout"], 60)
+    await issue(bus, 4)
+    context, task = work(handle)
+    await until(lambda: len(begun) == 4, "everything is held")
+
+    context.stop.set()
+    await asyncio.wait_for(task, 4)
+    work(handle)
+
+    await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")
+    assert sorted(begun[4:]) == sorted(begun[:4])
+
+
+async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bus: Bus, stage: Callable[..., Stage]):
+    async def grades(count: int) -> bool:
+        return int((await stream_states(bus))["GRADES"]["messages"]) >= count
+
+    for number in range(20):
+        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+    process = await stage().start("reward")
+    await until(lambda: grades(20), "all are graded")
+
+    process.send_signal(signal.SIGTERM)
+
+    assert await asyncio.wait_for(process.wait(), 10) == 0
+    state = (await queue_states(bus))["reward"]
+    assert (state["waiting"], state["under_way"]) == (0, 0)
+    graded = await read_message(bus, GRADES, 1)
+    assert graded is not None
+    assert graded.subject.startswith(f"asyncrl.{bus.run}.{TRAJECTORY_GRADED.name}.")
+    first = await read(bus, TrajectoryGraded, graded)
+    assert first.reward == float(int(first.prompt_id[1:]) % 2)
+    lives: list[Record] = []
+    reader = LogReader(bus, ACTORS, lives.append)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await reader.close()
+    assert [record.subject for record in lives] == [
+        ACTOR_STARTED.subject(bus.run, "reward-1"),
+        ACTOR_STOPPED.subject(bus.run, "reward-1"),
+    ]
+    assert (await read(bus, ActorStopped, lives[1])).reason == ""
+
+
+async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Callable[..., Stage]):
+    async def grades() -> int:
+        return int((await stream_states(bus))["GRADES"]["messages"])
+
+    async def all_graded() -> bool:
+        return (await queue_states(bus))["reward"]["under_way"] == 0 and await grades() >= 60
+
+    stand = stage(reward={"in_flight": 8})
+    first = await stand.start("reward", 1)
+    for number in range(30):
+        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+    await until(lambda: some(grades), "the first has begun")
+
+    first.kill()
+    await stand.start("reward", 2)
+    for number in range(30, 60):
+        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+
+    await until(all_graded, "all are graded")
+    records: list[Record] = []
+    reader = LogReader(bus, GRADES, records.append, headers_only=True)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await reader.close()
+    assert len({record.subject for record in records}) == 60
+
+
+async def some(count: Callable[[], Awaitable[int]]) -> bool:
+    return await count() > 0

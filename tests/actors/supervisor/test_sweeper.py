@@ -1,0 +1,206 @@
+"""Blob streams stay small: old snapshots' blobs and chunks without a message go, and what anybody needs stays."""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record, read_last
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.publish import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, say
+from asyncrl.crash import CRASH_FOLDER, arm
+from asyncrl.process import python
+from harness.audited import audited_clean, topics_left_by
+from harness.folds import failure
+from harness.runs import up
+from harness.stage import Stage, until
+from harness.stories import result
+from harness.trimming import tell, trimming
+from topics.actors import KeeperFolded
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import BY_NAME
+from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference
+from topics.wire import encode
+
+FOLDED = BY_NAME["buffer.folded"]
+
+
+@pytest.fixture
+def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+
+
+async def chunks_in(bus: Bus, stream: Stream) -> int:
+    return int((await stream_states(bus, [stream]))[stream.name]["messages"])
+
+
+async def is_empty(bus: Bus, stream: Stream) -> bool:
+    return await chunks_in(bus, stream) == 0
+
+
+async def snapshot(bus: Bus) -> Record:
+    """The newest snapshot of the buffer, after one more."""
+    last = (await stream_states(bus, [BATCHES]))["BATCHES"]["last_seq"]
+    headers = {WRITER: "test", EXPECT_LAST: str(last)}
+    await say(bus, FOLDED, KeeperFolded("format", {}, secrets.token_bytes(250)), headers=headers)
+    newest = await read_last(bus, BATCHES, FOLDED.subject(bus.run))
+    assert newest is not None
+    return newest
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_the_blobs_of_the_newest_two_snapshots_stay(bus: Bus, stage: Callable[..., Stage]):
+    old = [await snapshot(bus) for _ in range(5)]
+    each = await chunks_in(bus, BLOBS) // 5
+    assert each >= 3
+
+    async def settled() -> bool:
+        return await chunks_in(bus, BLOBS) == 2 * each
+
+    async with trimming(stage(nats={"keep": "run"}), bus):  # tokens stay for the run, snapshots do not
+        await until(settled, "those of before its start are purged")
+        newest = [await snapshot(bus) for _ in range(20)][-2:]
+        await until(settled, "those of meanwhile are purged")
+
+    for record in newest:
+        assert len(await body_of(bus, record)) > 250
+    assert await read_last(bus, BATCHES, FOLDED.subject(bus.run)) == newest[-1]
+    assert old[0].sequence == 1
+
+
+@pytest.mark.usefixtures("small_messages")
+async def test_chunks_without_a_message_go_once_nothing_is_under_way(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.supervisor.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
+    row = PromptIssued("p000000", 0, 2, [PromptRow("x" * 300)])
+    at = await tell(bus, PROMPT_ISSUED, row, "p000000-0")
+    at = await tell(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 90), "p000000-0")
+    members = [BatchMember("p000000-0", 0, Reference(at, "00", 1), 1.0, 90)]
+    await tell(bus, BATCH_PACKED, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
+    folded = await snapshot(bus)
+    needed = {stream: await chunks_in(bus, stream) for stream in (BLOBS, LEDGER_BLOBS)}
+    assert all(needed.values())
+    for stream, blob in (
+        (BLOBS, "trajectory_generated_0"),
+        (BLOBS, f"buffer_folded_{folded.sequence}"),  # refused: that one came first
+        (LEDGER_BLOBS, "batch_packed_1000"),  # never stored
+        (BLOBS, "nobodys"),
+    ):
+        name = f"{blob}_{'0' * 16}"
+        for number in range(3):
+            await bus.store(CHUNKS[stream].subject(bus.run, f"{name}-{number}"), b"x", {MESSAGE_ID: f"{name}{number}"})
+
+    async def only_needed() -> bool:
+        return {stream: await chunks_in(bus, stream) for stream in needed} == needed
+
+    began = asyncio.get_running_loop().time()
+    async with trimming(stage(nats={"publish_deadline_s": 0.5}), bus):
+        await until(only_needed, "what nothing names is purged, in both streams")
+    assert asyncio.get_running_loop().time() > began + 2 * 0.5  # and not before its message could have come
+
+    for stream, topic in ((PROMPTS, PROMPT_ISSUED), (BATCHES, BATCH_PACKED)):
+        record = await read_last(bus, stream, topic.pattern(bus.run))
+        assert record is not None
+        assert BLOB in record.headers
+        await body_of(bus, record)
+    await body_of(bus, folded)
+
+
+DIES_INSIDE_A_BLOB = """
+import asyncio
+import sys
+from pathlib import Path
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import say
+from asyncrl.crash import plays
+from topics.table import BY_NAME
+from topics.wire import decode
+
+async def main(address, run, topic, message):
+    plays("rollout")
+    bus = await Bus.connect(BusAddress.read(Path(address)), run)
+    message = decode(BY_NAME[topic].message, Path(message).read_bytes())
+    await say(bus, BY_NAME[topic], message, key=message.trajectory_id)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("topic", [TRAJECTORY_FAILED, TRAJECTORY_GENERATED])
+async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_the_log(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: Topic[Any]
+):
+    monkeypatch.setattr("actors.supervisor.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
+    play = stage(nats={"publish_deadline_s": 0.5, "keep": "run"})
+    message: Any = result("p000000-0", (0,) * 200_000)
+    if topic is TRAJECTORY_FAILED:
+        message = failure("p000000-0", size=1, detail="x" * 2_000_000)
+    await say(bus, topic, message, key=message.trajectory_id)
+    whole = await chunks_in(bus, topic.blobs)
+    assert whole > 1
+    (tmp_path / "message").write_bytes(encode(message))
+    arm(tmp_path / "points", "blob.inside", "rollout")
+
+    words = [str(play.files.address), bus.run, topic.name, str(tmp_path / "message")]
+    environment = {**os.environ, CRASH_FOLDER: str(tmp_path / "points")}
+    process = await asyncio.create_subprocess_exec(*python("-c", DIES_INSIDE_A_BLOB, *words), env=environment)
+    assert await process.wait() == -signal.SIGKILL
+    assert await chunks_in(bus, topic.blobs) > whole
+
+    async def only_whole() -> bool:
+        return await chunks_in(bus, topic.blobs) == whole
+
+    async with trimming(play, bus):
+        await until(only_whole, "the chunks that no message names are purged")
+    record = await read_last(bus, topic.stream, topic.pattern(bus.run))
+    assert record is not None
+    assert await body_of(bus, record) == encode(message)
+
+
+BIG = """
+run = "short"
+task.options = { letters = 4 }
+model.create.context = 32
+rollout = { group_size = 8, max_new_tokens = 8, slots = 512 }
+buffer = { batch_groups = 900, max_lag = 1 }
+keepers.snapshot_every = 2000
+learner = { trainer = "scripted", steps = 3, checkpoint_every = 2 }
+engine = { kind = "scripted", scripted_tokens = 2 }
+"""  # a batch.packed of 0.9 MB, and snapshots of the buffer of 2 MB
+
+
+@pytest.mark.slow
+async def test_a_run_of_big_batches_and_many_snapshots_keeps_few_blobs(tmp_path: Path):
+    async with up(tmp_path, cast=BIG) as run:
+        assert await run.ended() == 0, run.story
+    async with topics_left_by(run) as bus:
+        snapshots = await records_of(bus, BATCHES, FOLDED.pattern(bus.run))
+        batches = await records_of(bus, BATCHES, BATCH_PACKED.pattern(bus.run))
+        states = await stream_states(bus, [BLOBS, LEDGER_BLOBS])
+    sizes = [int(record.headers[BLOB].split(":")[1]) for record in snapshots if BLOB in record.headers]
+    assert len(sizes) >= 6, sizes
+    assert states["BLOBS"]["bytes"] < 4 * max(sizes)
+    assert all(BLOB in record.headers for record in batches)
+    assert states["LEDGER_BLOBS"]["bytes"] > 3 * 800_000
+    assert states["LEDGER_BLOBS"]["max_bytes"] > states["LEDGER_BLOBS"]["bytes"]
+    await audited_clean(tmp_path)
+
+
+async def records_of(bus: Bus, stream: Stream, subject: str) -> list[Record]:
+    records: list[Record] = []
+    reader = LogReader(bus, stream, records.append, subjects=[subject], headers_only=True)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 30)
+    await reader.close()
+    return records

@@ -1,0 +1,141 @@
+"""`asyncrl bench`: its options, its two forms of output, and a real run beside its ideal schedule."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.provision import stream_states
+from asyncrl.cli.main import parser_for, run
+from benchmarks import bus as bus_bench
+from benchmarks import command as bench
+from benchmarks.bus import Sizes, bench_bus
+from benchmarks.goals import goals_of
+from benchmarks.history import bench_history
+from benchmarks.pipeline import bench_pipeline
+from benchmarks.recovery import of_long_logs
+from benchmarks.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
+from benchmarks.stage import BenchError
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return parser_for(["bench", *words]).parse_args(["bench", *words])
+
+
+def test_the_schedule_takes_lists_of_means_lags_and_seeds():
+    arguments = parse("schedule", "--means", "0.02,1", "--lags", "4", "--seeds", "7,8", "--steps", "5")
+
+    assert (arguments.means_s, arguments.lags, arguments.seeds, arguments.steps) == ([0.02, 1.0], [4], [7, 8], 5)
+
+
+@pytest.mark.parametrize(("mean_s", "together"), [(10.0, 15), (1.0, 5), (0.1, 1), (0.01, 1)])
+def test_long_means_run_side_by_side(mean_s: float, together: int):
+    assert parallel_for(mean_s) == together
+
+
+def test_the_recovery_takes_how_long_the_logs_are_and_how_often_to_kill():
+    arguments = parse("recovery", "--messages", "5000", "--kills", "7")
+
+    assert (arguments.messages, arguments.kills) == (5000, 7)
+
+
+@pytest.mark.slow
+async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
+    times = await of_long_logs(tmp_path, 600, 1)
+
+    assert times.keys() == {"prompter_s", "buffer_s"}
+    assert all(0 < seconds < 60 for [seconds] in times.values())
+
+
+@pytest.mark.slow
+async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snapshots(tmp_path: Path):
+    figures = await bench_history(trajectories=600, directory=str(tmp_path), snapshots=True)
+
+    assert {
+        "write_s",
+        "prompts_log_bytes_a_trajectory",
+        "audit_s",
+        "audit_memory_mb",
+        "learner_start_s",
+    } <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+    logs = tmp_path / "history" / "logs"
+    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "warden"))
+
+
+@pytest.mark.slow
+async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors():
+    figures = await bench_pipeline(short=True, seconds=2.0)
+
+    assert 0 < figures["tokens_per_trajectory"] <= 16
+    assert all(figures[f"{name}_cpu_us_per_trajectory"] > 0 for name in ("engine-1", "rollout-1", "learner-1"))
+
+
+def test_a_table_says_which_goals_are_met():
+    text = bench.table({"encode_trajectory_us": 12.0, "stored_1_kib_per_s": 20_000.0, "other": 1.0}, goals_of("bus"))
+
+    first, second, third = text.splitlines()
+    assert first.split() == ["encode_trajectory_us", "12.000", "goal", "<=", "10", "MISSED"]
+    assert second.split() == ["stored_1_kib_per_s", "20,000", "goal", ">=", "15000", "met"]
+    assert third.split() == ["other", "1.000"]
+
+
+def test_json_is_one_object_of_figures(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    async def small(*, rounds: int) -> dict[str, float]:
+        return await bench_bus(rounds=rounds, sizes=Sizes(50, 10, 50, 10, 10))
+
+    monkeypatch.setattr(bus_bench, "bench_bus", small)
+
+    assert run(["bench", "bus", "--json", "--rounds", "1"]) == 0
+
+    figures = msgspec.json.decode(capsys.readouterr().out, type=dict[str, float])
+    assert figures.keys() >= goals_of("bus").keys()
+    assert all(value > 0 for value in figures.values())
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    async def broken(*, rounds: int) -> dict[str, float]:
+        raise BenchError("run bench-bus: buffer-1 ended with code 1: no word")
+
+    monkeypatch.setattr(bus_bench, "bench_bus", broken)
+
+    assert run(["bench", "bus"]) == 1
+    assert capsys.readouterr().err == "run bench-bus: buffer-1 ended with code 1: no word\n"
+
+
+async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.MonkeyPatch):
+    stored: dict[str, int] = {}
+    close = Bus.close
+
+    async def count_and_close(self: Bus) -> None:
+        stored.update({name: state["messages"] for name, state in (await stream_states(self)).items()})
+        await close(self)
+
+    monkeypatch.setattr(Bus, "close", count_and_close)
+
+    await bench_bus(rounds=2, sizes=Sizes(50, 10, 300, 20, 10))
+
+    assert (stored["PROMPTS"], stored["TRAJECTORIES"]) == (600, 40)
+
+
+def test_a_share_of_another_runs_ideal_is_refused():
+    cast = cell_cast(Cell(0.1, 2, seed=1), Path("model"), steps=4)
+    script, other = Script(cast), Script(msgspec.structs.replace(cast, seed=2))
+
+    script.check([script.prompt(number) for number in range(3)])
+    with pytest.raises(BenchError, match=r"prompt 0 is p000000 with seed .* the program changed meanwhile"):
+        script.check([other.prompt(0)])
+
+
+@pytest.mark.slow
+async def test_a_real_run_is_compared_with_its_ideal_schedule():
+    figures = await bench_schedule(means_s=[0.02], lags=[2], seeds=[1], steps=4)
+
+    assert 0 < figures["mean_20_ms_share_of_bound"] <= 1
+    assert figures["mean_20_ms_share_of_bound"] <= figures["mean_20_ms_share_of_ideal"]

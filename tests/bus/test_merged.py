@@ -1,0 +1,116 @@
+"""Several logs are read as one: in the order of time, each up to its end, few messages at a time."""
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone
+from asyncrl.bus.log import LogReader
+from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.publish import BLOB, WRITER, say
+from harness.stories import result
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.topic import BATCHES, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED
+
+COUNT = 150  # of each log, several times what is held of it
+
+
+class Heard:
+    """What was handed over."""
+
+    def __init__(self):
+        self.names, self.times, self.bodies, self.refused = [], [], [], []
+
+    def take(self, topic, message, record):
+        self.names.append((topic.name, record.sequence))
+        self.times.append(record.time_ns)
+        self.bodies.append(message)
+
+    def refuse(self, record, error):
+        self.refused.append((record.stream.name, record.sequence, type(error).__name__))
+
+
+async def write(bus: Bus, first: int = 0) -> None:
+    for number in range(first, first + COUNT):
+        await say(bus, TRAJECTORY_GENERATED, result(f"p{number:06d}-0", (0, 0)), key=f"p{number:06d}-0")
+        drop = GroupDropped(f"p{number:06d}", "lag")
+        await say(bus, GROUP_DROPPED, drop, key=drop.prompt_id, headers={WRITER: "test"})
+
+
+async def test_the_oldest_message_of_all_logs_comes_first_and_nothing_behind_the_ends(bus: Bus):
+    await write(bus)
+    await write(bus, COUNT)
+    heard = Heard()
+
+    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, COUNT + 5)], heard.take, heard.refuse)
+
+    assert heard.times == sorted(heard.times)
+    expected = [(name, at) for at in range(1, COUNT + 1) for name in ("trajectory.generated", "group.dropped")]
+    assert heard.names == expected + [("trajectory.generated", at) for at in range(COUNT + 1, COUNT + 6)]
+    assert not heard.refused
+
+
+async def test_no_more_of_a_log_is_held_than_its_share(bus: Bus, monkeypatch):
+    await write(bus)
+    held, most = 0, 0
+    receive = LogReader._receive
+
+    def counted(reader, message):
+        nonlocal held, most
+        held += 1
+        most = max(most, held)
+        receive(reader, message)
+
+    def take(*_):
+        nonlocal held
+        held -= 1
+
+    monkeypatch.setattr(LogReader, "_receive", counted)
+    parts = [Part(BATCHES, COUNT), Part(TRAJECTORIES, COUNT, headers_only=True)]
+    await read_merged(bus, parts, take, lambda *_: None)
+
+    assert COUNT < most <= Part(BATCHES, 1).ahead + COUNT  # headers are small: more of them may wait
+
+
+async def test_bodies_in_blobs_are_fetched_and_what_cannot_be_read_is_refused_in_its_turn(bus: Bus, monkeypatch):
+    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+    await say(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 50), key="p000000-0")
+    monkeypatch.undo()
+    await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"garbage", {})
+    await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000002-0"), b"", {BLOB: "gone:1:00:1"})
+    await say(bus, TRAJECTORY_GENERATED, result("p000003-0", (0,)), key="p000003-0")
+    heard = Heard()
+
+    def take(topic, message, record):
+        heard.take(topic, message, record)
+        if message.trajectory_id == "p000003-0":
+            raise LookupError("nobody asked for it")
+
+    await read_merged(bus, [Part(TRAJECTORIES, 4)], take, heard.refuse)
+
+    assert [len(message.segments[0].tokens) for message in heard.bodies] == [50, 1]
+    assert [(sequence, error) for _, sequence, error in heard.refused] == [
+        (2, "WireError"),
+        (3, "BlobMissing"),
+        (4, "LookupError"),
+    ]
+
+
+async def test_a_log_whose_last_messages_are_gone_ends_all_the_same(bus: Bus):
+    await write(bus)
+    await bus.api(f"STREAM.MSG.DELETE.{BATCHES.full_name(bus.run)}", {"seq": COUNT})
+    heard = Heard()
+
+    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, 0)], heard.take, heard.refuse)
+
+    assert heard.names[-1] == ("group.dropped", COUNT - 1)
+
+
+async def test_a_server_that_falls_silent_is_named(bus: Bus, monkeypatch):
+    await write(bus)
+    monkeypatch.setattr("asyncrl.bus.merged._SILENT_S", 0.2)
+    monkeypatch.setattr("asyncrl.bus.merged._LOOK_S", 0.1)
+    monkeypatch.setattr(LogReader, "_receive", lambda *_: None)  # as if nothing came
+
+    with pytest.raises(BusGone, match="the server sent nothing of BATCHES behind message 0 for 0 s"):
+        await read_merged(bus, [Part(BATCHES, COUNT)], lambda *_: None, lambda *_: None)

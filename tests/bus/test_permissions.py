@@ -1,0 +1,261 @@
+"""Least permission: what a role may not say or hear, the server refuses."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from nats.aio.client import Client
+
+from actors.main import ROLES as ACTORS_ON_STAGE
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusDenied
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.permissions import ROLES, permissions
+from asyncrl.bus.provision import QUEUES, equal_sizes, provision
+from asyncrl.bus.publish import WRITER, say, unpack
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.cli.roles import roles_text
+from harness.stage import until
+from topics.actors import STOP_REQUESTED, VITALS_TAKEN
+from topics.batches import BATCH_PACKED
+from topics.table import TOPICS
+from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, Stream
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+
+RUN = "mine"
+EVERYTHING = ("operator", "monitor", "warden")  # hear everything
+_SUBJECT = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
+
+
+class Served(NamedTuple):
+    """A server with the users of one run, provisioned by its operator."""
+
+    server: EmbeddedServer
+    logins: dict[str, BusAddress]
+
+    async def refused(self, role: str, *, publishes: Iterable[str] = (), listens: Iterable[str] = ()) -> set[str]:
+        """Which of these subjects the server refuses a role."""
+        publishes, listens = list(publishes), list(listens)
+        errors: list[str] = []
+
+        async def on_error(error: Exception) -> None:
+            errors.append(str(error))
+
+        login, client = self.logins[role], Client()
+        await client.connect(login.url, user=login.user, password=login.password, error_cb=on_error)
+        for subject in publishes:
+            await client.publish(subject, b"", reply=f"{login.inbox}.answer")
+        for subject in listens:
+            await client.subscribe(subject)
+        for _ in range(2):  # the client's first ping overtakes what waits to be written
+            await client.flush(30)
+        await client.close()
+        original = {subject.lower(): subject for subject in (*publishes, *listens)}  # the client tells in lower case
+        return {original[match[2]] for error in errors if (match := _SUBJECT.search(error)) is not None}
+
+
+@pytest.fixture
+async def served(tmp_path: Path) -> AsyncIterator[Served]:
+    server = EmbeddedServer(tmp_path, run=RUN)
+    await server.start()
+    logins = {role: BusAddress.read(tmp_path / "credentials" / f"{role}.json") for role in ROLES}
+    operator = await Bus.connect(logins["operator"], RUN)
+    await provision(operator, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
+    await operator.close()
+    try:
+        yield Served(server, logins)
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+async def login(served: Served):
+    opened: list[Bus] = []
+
+    async def login(role: str) -> Bus:
+        opened.append(await Bus.connect(served.logins[role], RUN))
+        return opened[-1]
+
+    yield login
+    for bus in opened:
+        await bus.close()
+
+
+def subject_of(topic) -> str:
+    return topic.ingest(RUN, "k" if topic.key else "")
+
+
+def hears(role: str, topic) -> bool:
+    return role in EVERYTHING or role in (*topic.heard_by, topic.stream.keeper)
+
+
+def reads(role: str, stream: Stream) -> bool:
+    """Whether a role follows a log by a consumer of its own; work from a queue needs none."""
+    queue = QUEUES.get(role)
+    return any(hears(role, topic) for topic in TOPICS if topic.stream is stream and (not queue or topic != queue.topic))
+
+
+def knows(role: str, stream: Stream) -> bool:
+    """Whether a role has anything to do with a stream."""
+    return any(hears(role, topic) or role in topic.said_by for topic in TOPICS if topic.stream is stream)
+
+
+def test_there_is_a_user_for_every_actor_and_two_for_people():
+    assert set(ROLES) == {*ACTORS_ON_STAGE, "operator", "monitor"}
+    with pytest.raises(ValueError, match="no role is called 'stranger'"):
+        permissions("stranger", [RUN])
+
+
+async def test_a_role_says_what_the_table_gives_it_and_nothing_else(served: Served):
+    unknown = ACTORS.ingest("asyncrl.mine.unknown.said")
+    foreign = {STOP_REQUESTED.ingest("other"), unknown, "_INBOX.mine-learner.stolen", "$SYS.REQ.X"}
+    foreign |= {
+        topic.subject(RUN, "k" if topic.key else "") for topic in TOPICS
+    }  # what is stored, no stream listens to
+    for role in ROLES:
+        said = {subject_of(topic) for topic in TOPICS if role == "operator" or role in topic.said_by}
+        asked = {subject_of(topic) for topic in TOPICS} | foreign
+
+        refused = await served.refused(role, publishes=asked)
+
+        assert refused == asked - said - ({unknown} if role == "operator" else set()), role
+
+
+async def test_a_role_subscribes_to_its_own_answers_and_to_nothing_that_a_stream_listens_to(served: Served):
+    asked = {">", "asyncrl.>", "asyncrl.mine.>", "_INBOX.>", "$JS.>", "_R_.>"}
+    asked |= {stream.ingest("asyncrl.mine.>") for stream in STREAMS} | {subject_of(topic) for topic in TOPICS}
+    asked |= {topic.pattern(RUN) for topic in TOPICS} | {f"_INBOX.mine-{role}.>" for role in ROLES}
+    for role in ROLES:
+        assert await served.refused(role, listens=asked) == asked - {f"_INBOX.mine-{role}.>"}, role
+
+
+_OPERATORS = ("CREATE", "UPDATE", "DELETE", "SNAPSHOT", "RESTORE", "MSG.DELETE")
+
+
+def calls(stream: Stream) -> dict[str, str]:
+    """Every call of the JetStream API that touches a stream, with who may make it."""
+    name = stream.full_name(RUN)
+    found = {f"$JS.API.STREAM.{verb}.{name}": "operator" for verb in _OPERATORS}
+    found[f"$JS.API.STREAM.PURGE.{name}"] = "trims"
+    found |= {f"$JS.API.{call}.{name}": "knows" for call in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")}
+    queues = [queue for queue in QUEUES.values() if queue.stream is stream]
+    found[f"$JS.API.CONSUMER.CREATE.{name}"] = "operator" if queues else "monitor"  # a consumer that the server names
+    found |= {f"$JS.API.CONSUMER.{verb}.{name}.r1": "reads" for verb in ("CREATE", "DELETE", "MSG.NEXT")}
+    found |= {f"$JS.API.CONSUMER.{verb}.{name}.r1": "operator" for verb in ("PAUSE", "RESET", "UNPIN")}
+    some = f"asyncrl.{RUN}.batch.trained"
+    for subject in (f"CONSUMER.CREATE.{name}.r1.{some}", f"CONSUMER.INFO.{name}.r1", f"DIRECT.GET.{name}.{some}"):
+        found[f"$JS.API.{subject}"] = "monitor"
+    found |= {f"$JS.ACK.{name}.r1.1.1.1.1.0": "monitor", f"$JS.FC.{name}.r1.x": "monitor"}
+    for queue in queues:
+        pool = f"{name}.{queue.name}"
+        found |= {f"$JS.API.CONSUMER.{verb}.{pool}": "operator" for verb in ("CREATE", "DELETE", "PAUSE")}
+        found[f"$JS.API.CONSUMER.CREATE.{pool}.{some}"] = "operator"
+        found |= {f"$JS.API.CONSUMER.MSG.NEXT.{pool}": queue.name, f"$JS.ACK.{pool}.1.1.1.1.0": queue.name}
+        found[f"$JS.API.CONSUMER.INFO.{pool}"] = "counts"
+    return found
+
+
+async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(served: Served):
+    for role in set(ROLES) - {"operator"}:
+        allowed, asked = (
+            set(),
+            {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.x"},
+        )
+        for stream in STREAMS:
+            may = {role}
+            may |= {"knows"} if knows(role, stream) else set()
+            may |= {"reads"} if reads(role, stream) else set()
+            may |= {"counts"} if role in ("monitor", "warden") else set()
+            may |= {"trims"} if role == "warden" and stream in (TRAJECTORIES, BLOBS, LEDGER_BLOBS) else set()
+            asked |= calls(stream).keys()
+            allowed |= {subject for subject, who in calls(stream).items() if who in may}
+
+        assert await served.refused(role, publishes=asked) == asked - allowed, role
+
+
+async def test_the_operator_may_do_everything_to_the_runs_streams_and_nothing_to_others(served: Served):
+    mine = {subject for stream in STREAMS for subject in calls(stream)}
+    foreign = {subject.replace("ASYNCRL_mine_", "ASYNCRL_other_") for subject in mine}
+
+    assert await served.refused("operator", publishes=mine | foreign) == foreign
+
+
+async def test_the_promises_by_name(served: Served):
+    weights, batches = WEIGHTS_PUBLISHED.ingest(RUN), BATCH_PACKED.ingest(RUN)
+
+    assert await served.refused("rollout", publishes=[weights, batches]) == {weights, batches}
+    calls = ("$JS.API.", "$JS.ACK.", "$JS.FC.")  # of consumers that it makes for itself
+    assert all(subject.startswith(calls) for subject in permissions("monitor", [RUN]).publish)
+    text = roles_text([RUN])
+    assert all(f"{role}  (user mine-{role})" in text for role in ROLES)
+    assert "STREAM.CREATE" not in text.split("prompter  (")[1]
+
+
+def test_nothing_is_ever_unpickled():
+    unsafe = re.compile(r"^\s*(?:import|from) (?:pickle|marshal|shelve|dill|joblib)\b|torch\.load\(", re.MULTILINE)
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("topics", "actors", "asyncrl") for file in (root / folder).rglob("*.py")]
+
+    assert len(files) > 50
+    assert not [file for file in files if unsafe.search(file.read_text())]
+
+
+# --- one clear error, at once
+
+
+async def test_a_denied_word_is_an_error_of_the_call_that_said_it(login):
+    bus = await login("rollout")
+    refusal = r"NATS at nats://\S+ does not allow user 'mine-rollout' to {}; what each role may do: asyncrl roles mine"
+
+    async def hear(_: object) -> None: ...
+
+    async with asyncio.timeout(4):  # below the time that an answer is waited for
+        with pytest.raises(BusDenied, match=refusal.format(r"publish to _R_\.BATCHES\.asyncrl\.mine\.batch\.packed")):
+            await bus.store(BATCH_PACKED.subject(RUN), b"", {})
+        with pytest.raises(BusDenied, match=refusal.format(r"publish to \$JS\.API\.STREAM\.DELETE\.ASYNCRL_mine_DEAD")):
+            await bus.api("STREAM.DELETE.ASYNCRL_mine_DEAD")
+        with pytest.raises(BusDenied, match=refusal.format(r"listen to asyncrl\.mine\.control\.stopped")):
+            await bus.subscribe(STOP_REQUESTED.subject(RUN), hear)
+        with pytest.raises(BusDenied, match=r"CONSUMER\.CREATE\.ASYNCRL_mine_TRAINING"):
+            await LogReader(bus, TRAINING, lambda _: None).start()
+
+
+async def test_a_denied_word_that_nobody_waits_for_is_a_fault_of_the_actor(login):
+    bus = await login("monitor")
+    heard: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    bus.on_fault = heard.set_result
+
+    await bus.send(VITALS_TAKEN.ingest(RUN, "monitor-1"))
+
+    async with asyncio.timeout(4):
+        assert isinstance(error := await heard, BusDenied)
+    subject = VITALS_TAKEN.ingest(RUN, "monitor-1").lower()  # the client's error has it so, and nobody asked for it
+    assert f"does not allow user 'mine-monitor' to publish to {subject}" in str(error)
+
+
+async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bus, stage):
+    scene = stage(engine={"kind": "scripted"})
+    await scene.start("engine")
+
+    async def publish(version: int, place: Path) -> None:
+        published = WeightsPublished(0, version, "ab", "files", str(place))
+        await say(bus, WEIGHTS_PUBLISHED, published, headers={WRITER: "test"})
+
+    await publish(0, scene.files.weights / ".." / ".." / "evil")
+    letters: list[Record] = []
+    ready: list[Record] = []
+    readers = [LogReader(bus, DEAD, letters.append), LogReader(bus, ENGINES, ready.append)]
+    for reader in readers:
+        await reader.start()
+    await until(lambda: bool(letters), "weights from elsewhere are buried", 60)
+    await publish(1, scene.files.weights / "line0-v000000")
+    await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights", 60)
+    for reader in readers:
+        await reader.close()
+
+    assert [unpack(record, record.data)[1].version for record in ready if "ready" in record.subject] == [1]
+    assert "not in this run's store" in unpack(letters[0], letters[0].data)[1].reason

@@ -1,0 +1,141 @@
+"""Where a run's own servers listen: a port and an address of one's choice, or any free port on loopback."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.cluster import SERVERS, OwnServer, own_server
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusUnreachable
+from asyncrl.config.hints import hints
+from asyncrl.ports import Listen, free_port, listen_problem
+from asyncrl.run.make_model import LaunchError
+from asyncrl.run.resume_overrides import longer
+from harness.configs import from_settings, the_problem
+from harness.runs import SHORT, command
+
+
+@asynccontextmanager
+async def started(folder: Path, listen: Listen, servers: int = 1) -> AsyncIterator[BusAddress]:
+    """The servers of a run, and how its monitor reaches them."""
+    server: OwnServer = own_server(folder, "mine", servers, listen)
+    await server.start()
+    try:
+        yield BusAddress.read(folder / "credentials" / "monitor.json")
+    finally:
+        await server.stop()
+
+
+@contextmanager
+def taken(port: int = 0) -> Iterator[int]:
+    """A port that another program listens on."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def row_of_free_ports() -> int:
+    """The first of three in a row."""
+    while any(listen_problem("127.0.0.1", (port := free_port()) + more) for more in range(SERVERS)):
+        pass
+    return port
+
+
+@pytest.mark.parametrize(
+    ("host", "reached_at"),
+    [("127.0.0.1", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("0.0.0.0", "127.0.0.1"), ("::1", "[::1]")],
+)
+async def test_a_server_listens_on_the_address_and_port_that_are_set(tmp_path: Path, host: str, reached_at: str):
+    if problem := listen_problem(host, 0):
+        pytest.skip(problem)  # a machine without IPv6
+    port = free_port(host)
+
+    async with started(tmp_path, Listen(host, port)) as monitor:
+        assert monitor.url == f"nats://{reached_at}:{port}"
+        bus = await Bus.connect(monitor, "mine")
+        await bus.close()
+        beyond = socket.socket()  # a second address of this machine
+        with beyond:
+            assert (beyond.connect_ex(("127.0.0.3", port)) == 0) == (host == "0.0.0.0")
+
+
+async def test_of_three_servers_each_has_a_port_after_the_first(tmp_path: Path):
+    first = row_of_free_ports()
+
+    async with started(tmp_path, Listen(port=first), SERVERS) as monitor:
+        assert monitor.url == ",".join(f"nats://127.0.0.1:{first + more}" for more in range(SERVERS))
+        bus = await Bus.connect(monitor, "mine")
+        await bus.close()
+
+
+async def test_without_a_port_the_one_of_the_start_before_is_kept_unless_it_is_taken(tmp_path: Path):
+    async with started(tmp_path, Listen()) as first:
+        pass
+    async with started(tmp_path, Listen()) as again:
+        assert again.url == first.url
+    with taken(int(first.url.rsplit(":", 1)[1])):
+        async with started(tmp_path, Listen()) as elsewhere:
+            assert elsewhere.url != first.url
+            assert elsewhere.password == first.password
+            bus = await Bus.connect(elsewhere, "mine")
+            await bus.close()
+
+
+async def test_a_run_whose_port_is_taken_is_refused_with_one_line(tmp_path: Path):
+    (tmp_path / "short.toml").write_text(SHORT)
+    with taken() as port:
+        for name in ("check", "up"):
+            code, words = await command(tmp_path, name, "short.toml", "--set", f"nats.port={port}")
+
+            assert code == 1
+            assert words == (
+                f"--set nats.port: port {port} on 127.0.0.1 is taken by another program; name another "
+                "address or port (0: any free one)\n"
+            )
+        assert not (tmp_path / "runs").exists()
+
+        with pytest.raises(BusUnreachable, match=rf"on port {port} did not start: .*name another place with nats.port"):
+            async with started(tmp_path, Listen(port=port)):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["nats.host=192.0.2.1"], "192.0.2.1 is no address of this machine"),
+        (["nats.host=localhost"], 'found "localhost", expected an IP address of this machine'),
+        (["nats.port=65536"], "found 65536"),
+        (["nats.port=65534", "nats.servers=3"], "three servers would listen on 65534 to 65536"),
+        (["nats.port=4222", "nats.url=nats://host:4222"], "nats.port is for a server started here"),
+        (["nats.host=0.0.0.0", "nats.url=nats://host:4222"], "nats.host is for a server started here"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_at_its_setting(overrides: list[str], message: str):
+    problem = the_problem("demo", *overrides, files=True)
+
+    assert problem.key == f"--set {overrides[0].partition('=')[0]}"
+    assert message in problem.message
+
+
+def test_a_server_that_other_machines_reach_is_hinted_at():
+    (hint,) = hints(from_settings("nats.host=0.0.0.0").cast)
+
+    assert "passwords and tokens travel unencrypted" in hint
+    assert hints(from_settings("nats.host=127.0.0.2").cast) == []
+
+
+def test_a_run_that_goes_on_may_listen_elsewhere():
+    cast = from_settings("learner.schedule=constant").cast
+
+    moved = longer(cast, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
+
+    assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
+    with pytest.raises(LaunchError, match=r"nats\.host, nats\.port may change"):
+        longer(cast, ["nats.servers=3"])

@@ -1,0 +1,353 @@
+"""Publishing: durable, stored once, patient with a server that is away or full, and never silently lost."""
+
+import asyncio
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
+from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.publish import (
+    BLOB,
+    EXPECT_LAST,
+    INLINE_BYTES,
+    MESSAGE_ID,
+    BlobMissing,
+    Fenced,
+    TwoContents,
+    body_of,
+    pack,
+    read,
+    say,
+    say_fenced,
+)
+from asyncrl.bus.server import EmbeddedServer
+from harness.examples import example
+from harness.stage import DEADLINE_S, Connect, until
+from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStopped
+from topics.topic import ACTORS, FLEET, LEDGER_BLOBS, TRAJECTORIES
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+)
+from topics.wire import WireError
+
+
+def stopped(number: int) -> ActorStopped:
+    return ActorStopped("rollout", f"rollout-{number}", "a reason")
+
+
+async def say_stopped(bus: Bus, number: int) -> int:
+    return await say(bus, ACTOR_STOPPED, stopped(number), key=f"rollout-{number}")
+
+
+async def test_what_was_acknowledged_is_there_after_the_server_was_killed(bus: Bus, server: EmbeddedServer):
+    sequence = await say_stopped(bus, 1)
+
+    await kill(server)
+    await server.start()
+
+    record = await read_message(bus, ACTORS, sequence)
+    assert record is not None
+    assert await read(bus, ActorStopped, record) == stopped_as_read(1)
+
+
+def stopped_as_read(number: int) -> ActorStopped:
+    message = stopped(number)
+    message.v = message.V
+    return message
+
+
+async def kill(server: EmbeddedServer) -> None:
+    assert server.process is not None
+    server.process.kill()
+    await server.process.wait()
+
+
+async def test_a_repeated_publish_is_stored_once_and_gets_the_same_sequence(bus: Bus):
+    first = await say_stopped(bus, 1)
+    between = await say_stopped(bus, 2)
+
+    assert await say_stopped(bus, 1) == first
+    assert between == first + 1
+    assert (await stream_states(bus))["ACTORS"]["messages"] == 2
+
+
+async def test_two_contents_under_a_message_id_taken_as_it_is_are_refused_aloud(bus: Bus):
+    same = {MESSAGE_ID: "same"}
+    await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "one"), key="rollout-1", headers=same)
+
+    with pytest.raises(TwoContents, match=r"same: message 1 has this id and another content"):
+        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "two"), key="rollout-1", headers=same)
+
+
+@pytest.mark.parametrize("id", ["", "same"])
+async def test_two_contents_are_both_stored_and_each_of_them_once(bus: Bus, id: str):
+    for text in ("one", "two", "one", "two"):
+        await say(bus, ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", text), key="rollout-1", id=id)
+
+    assert (await stream_states(bus))["ACTORS"]["messages"] == 2
+
+
+async def test_publishes_and_readers_survive_a_killed_server_without_loss_repeat_or_gap(
+    bus: Bus, server: EmbeddedServer
+):
+    records: list[Record] = []
+    reader = LogReader(bus, ACTORS, records.append)
+    await reader.start()
+    limit = asyncio.Semaphore(64)
+    half = asyncio.Event()
+
+    async def publish(number: int) -> int:
+        async with limit:
+            sequence = await say_stopped(bus, number)
+        if sequence >= 500:
+            half.set()
+        return sequence
+
+    publishing = asyncio.gather(*(publish(number) for number in range(2000)))
+    await asyncio.wait_for(half.wait(), 10)
+    await kill(server)
+    await server.start()
+    sequences = await asyncio.wait_for(publishing, 20)
+    await until(lambda: reader.last >= max(sequences), "the reader reaches the end")
+    await reader.close()
+
+    assert bus.reconnects == 1
+    assert sorted(sequences) == list(range(1, 2001))
+    assert [record.sequence for record in records] == list(range(1, 2001))
+    assert len({record.subject for record in records}) == 2000
+
+
+async def limit_bytes(bus: Bus, stream, max_bytes: int) -> None:
+    config = (await bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))["config"]
+    await bus.api(f"STREAM.UPDATE.{config['name']}", {**config, "max_bytes": max_bytes})
+
+
+async def test_a_publish_into_a_full_stream_waits_until_there_is_room(bus: Bus):
+    await limit_bytes(bus, ACTORS, 10_000)
+    big = ActorStopped("rollout", "rollout-1", "x" * 8000)
+    await say(bus, ACTOR_STOPPED, big, key="rollout-1")
+
+    waiting = asyncio.create_task(say(bus, ACTOR_STOPPED, big, key="rollout-1", id="once more"))
+    done, _ = await asyncio.wait({waiting}, timeout=0.3)
+    assert not done
+    await limit_bytes(bus, ACTORS, 100_000)
+
+    assert await asyncio.wait_for(waiting, 10) == 2
+
+
+async def test_a_publish_into_a_full_stream_gives_up_at_its_deadline_and_says_why(bus: Bus, connect: Connect):
+    impatient = await connect(bus.run, publish_deadline_s=0.3)
+    await limit_bytes(bus, ACTORS, 100)
+
+    with pytest.raises(BusGone, match=r"actor\.stopped\.rollout-1: maximum bytes exceeded within 0 s"):
+        await say_stopped(impatient, 1)
+
+
+async def test_a_publish_without_a_server_gives_up_at_its_deadline(bus: Bus, connect: Connect, server: EmbeddedServer):
+    impatient = await connect(bus.run, publish_deadline_s=0.3)
+    await server.stop()
+
+    with pytest.raises(BusGone, match="no acknowledgement"):
+        await say_stopped(impatient, 1)
+
+
+async def test_a_subject_that_no_stream_keeps_is_never_taken_for_stored(connect: Connect):
+    bus = await connect("never-provisioned", publish_deadline_s=0.2)
+
+    with pytest.raises(BusGone, match="no stream listens to this subject"):
+        await say_stopped(bus, 1)
+
+
+async def test_a_publish_on_a_closed_connection_says_so(connect: Connect, bus: Bus):
+    closed = await connect(bus.run)
+    await closed.close()
+
+    with pytest.raises(BusGone, match="the connection is closed"):
+        await say_stopped(closed, 1)
+
+
+async def test_an_append_at_another_sequence_than_expected_is_refused(bus: Bus):
+    await bus.store(FLEET_SCALED.subject(bus.run), b"1", {EXPECT_LAST: "0"})
+
+    for expected in ("0", "2"):
+        with pytest.raises(WrongSequence, match="wrong last sequence: 1"):
+            await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: expected})
+    assert (await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: "1"})).seq == 2
+
+
+async def test_a_refusal_by_the_server_names_what_was_asked(bus: Bus):
+    with pytest.raises(BusRefused, match=r"STREAM\.INFO\.nothing: stream not found \(NATS error 10059\)"):
+        await bus.api("STREAM.INFO.nothing")
+
+
+def progress(name: str, delivery: int) -> TrajectoryProgressed:
+    return TrajectoryProgressed(trajectory_id=name, delivery=delivery, offset=delivery, log="rollout-1-00")
+
+
+async def say_progress(bus: Bus, delivery: int, expected: int, *, name: str = "p000001-0") -> int:
+    message, id = progress(name, delivery), f"{name}:{delivery}"
+    return await say_fenced(bus, TRAJECTORY_PROGRESSED, message, key=name, id=id, expected=expected)
+
+
+async def test_of_two_workers_that_race_for_a_trajectory_exactly_one_goes_on(bus: Bus, connect: Connect):
+    other = await connect(bus.run)
+    names = [f"p{number:06d}-0" for number in range(50)]
+
+    for name in names:
+        results = await asyncio.gather(
+            say_progress(bus, 1, 0, name=name), say_progress(other, 2, 0, name=name), return_exceptions=True
+        )
+        assert sum(isinstance(result, Fenced) for result in results) == 1
+        assert sum(isinstance(result, int) for result in results) == 1
+    assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == len(names)
+
+
+async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_other(bus: Bus):
+    first = await say_progress(bus, 1, 0)
+    assert await say_progress(bus, 1, 0, name="p000002-0") == first + 1
+
+    second = await say_progress(bus, 2, first)
+    result: Any = example(TrajectoryGenerated)
+
+    with pytest.raises(Fenced, match="p000001-0: another worker went on with it"):
+        await say_fenced(bus, TRAJECTORY_GENERATED, result, key="p000001-0", id="x", expected=first)
+    sequence = await say_fenced(bus, TRAJECTORY_GENERATED, result, key="p000001-0", id="x", expected=second)
+    newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
+    assert newest is not None
+    assert (newest.sequence, newest.data) == (sequence, pack(result, TRAJECTORY_GENERATED))
+
+
+async def test_an_own_message_whose_acknowledgement_was_lost_counts_as_won(bus: Bus):
+    sequence = await say_progress(bus, 1, 0)
+
+    assert await say_progress(bus, 1, 0) == sequence
+
+
+async def test_a_message_of_3_mb_travels_in_chunks_and_is_read_whole(bus: Bus):
+    big = ActorStopped("rollout", "rollout-1", "x" * 3_000_000)
+
+    sequence = await say(bus, ACTOR_STOPPED, big, key="rollout-1")
+
+    record = await read_message(bus, ACTORS, sequence)
+    assert record is not None
+    assert record.data == b""
+    assert re.fullmatch(r"actor_stopped_0_[0-9a-f]{16}:\d+:[0-9a-f]{16}:4", record.headers[BLOB])
+    assert (await read(bus, ActorStopped, record)).reason == big.reason
+    assert msgpack.unpackb(await body_of(bus, record))["reason"] == big.reason
+    assert (await stream_states(bus))["LEDGER_BLOBS"]["messages"] == 4
+
+
+@pytest.mark.parametrize("size", [INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1])
+async def test_messages_around_the_inline_limit_are_read_whole(bus: Bus, size: int):
+    message = ActorStopped("a", "a", "y")
+    message.reason *= size - len(pack(message, ACTOR_STOPPED)) - 3  # a long text's length takes four bytes more
+    body = pack(message, ACTOR_STOPPED)
+    assert abs(len(body) - size) <= 1
+    sequence = await say(bus, ACTOR_STOPPED, message, key="a")
+
+    record = await read_message(bus, ACTORS, sequence)
+
+    assert record is not None
+    assert (BLOB in record.headers) == (len(body) > INLINE_BYTES)
+    assert await body_of(bus, record) == body
+
+
+async def blob_record(bus: Bus) -> Record:
+    sequence = await say(bus, ACTOR_STOPPED, ActorStopped("a", "a", "x" * 2_000_000), key="a")
+    record = await read_message(bus, ACTORS, sequence)
+    assert record is not None
+    return record
+
+
+async def test_a_blob_with_a_missing_chunk_is_not_read(bus: Bus):
+    record = await blob_record(bus)
+    blob = record.headers[BLOB].split(":")[0]
+    subject = BLOB_KEPT.subject(bus.run, f"{blob}-1")
+    await bus.api(f"STREAM.PURGE.{LEDGER_BLOBS.full_name(bus.run)}", {"filter": subject})
+
+    with pytest.raises(BlobMissing, match=f"blob {blob}: chunk 1 of 3 is gone"):
+        await read(bus, ActorStopped, record)
+
+
+async def test_a_blob_with_another_content_than_its_digest_is_not_read(bus: Bus):
+    record = await blob_record(bus)
+    blob = record.headers[BLOB].split(":")[0]
+    await bus.store(BLOB_KEPT.subject(bus.run, f"{blob}-0"), b"x" * INLINE_BYTES, {})
+
+    with pytest.raises(BlobMissing, match="or their digest differs"):
+        await read(bus, ActorStopped, record)
+
+
+@pytest.mark.parametrize("reference", ["", "a:b:c:d", "a:1:c", "a:1:c:1:e"])
+async def test_a_forged_blob_reference_is_refused(bus: Bus, reference: str):
+    record = Record(ACTORS, 1, ACTOR_STOPPED.subject(bus.run, "a"), {BLOB: reference}, b"", 0)
+
+    with pytest.raises(WireError, match="not a blob reference"):
+        await read(bus, ActorStopped, record)
+
+
+async def test_a_blob_reference_with_absurd_numbers_costs_nothing(bus: Bus):
+    record = Record(ACTORS, 1, ACTOR_STOPPED.subject(bus.run, "a"), {BLOB: "a:1:c0:9999999"}, b"", 0)
+
+    with pytest.raises(BlobMissing, match="chunk 0 of"):
+        await asyncio.wait_for(read(bus, ActorStopped, record), 5)
+
+
+async def test_a_message_that_is_not_the_one_its_subject_names_is_refused(bus: Bus):
+    sequence = await say(bus, ACTOR_STOPPED, stopped(1), key="rollout-2")
+    record = await read_message(bus, ACTORS, sequence)
+    assert record is not None
+
+    with pytest.raises(WireError, match="its subject names actor_id 'rollout-2', its body 'rollout-1'"):
+        await read(bus, ActorStopped, record)
+
+
+async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bus):
+    for delivery in (1, 2):
+        for number in range(3):
+            await say_progress(bus, delivery, 0 if delivery == 1 else number + 1, name=f"p00000{number}-0")
+
+    records = await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_PROGRESSED.pattern(bus.run)])
+
+    assert [record.sequence for record in records] == [4, 5, 6]
+    assert [(await read(bus, TrajectoryProgressed, record)).delivery for record in records] == [2, 2, 2]
+    assert await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_GENERATED.pattern(bus.run)]) == []
+    assert await read_last(bus, FLEET, FLEET_SCALED.subject(bus.run)) is None
+    assert await read_message(bus, FLEET, 99) is None
+
+
+async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: EmbeddedServer):
+    sequence = await say_progress(bus, 1, 0)
+    fence = f"asyncrl.{bus.run}.trajectory.*.p000001-0"
+    await kill(server)
+
+    reading = asyncio.gather(read_last(bus, TRAJECTORIES, fence), read_message(bus, TRAJECTORIES, sequence))
+    await server.start()
+    records = await asyncio.wait_for(reading, 15)
+
+    assert [record.sequence for record in records if record is not None] == [sequence, sequence]
+
+
+async def test_a_server_that_answers_late_is_heard_all_the_same(bus: Bus, server: EmbeddedServer):
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    state = Path(f"/proc/{server.process.pid}/stat")
+    await until(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", "the server has stopped")
+    assert not await bus.answers(0.05)
+    server.process.send_signal(signal.SIGCONT)
+
+    sequence = await say_stopped(bus, 1)
+
+    assert await bus.answers(DEADLINE_S)
+    assert await read_message(bus, ACTORS, sequence) is not None
+    assert bus.reconnects == 0

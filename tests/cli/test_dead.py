@@ -1,0 +1,230 @@
+"""Poison, dead letters, and bringing back what came to nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from actors.prompter.actor import decide
+from actors.prompter.fold import PrompterFold
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last, read_message
+from asyncrl.bus.publish import read, say
+from asyncrl.cli.dead import NotReissued, read_letters, reissue
+from asyncrl.config.settings import Cast
+from asyncrl.data.sources import open_source
+from harness.audited import said_on, topics_left_by
+from harness.folds import Feed
+from harness.runs import command, up
+from harness.stage import until
+from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
+from topics.batches import BATCH_PACKED
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.wire import encode
+
+SLOW = pytest.mark.slow
+
+# --- the prompter
+
+
+def prompter(**tables: Any) -> Feed:
+    given = {"buffer": {"batch_groups": 2, "max_lag": 0}, "rollout": {"group_size": 2}, "learner": {"steps": 4}}
+    return Feed(PrompterFold(msgspec.convert(given | tables, Cast)))
+
+
+def names(fed: Feed) -> list[str]:
+    return [f"{wanted.prompt_id}-{wanted.member}" for wanted in fed.fold.wanted()]
+
+
+def issue(fed: Feed, *wanted: str) -> Feed:
+    for name in wanted:
+        fed.issued(name)
+    return fed
+
+
+def asked(fed: Feed, prompt_id: str) -> Feed:
+    return fed.say(REISSUE_REQUESTED, ReissueRequested(prompt_id))
+
+
+FIRST = ("p000000-0", "p000000-1", "p000001-0", "p000001-1")
+
+
+def test_a_reissued_prompt_takes_the_next_credit_and_the_order_of_the_data_goes_on():
+    fed = asked(issue(prompter(), *FIRST), "p000000")
+    assert names(fed) == []
+
+    fed.dropped("p000000")
+    assert names(fed) == ["r000000-0", "r000000-1"]
+
+    issue(fed, "r000000-0")
+    assert names(fed) == ["r000000-1"]  # cut short by a crash: it is open already
+
+    issue(fed, "r000000-1")
+    assert names(fed) == []
+    assert fed.fold.open_groups == 2
+
+    fed.packed(1, "p000001", "r000000").trained(1)
+    assert names(fed) == ["p000002-0", "p000002-1", "p000003-0", "p000003-1"]
+
+
+def test_each_request_is_a_group_of_its_own_on_the_row_of_the_first():
+    fed = asked(asked(prompter(), "p000041"), "r000000")
+    wanted = [item for item in fed.fold.wanted() if item.carries_rows]
+    assert [(item.prompt_id, item.origin, item.rows(1)) for item in wanted] == [
+        ("r000000", "p000041", range(41, 42)),
+        ("r000001", "p000041", range(41, 42)),
+    ]
+
+    row = open_source("reverse", options={"letters": 4}, seed=1, base=Path()).row(41)
+    messages = [decide(item, 1, [row]).message for item in wanted]
+    assert [message.rows for message in messages] == [[row], [row]]
+    assert len({message.seed for message in messages}) == 2
+    assert messages[0].headers()["origin"] == "p000041"
+
+
+def test_only_prompts_of_rl_are_issued_again():
+    with pytest.raises(ValueError, match="'w000001' is no prompt of RL"):
+        asked(prompter(), "w000001")
+
+
+# --- the command
+
+
+async def issued(bus: Bus, prompt_id: str) -> None:
+    message = PromptIssued(prompt_id=prompt_id, member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
+    await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+
+
+async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
+    await issued(bus, "p000007")
+    with pytest.raises(NotReissued, match="p000007 is not issued again: neither it nor one of its trajectories was"):
+        await reissue(bus, "p000007-0")
+    with pytest.raises(NotReissued, match="p000008 was never issued"):
+        await reissue(bus, "p000008")
+    with pytest.raises(NotReissued, match="'w000001' is no prompt of RL"):
+        await reissue(bus, "w000001")
+
+    await say(bus, GROUP_DROPPED, GroupDropped("p000007", "failed", 1), key="p000007")
+
+    assert await reissue(bus, "p000007-0") == "p000007 is issued again as a new group, as soon as there is credit"
+    newest = await read_last(bus, ACTORS, REISSUE_REQUESTED.subject(bus.run))
+    assert newest is not None
+    assert (await read(bus, ReissueRequested, newest)).prompt_id == "p000007"
+
+
+async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus: Bus):
+    headers = {"trajectory": "p000007-0", "attempt": "0", "Nats-Msg-Id": "once"}
+    subject = TRAJECTORY_GENERATED.subject(bus.run, "p000007-0")
+    ack = await bus.store(subject, b"garbage", headers)
+    kept = DeadLetter("trajectory.generated", "TRAJECTORIES", ack.seq, "not a TrajectoryGenerated", headers, b"garbage")
+    await say(bus, DEAD_LETTER, kept, key=kept.place)
+
+    assert await reissue(bus, "1") == "message 1 of TRAJECTORIES is said again as message 2"
+
+    again = await read_message(bus, TRAJECTORIES, 2)
+    assert again is not None
+    assert (again.subject, again.data, again.headers["trajectory"]) == (subject, b"garbage", "p000007-0")
+    assert again.headers["Nats-Msg-Id"].startswith("trajectory.generated:again:1:")
+
+
+async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
+    kept = DeadLetter("batch.packed", "BATCHES", 3, "not a BatchPacked", {}, b"garbage")
+    await say(bus, DEAD_LETTER, kept, key=kept.place)
+
+    with pytest.raises(NotReissued, match="message 3 of BATCHES is not said again: only the keeper of a log writes it"):
+        await reissue(bus, "1")
+    with pytest.raises(NotReissued, match="there is no dead letter 2"):
+        await reissue(bus, "2")
+
+
+async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
+    await issued(bus, "p000007")
+    member = PromptIssued(prompt_id="p000007", member=1, group_size=2)
+    kept = DeadLetter(
+        "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member)
+    )
+    await say(bus, DEAD_LETTER, kept, key=kept.place)
+
+    [letter] = await read_letters(bus)
+
+    shown = json.loads(await letter.in_full(bus))["message"]
+    assert (shown["member"], shown["rows"]) == (1, [{"prompt": "^ab=", "label": "ba"}])
+
+
+# --- poison
+
+
+KILLER = '''
+"""A rollout that kills its process for the first prompt it sees while the file `armed` is there."""
+import os
+import signal
+from pathlib import Path
+
+from asyncrl.rollout.context import single_turn
+
+HERE = Path(__file__).parent
+
+async def rollout(row, context):
+    if (HERE / "armed").exists():
+        marked = HERE / "marked"
+        if not marked.exists():
+            marked.write_text(row.prompt)
+        if marked.read_text() == row.prompt:
+            os.kill(os.getpid(), signal.SIGKILL)
+    await single_turn(row, context)
+'''
+
+
+async def letters(folder: Path) -> list[dict[str, Any]]:
+    code, said = await command(folder, "dead", "--json")
+    assert code == 0, said
+    found: list[dict[str, Any]] = json.loads(said)
+    return found
+
+
+async def is_packed(folder: Path, trajectory_id: str) -> bool:
+    _, said = await command(folder, "explain", trajectory_id)
+    return " packed" in said
+
+
+@SLOW
+async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_never_do(tmp_path: Path):
+    (tmp_path / "killer.py").write_text(KILLER)
+    settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "rollout.lease_s=1.0", "warmup.steps=0"]
+    settings += ["learner.advantage=none", "buffer.batch_groups=8"]
+    async with up(tmp_path, *settings, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
+        await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)
+        (tmp_path / "armed").touch()
+        await run.reaches(lambda: '"reason": "poison"' in run.log("rollout-1"), "the poison is found", 90)
+        [letter] = await letters(tmp_path)
+        (tmp_path / "armed").unlink()
+        prompt_id = letter["trajectory"].rsplit("-", 1)[0]
+        code, shown = await command(tmp_path, "dead", "--show", str(letter["number"]))
+        assert code == 0, shown
+        code, said = await command(tmp_path, "dead", "--reissue", str(letter["number"]))
+        assert code == 0, said
+        await until(lambda: is_packed(tmp_path, "r000000-0"), "its group is packed", 60)
+        run.interrupt()
+        assert await run.ended(60) == 0, run.story
+        code, audited = await command(tmp_path, "audit")
+        assert code == 0, audited
+
+    assert (letter["topic"], letter["stream"]) == ("prompt.issued", "PROMPTS")
+    assert letter["reason"] == "poison: 3 runs without progress, then 2 alone that ended in exit code -9"
+    assert json.loads(shown)["message"]["rows"][0]["prompt"] == (tmp_path / "marked").read_text()
+    assert said.startswith(f"{prompt_id} is issued again as a new group")
+    assert run.summary["failed_trajectories_by_reason"] == {"poison": 1}
+    async with topics_left_by(run) as bus:
+        packed = (await said_on(bus, BATCHES)).on(BATCH_PACKED)
+        first, again = [
+            await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{name}-0"))
+            for name in (prompt_id, "r000000")
+        ]
+        assert first is not None and again is not None
+        assert (await read(bus, PromptIssued, again)).rows == (await read(bus, PromptIssued, first)).rows
+    assert "r000000" in {group.prompt_id for batch in packed for group in batch.groups}

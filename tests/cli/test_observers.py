@@ -1,0 +1,195 @@
+"""Other people's NATS clients read a run's logs with the monitor's login: ordered, filtered, from any message on."""
+
+import asyncio
+import shutil
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+from nats.js.client import JetStreamContext
+from nats.js.errors import NotFoundError
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.provision import QUEUES, equal_sizes, provision
+from asyncrl.bus.publish import pack
+from asyncrl.bus.server import EmbeddedServer
+from harness.examples import example
+from harness.pages import written
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.topic import GRADES, STREAMS, TRAINING, Topic
+from topics.trajectories import TRAJECTORY_GRADED
+from topics.weights import WEIGHTS_PUBLISHED
+from topics.wire import Message
+
+RUN = "mine"
+DEADLINE_S = 60.0
+NODE = Path(__file__).parent / "node" / "package.json"
+REFUSED_S = 1.0  # that a client waits for an answer that does not come
+
+
+class Watched:
+    """A server with a run's logs, and the monitor's login."""
+
+    def __init__(self, folder: Path, owner: Bus) -> None:
+        self.file = folder / "credentials" / "monitor.json"
+        self.owner = owner
+        self._count = 0
+
+    async def store(self, topic: Topic[Message], message: Message, key: str = "") -> int:
+        self._count += 1
+        body, id = pack(message, topic), {"Nats-Msg-Id": str(self._count)}
+        return (await self.owner.store(topic.subject(RUN, key), body, id)).seq
+
+    async def train(self, step: int) -> int:
+        trained: BatchTrained = example(BatchTrained)
+        trained.step, trained.rewards = step, [step / 4]
+        return await self.store(BATCH_TRAINED, trained)
+
+
+@pytest.fixture
+async def watched(tmp_path: Path) -> AsyncIterator[Watched]:
+    server = EmbeddedServer(tmp_path, run=RUN)
+    owner = await Bus.connect(await server.start(), RUN)
+    try:
+        await provision(owner, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
+        watched = Watched(tmp_path, owner)
+        for step in (1, 2, 3):
+            await watched.train(step)
+            await watched.store(WEIGHTS_PUBLISHED, example(WEIGHTS_PUBLISHED.message))
+            for key in ("p000001-0", f"p00000{step}-1"):
+                await watched.store(TRAJECTORY_GRADED, example(TRAJECTORY_GRADED.message), key)
+        yield watched
+    finally:
+        await owner.close()
+        await server.stop()
+
+
+@pytest.fixture
+async def logs(watched: Watched) -> AsyncIterator[JetStreamContext]:
+    """A stock nats-py client that knows no more than the monitor's file."""
+    login = BusAddress.read(watched.file)
+
+    async def quiet(_: Exception) -> None: ...
+
+    client = await nats.connect(
+        login.url, user=login.user, password=login.password, inbox_prefix=f"_INBOX.{login.user}", error_cb=quiet
+    )
+    yield client.jetstream(timeout=REFUSED_S)
+    await client.close()
+
+
+TRAINED = BATCH_TRAINED.subject(RUN)
+STEPS = [1, 3, 5]  # sequences of batch.trained in its log
+
+
+async def test_an_ordered_consumer_reads_what_its_filter_lets_through_in_order(logs: JetStreamContext):
+    grades = await logs.subscribe(
+        TRAJECTORY_GRADED.subject(RUN, "p000001-0"), stream=GRADES.full_name(RUN), ordered_consumer=True
+    )
+    named = ConsumerConfig(name="steps")
+    steps = await logs.subscribe(TRAINED, stream=TRAINING.full_name(RUN), ordered_consumer=True, config=named)
+
+    found = [(await grades.next_msg(DEADLINE_S)).metadata.sequence.stream for _ in range(3)]
+    assert found == [1, 3, 5]
+    assert [(await steps.next_msg(DEADLINE_S)).metadata.sequence.stream for _ in STEPS] == STEPS
+
+
+async def test_it_begins_with_any_message_and_follows(logs: JetStreamContext, watched: Watched):
+    steps = await logs.subscribe(
+        TRAINED,
+        stream=TRAINING.full_name(RUN),
+        ordered_consumer=True,
+        deliver_policy=DeliverPolicy.NEW,
+        config=ConsumerConfig(name="new"),
+    )
+    sequence = await watched.train(4)
+
+    assert (await steps.next_msg(DEADLINE_S)).metadata.sequence.stream == sequence
+
+
+async def test_pull_consumers_are_made_in_every_way_that_the_client_has(logs: JetStreamContext):
+    stream = TRAINING.full_name(RUN)
+    unread = await logs.pull_subscribe(TRAINED, stream=stream)
+    durable = await logs.pull_subscribe(TRAINED, stream=stream, durable="dashboard")
+    await logs.add_consumer(stream, name="mine", filter_subject=TRAINED, ack_policy=AckPolicy.NONE)
+    bound = await logs.pull_subscribe_bind(consumer="mine", stream=stream)
+
+    for subscription in (unread, durable, bound):
+        messages = await subscription.fetch(3, timeout=DEADLINE_S)
+        assert [message.metadata.sequence.stream for message in messages] == STEPS
+        if subscription is durable:
+            for message in messages:
+                await message.ack_sync(timeout=DEADLINE_S)
+    newest = await logs.get_last_msg(stream, TRAINED, direct=True)
+    assert newest.seq == STEPS[-1]
+    assert (await logs.stream_info(stream)).state.messages == 6
+
+
+async def test_a_consumer_without_a_name_is_refused_only_where_it_could_alter_a_work_queue(logs: JetStreamContext):
+    with_queues = {queue.stream for queue in QUEUES.values()}
+    refused = set()
+    for stream in STREAMS:
+        try:
+            await logs.subscribe(f"asyncrl.{RUN}.>", stream=stream.full_name(RUN), ordered_consumer=True)
+        except nats.errors.TimeoutError:
+            refused.add(stream)
+
+    assert refused == with_queues
+    with pytest.raises(nats.errors.TimeoutError):  # the queue of the evaluators is on this log
+        await logs.consumer_info(TRAINING.full_name("other"), "evaluator")
+    with pytest.raises(NotFoundError):
+        await logs.consumer_info(TRAINING.full_name(RUN), "nobody")
+
+
+async def _program(folder: Path, *words: str) -> asyncio.subprocess.Process:
+    pipe = asyncio.subprocess.PIPE
+    return await asyncio.create_subprocess_exec(*words, cwd=folder, stdout=pipe, stderr=pipe)
+
+
+async def _lines(process: asyncio.subprocess.Process) -> list[str]:
+    async with asyncio.timeout(DEADLINE_S):
+        out, error = await process.communicate()
+    assert process.returncode == 0, error.decode()
+    return out.decode().splitlines()
+
+
+async def test_the_python_of_the_page_shows_live_steps_and_reads_history(watched: Watched, tmp_path: Path):
+    written("observe.md", tmp_path)
+    live = await _program(tmp_path, sys.executable, "live.py", str(watched.file), RUN)
+    assert live.stdout is not None
+    async with asyncio.timeout(DEADLINE_S):
+        assert await live.stdout.readline() == b"3 0.75\n"
+    for step in (4, 5):
+        await watched.train(step)
+
+    history = await _program(tmp_path, sys.executable, "history.py", str(watched.file), RUN, "p000001-0")
+
+    assert await _lines(live) == ["4 1.0", "5 1.25"]
+    assert await _lines(history) == ["1 0.25", "3 0.25", "5 0.25"]
+
+
+@pytest.fixture(scope="session")
+def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packages that the JavaScript of the page imports."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("node and npm are not installed")
+    folder = tmp_path_factory.mktemp("node")
+    shutil.copy(NODE, folder)
+    words = ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--prefer-offline"]
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode:
+        pytest.skip(f"npm cannot install {NODE.name}: {done.stderr.strip()[-300:]}")
+    return folder
+
+
+async def test_the_javascript_of_the_page_reads_every_step_in_order(watched: Watched, node_modules: Path):
+    written("observe.md", node_modules)
+
+    steps = await _program(node_modules, "node", "steps.mjs", str(watched.file), RUN)
+
+    assert await _lines(steps) == ["1 1 0.25", "3 2 0.5", "5 3 0.75"]

@@ -1,0 +1,187 @@
+"""Samples that people read: from the logs, and once tokens were trimmed from a file of bounded size."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.recorder.actor import main
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import say
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.settings import Cast
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.telemetry.samples import Sample, SampleRow, SamplesFile
+from harness.runs import command
+from harness.stage import Stage, until
+from harness.tokenizers import make_model
+from topics.actors import RUN_OPENED, RunOpened
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.evals import EVAL_SCORED, EvalScored
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.topic import TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED, Reference, Segment, TrajectoryGenerated, VersionCount
+
+BY_KEEPER = {"writer": "test"}
+
+
+class Scene:
+    """A run whose batches the test publishes, two groups of two members each, and its recorder."""
+
+    def __init__(self, folder: Path, server: EmbeddedServer, bus: Bus, **recorder: int) -> None:
+        self.bus = bus
+        self.tokenizer = TaskTokenizer.load(make_model(folder))
+        cast = Cast(run=bus.run)
+        cast.model.path, cast.recorder.plot = str(folder), False
+        for name, value in recorder.items():
+            setattr(cast.recorder, name, value)
+        self.stage = Stage(folder / bus.run, server, cast)
+        self.path = self.stage.files.root / "samples.jsonl"
+
+    async def batch(self, step: int, *parts: str, text: str = "") -> None:
+        """A batch whose every trajectory sampled the first, third ... part; the others were observed."""
+        segments = [self._segment(["question", *parts])]
+        groups = []
+        for prompt_id in (f"p{step:04d}00", f"p{step:04d}01"):
+            members = []
+            for member in range(2):
+                name = f"{prompt_id}-{member}"
+                counts = [VersionCount(0, int(segments[0].mask.sum()))]
+                generated = TrajectoryGenerated(
+                    trajectory_id=name,
+                    prompt_id=prompt_id,
+                    member=member,
+                    group_size=2,
+                    stage="rl",
+                    rows=[PromptRow("question", "label")],
+                    segments=segments,
+                    completion=text or parts[-1],
+                    versions=counts,
+                )
+                sequence = await say(self.bus, TRAJECTORY_GENERATED, generated, key=name)
+                members.append(BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1))
+            groups.append(BatchGroup(prompt_id, members))
+        await say(self.bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
+        trained = BatchTrained(step, 0, "rl", {}, {0: 4}, 0, [0.5, 0.0], 4, step)
+        await say(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
+
+    def _segment(self, parts: list[str]) -> Segment:
+        """Parts of tokens, observed and sampled in turn."""
+        tokens = [self.tokenizer.encode(part) for part in parts]
+        mask = np.concatenate([np.full(len(part), at % 2, np.uint8) for at, part in enumerate(tokens)])
+        joined = np.concatenate(tokens)
+        return Segment(joined, mask, np.zeros(len(joined), np.float32), np.where(mask, 0, -1).astype(np.int32))
+
+    async def scored(self, version: int) -> None:
+        answers = [{"prompt": f"{number}?", "completion": "x", "label": "x", "reward": 1.0} for number in range(5)]
+        await say(self.bus, EVAL_SCORED, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
+
+    async def record(self) -> None:
+        """One life of a recorder that is asked to stop at once."""
+        context = self.stage.context("recorder", self.bus)
+        context.stop.set()
+        await main(context)
+
+    async def trim(self) -> None:
+        await self.bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(self.bus.run)}", {})
+
+    def rows(self) -> list[SampleRow]:
+        return list(SamplesFile(self.path.parent).rows())
+
+    async def shown(self, *words: str) -> tuple[int, str]:
+        return await command(self.path.parent, words[0], str(self.path.parent), *words[1:])
+
+
+@pytest.fixture
+async def scene(bus: Bus, server: EmbeddedServer, tmp_path: Path) -> Callable[..., Scene]:
+    await say(bus, RUN_OPENED, RunOpened(12, 0, {}))
+    return lambda **recorder: Scene(tmp_path, server, bus, **recorder)
+
+
+async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(scene: Callable[..., Scene]):
+    run = scene(samples=3)
+    await run.batch(1, "answer")
+    await run.batch(2, "first try", "2 right<|im_end|>", "second try")
+    await run.scored(2)
+    await run.record()
+
+    code, said = await run.shown("samples", "--step", "2")
+    assert (code, "4 of 4 trajectories, from the logs" in said) == (0, True), said
+    assert "question\nsampled:  first try\nobserved: 2 right<|im_end|>\nsampled:  second try\n" in said
+    await run.trim()
+    await run.batch(3, "answer")
+
+    code, said = await run.shown("samples", "--step", "1")
+    assert (code, "3 of 4 trajectories, from samples.jsonl" in said) == (0, True), said
+    code, said = await run.shown("samples", "--step", "2", "--json", "--count", "2")
+    assert [json.loads(line)["name"] for line in said.splitlines()] == ["p000200-0", "p000201-0"]
+    assert json.loads(said.splitlines()[0])["turns"][1] == {"sampled": False, "text": "2 right<|im_end|>"}
+    await say(run.bus, PROMPT_ISSUED, PromptIssued("p000200", 1, 2), key="p000200-1", headers=BY_KEEPER)
+    code, said = await run.shown("explain", "p000200-1")
+    assert (code, "sampled:  first try" in said) == (0, True), said
+    [scored] = [row for row in run.rows() if row.event == "eval"]
+    assert (scored.step, [sample.prompt for sample in scored.samples]) == (2, ["0?", "1?", "2?"])
+
+    run.path.write_bytes(b"".join(run.path.read_bytes().splitlines(keepends=True)[1:]))
+    code, said = await run.shown("samples", "--step", "1")
+    assert (code, "samples.jsonl does not have it; the nearest there: 2" in said) == (1, True), said
+
+
+async def test_no_sample_is_lost_or_doubled_wherever_the_recorder_is_killed(scene: Callable[..., Scene]):
+    run = scene(samples=1)
+    for life in range(3):
+        process = await run.stage.start("recorder")
+        for step in (2 * life + 1, 2 * life + 2):
+            await run.batch(step, "answer")
+            await run.scored(step)
+        await until(lambda before=2 * life: any(row.step > before for row in run.rows()), "it writes samples")
+        process.kill()
+        await process.wait()
+        with run.path.open("ab") as file:
+            file.write(b'{"event":"step","st')  # as a kill inside a write leaves it
+
+    await run.record()
+    await run.record()
+
+    assert sorted((row.event, row.step) for row in run.rows()) == [
+        *(("eval", step) for step in range(1, 7)),
+        *(("step", step) for step in range(1, 7)),
+    ]
+
+
+async def test_the_file_of_a_run_of_long_answers_stays_below_its_size(scene: Callable[..., Scene]):
+    run = scene(samples=1, samples_mb=1)
+    for step in range(1, 41):
+        await run.batch(step, "answer", text="x" * 50_000)
+    await run.record()
+
+    steps = [row.step for row in run.rows()]
+    assert 400_000 < run.path.stat().st_size <= 1_000_000
+    assert steps[0] < 20 and steps[-1] == 40 and len(steps) <= 20
+
+
+def test_a_full_file_keeps_the_newest_rows_and_some_of_all_times(tmp_path):
+    file, most = SamplesFile(tmp_path, 20_000), 0
+    for step in range(1, 1001):
+        file.append(SampleRow("step", step, step, [Sample("p000001-0", 1.0, "p", "c" * 50, None)]))
+        most = max(most, file.path.stat().st_size)
+
+    steps = [row.step for row in file.rows()]
+    assert 10_000 < most <= 20_000
+    assert steps[-1] == 1000 and steps == sorted(steps)
+    assert all(any(low < step <= low + 250 for step in steps) for low in (0, 250, 500, 750))
+
+    file.append(
+        SampleRow("step", 1001, 1001, [Sample("s", 1.0, "p", "short", None), Sample("l", 1.0, "p", "l" * 30_000, None)])
+    )
+    assert [sample.name for sample in list(file.rows())[-1].samples] == ["s"]
+
+    with file.path.open("ab") as lines:
+        lines.write(b'{"event":"other"}\n')  # as another version writes it
+    assert list(file.rows())[-1].step == 1001
+
+    narrow = SamplesFile(tmp_path, 100)  # as after `--resume` with a smaller size
+    narrow.append(SampleRow("step", 1002, 1002, []))
+    assert [row.step for row in narrow.rows()] == [1002]

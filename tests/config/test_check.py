@@ -1,0 +1,351 @@
+"""Which settings cannot hold together, which files must be there, and what a cast is hinted at."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import nullcontext
+
+import pytest
+
+from asyncrl.config.check import contradictions
+from asyncrl.config.hints import busy_share, hints
+from asyncrl.config.load import CastError, load_cast
+from asyncrl.config.settings import Cast
+from asyncrl.data.sources import open_source
+from harness.configs import SOUND, from_settings, made_model, problems, the_problem
+
+# Contradictions
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["rollout.group_size=1"], "rollout.group_size learner.advantage learner.loss"),
+        (["rollout.group_size=1", "learner.advantage=centered"], "rollout.group_size learner.advantage learner.loss"),
+        (
+            ["rollout.group_size=1", "learner.advantage=none", "buffer.zero_variance=drop"],
+            "buffer.zero_variance rollout.group_size",
+        ),
+        (
+            ["rollout.temperature=0"],
+            "rollout.temperature rollout.group_size learner.advantage learner.loss",
+        ),
+        (["rollout.temperature=0", "learner.advantage=none", "rollout.group_size=1"], "rollout.temperature"),
+        (["rollout.top_k=1"], "rollout.top_k rollout.group_size learner.advantage learner.loss"),
+        (["rollout.slots=4"], "rollout.group_size rollout.slots rollout.workers"),
+        (["rollout.top_k=0"], "rollout.top_k"),
+        (["rollout.stop=['']"], "rollout.stop"),
+        (["rollout.stop=['a', 'b', 'a']"], "rollout.stop"),
+        (["rollout.lease_s=120"], "rollout.lease_s rollout.stall_s"),
+        (["rollout.lease_s=0.01"], "rollout.lease_s"),
+        (["reward.function=math", "reward.time_limit_s=600"], "reward.time_limit_s buffer.group_deadline_s"),
+        (["task.rollout=my.py:f", "rollout.tool_limit_s=600"], "rollout.tool_limit_s buffer.group_deadline_s"),
+        (["keepers.lease_s=0.1"], "keepers.lease_s"),
+        (["nats.replicas=3"], "nats.replicas nats.url"),
+        (["warmup.rows_per_trajectory=30"], "warmup.rows_per_trajectory warmup.batch_rows"),
+        (["model.create.kv_heads=3", "model.create.heads=4"], "model.create.kv_heads model.create.heads"),
+        (["model.create.head_dim=31"], "model.create.head_dim"),
+        (["model.create.alphabet=abca"], "model.create.alphabet"),
+        (["model.create.alphabet="], "model.create.alphabet"),
+        (["rollout.max_new_tokens=512"], "rollout.max_new_tokens model.create.context"),
+        (["engine.context=11"], "rollout.max_new_tokens engine.context"),
+        (["engine.context=513"], "engine.context model.create.context"),
+        (["buffer.max_lag=0", "buffer.ahead=1"], "buffer.ahead buffer.max_lag"),
+        (["buffer.max_lag=3"], "learner.keep_versions buffer.max_lag"),
+        (["learner.publish_every=4"], "learner.publish_every buffer.max_lag"),
+        (
+            ["learner.correction=bypass", "learner.correction_mode=mask"],
+            "learner.correction_mode learner.correction",
+        ),
+        (["learner.clip_low=0.1"], "learner.clip_low learner.correction"),
+        (["learner.clip_high=0.5"], "learner.clip_high learner.correction"),
+        (["learner.correction=bypass", "learner.correction_cap=3"], "learner.correction_cap learner.correction"),
+        (["learner.betas=[0.9, 1]"], "learner.betas"),
+        (["learner.device=gpu"], "learner.device"),
+        (["learner.trainer=scripted"], "learner.trainer engine.kind"),
+        (["engine.kind=external"], "engine.kind engine.addresses"),
+        (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
+        (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
+        (["engine.kind=external", "engine.addresses=['http://a:x']"], "engine.addresses"),
+        (["engine.kind=external", "engine.addresses=['http://a:1', 'http://a:1']"], "engine.addresses"),
+        (
+            ["engine.kind=external", "engine.addresses=['http://a:1']", "engine.arguments=['-v']"],
+            "engine.arguments engine.kind",
+        ),
+        (["eval.prompts=0", "eval.every=5"], "eval.every eval.prompts"),
+        (["eval.prompts=0", "eval.source=sum"], "eval.source eval.prompts"),
+        (["reward.function=reasoning-gym"], "reward.function task.source"),
+        (["nats.url=localhost:4222"], "nats.url"),
+        (["nats.url=nats://[::1"], "nats.url"),
+        (["nats.url=nats://me:secret@host:4222"], "nats.url"),
+        (["nats.url=nats://host:4222", "nats.user=me"], "nats.user nats.password_file"),
+        (["nats.url=nats://host:4222", "nats.password_file=p"], "nats.password_file nats.user"),
+        (["nats.user=me", "nats.password_file=p"], "nats.user nats.url"),
+        (["nats.nkey_file=seed"], "nats.nkey_file nats.url"),
+        (["nats.credentials=users"], "nats.credentials nats.url"),
+        (["nats.url=tls://host:1", "nats.nkey_file=seed", "nats.credentials=users"], "nats.nkey_file nats.credentials"),
+        (["nats.url=nats://host:4222", "nats.tls_ca=ca.pem"], "nats.tls_ca nats.url"),
+        (["nats.url=tls://host:4222", "nats.tls_cert=me.pem"], "nats.tls_cert nats.tls_key"),
+        (["nats.url=tls://host:4222", "nats.tls_key=me.key"], "nats.tls_key nats.tls_cert"),
+    ],
+)
+def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_is_to_blame(overrides, keys):
+    overridden = [override.partition("=")[0] for override in overrides]
+
+    problem = the_problem("demo", *overrides)
+
+    assert problem.key == f"--set {next(key for key in keys.split() if key in overridden)}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.group_size=1", "learner.advantage=none"],
+        ["engine.kind=scripted", "learner.trainer=scripted"],
+        ["engine.kind=scripted"],
+        ["engine.kind=external", "engine.addresses=['http://a:1', 'https://b']"],
+        ["learner.publish_every=2"],
+        ["learner.correction=bypass", "learner.clip_low=0.1", "learner.clip_high=0.5"],
+        ["learner.correction_cap=3", "learner.correction_mode=mask"],
+        ["learner.steps=0", "rollout.temperature=0"],
+        ["buffer.max_lag=0", "learner.keep_versions=2"],
+        ["model.path=somewhere", "rollout.max_new_tokens=5000"],
+        ["nats.url=tls://host:4222", "nats.user=me", "nats.password_file=p"],
+        ["nats.url=tls://host:4222", "nats.credentials=users", "nats.tls_ca=ca.pem"],
+    ],
+)
+def test_settings_that_only_look_odd_are_allowed(overrides):
+    assert contradictions(from_settings(*overrides).cast) == []
+
+
+def test_a_contradiction_says_both_values_and_what_to_do():
+    problem = the_problem("demo", "rollout.group_size=1")
+
+    assert problem.message == (
+        'learner.advantage = "grpo" compares the members of a group, but rollout.group_size = 1; '
+        'raise it to 2 or more, or set learner.advantage = "none"'
+    )
+
+
+def test_the_defaults_do_not_contradict_each_other():
+    assert contradictions(Cast()) == []
+
+
+# Files
+
+
+def test_files_are_only_looked_at_when_asked(written):
+    path = written(SOUND + 'task.source = "none.jsonl"\nreward.function = "none.py:f"\n')
+
+    load_cast(path)
+
+    assert [problem.line for problem in problems(path, files=True)] == [2, 3]
+
+
+def test_every_missing_file_is_told_with_the_settings_problems(written):
+    found = problems(
+        written(
+            "rollout.max_new_tokens = 0\n"
+            'model.path = "no-model"\n'
+            'reward.function = "none.py:reward"\n'
+            'task.rollout = "package.that.is.not:rollout"\n'
+            'task.source = "none.jsonl"\n'
+            'engine.api_key_file = "no-key"\n'
+            'nats = { url = "nats://h:1", user = "me", password_file = "no-password" }\n'
+        ),
+        files=True,
+    )
+
+    assert [(problem.line, problem.key) for problem in found] == [
+        (1, "rollout.max_new_tokens"),
+        (2, "model.path"),
+        (3, "reward.function"),
+        (4, "task.rollout"),
+        (5, "task.source"),
+        (6, "engine.api_key_file"),
+        (7, "nats.password_file"),
+    ]
+
+
+def test_files_beside_the_cast_are_found(written, tmp_path):
+    (tmp_path / "my.py").write_text("print('loud')\ndef reward(completion): return 1.0\n")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    text = SOUND + 'task.source = "rows.jsonl"\nreward.function = "my.py:reward"\n'
+
+    assert load_cast(written(text), files=True).cast.reward.function == "my.py:reward"
+
+
+@pytest.mark.parametrize(
+    ("source", "steps", "problem"),
+    [
+        ("rows.jsonl", 5, ""),
+        ("rows.jsonl", 6, "2 epochs of 5 rows fill 5 batches of 2 groups, learner.steps is 6; raise"),
+        ("reverse", 5, "task.epochs = 2 needs a file: reverse: 8 letters"),
+    ],
+)
+def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, problem):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n' * 5)
+    text = f'task.source = "{source}"\ntask.epochs = 2\nlearner.steps = {steps}\nbuffer.batch_groups = 2\n'
+
+    with pytest.raises(CastError, match=f"task.epochs: {re.escape(problem)}") if problem else nullcontext():
+        load_cast(written(text), files=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("def rewrad(): ...", "my.py has no function 'reward'; it has rewrad"),
+        ("import sys; sys.exit()", "its process ended at loading: exit code 0"),
+        ("raise SystemExit('no licence')", "no licence"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_user_function_that_cannot_be_loaded_is_told_and_harms_nobody(written, tmp_path, code, message):
+    (tmp_path / "my.py").write_text(code)
+
+    problem = the_problem(written(SOUND + 'reward.function = "my.py:reward"\n'), files=True)
+
+    assert problem.key == "reward.function"
+    assert message in problem.message
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model directory with a context of 100 tokens, one for each letter, and no chat template."""
+    made_model(tmp_path)
+
+
+def test_a_request_must_fit_the_context_of_the_named_model(model, written, tmp_path):
+    path = written("model.path = '.'\nrollout.max_new_tokens = 99\n")
+
+    assert load_cast(path, files=True).base == tmp_path
+    assert the_problem(path, "rollout.max_new_tokens=100", files=True).key == "--set rollout.max_new_tokens"
+
+
+def test_a_prompt_longer_than_the_context_is_named(model, written, tmp_path):
+    rows = [{"prompt": "a" * length, "label": "a"} for length in (3, 150)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = written("model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n")
+
+    problem = the_problem(path, files=True)
+
+    assert problem.key == "task.source"
+    assert "150 tokens" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("steps", "finding"), [(0, ""), (1, "supervised row 'aaa' has 101 tokens and at most 100 fit")]
+)
+def test_the_longest_rows_of_a_file_are_read_wherever_they_stand(model, written, tmp_path, steps, finding):
+    config = json.loads((tmp_path / "config.json").read_text()) | {"eos_token_id": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rows = [{"prompt": "aaa", "label": "a" * (97 if number == 2500 else 9)} for number in range(3000)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = f"model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\nwarmup.steps = {steps}\n"
+    source = open_source("rows.jsonl", options={}, seed=1, base=tmp_path)
+    assert all(len(source.row(place).label) == 9 for place in range(1000))  # not among the first thousand
+
+    with pytest.raises(CastError, match=finding) if finding else nullcontext():
+        load_cast(written(text), files=True)
+
+
+def test_chat_rows_need_a_chat_template(model, written, tmp_path):
+    row = {"prompt": [{"role": "user", "content": "aa"}], "label": "a"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    path = written("model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n")
+
+    assert "has no chat template" in the_problem(path, files=True).message
+
+
+def test_a_misspelt_reward_is_answered_with_the_nearest():
+    assert the_problem("demo", "reward.function=exat", files=True).message == (
+        'found "exat", expected exact, math, reasoning-gym, path/to/file.py:function or package.module:function; '
+        "did you mean exact?"
+    )
+
+
+def test_an_unknown_option_of_the_source_is_refused_at_its_line(written):
+    problem = the_problem(written(SOUND + "[task]\noptions = { leters = 8 }\n"), files=True)
+
+    assert (problem.line, problem.key) == (3, "task.options")
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("credentials", "operator.json"), ("nkey_file", "holds no nkey seed"), ("tls_ca", "holds no certificates")],
+)
+def test_a_login_that_cannot_be_used_is_refused_at_its_setting(key, found):
+    problem = the_problem("demo", "nats.url=tls://host:4222", f"nats.{key}=nowhere", files=True)
+
+    assert problem.key == f"--set nats.{key}"
+    assert found in problem.message
+
+
+def test_an_empty_password_file_is_refused(written, tmp_path):
+    (tmp_path / "key").write_text("\n")
+
+    assert "found nothing" in the_problem(written(SOUND + 'engine.api_key_file = "key"\n'), files=True).message
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(written, tmp_path):
+    (tmp_path / "file").write_text("")
+
+    problem = the_problem(written(SOUND + f"directory = '{tmp_path}/file/runs'\n"), files=True)
+
+    assert (problem.line, problem.key) == (2, "directory")
+
+
+def test_a_made_model_must_know_the_characters_of_the_task(written):
+    assert (
+        'lacks "+"'
+        in the_problem(
+            written(SOUND + 'task.source = "sum"\nmodel.create.alphabet = "0123456789=^"\n'), files=True
+        ).message
+    )
+
+
+def test_a_made_model_must_have_room_for_prompt_and_answer():
+    problem = the_problem("demo", "task.options.letters=60", files=True)
+
+    assert "which takes 123 tokens with its answer, but model.create.context = 64" in problem.message
+
+
+# Hints
+
+
+def test_enough_open_groups_keep_all_slots_busy_and_need_no_hint():
+    assert hints(from_settings("rollout.slots=256", "rollout.group_size=8", "buffer.batch_groups=64").cast) == []
+
+
+def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share():
+    cast = from_settings("rollout.workers=8", "engine.count=8").cast
+
+    assert busy_share(cast) == 64 / 256
+    assert hints(cast) == [
+        "at most 25% of the rollout slots (256 groups) will be busy: (max_lag + 1) * batch_groups = 128 groups may be "
+        "open; buffer.max_lag = 5 would keep all busy"
+    ]
+
+
+def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
+    with_lag = ["rollout.workers=8", "engine.count=8", "learner.keep_versions=9"]
+
+    assert hints(from_settings(*with_lag, "buffer.max_lag=5").cast) == []
+    assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").cast)) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (["engine.max_running=128"], "256 rollout slots share 128 running requests"),
+        (["buffer.group_deadline_s=60"], "rollout.stall_s = 120 s is not below buffer.group_deadline_s = 60 s"),
+        (["warmup.lr_warmup_steps=63"], "warmup.lr_warmup_steps = 63 exceeds the 62 steps"),
+        (["model.path=x", "model.create.hidden=8"], "model.create is not used"),
+        (["task.source=rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, rows.jsonl@[0:100]"),
+    ],
+)
+def test_what_works_otherwise_than_it_seems_is_hinted_at(overrides, start):
+    (hint,) = hints(from_settings(*overrides).cast)
+
+    assert hint.startswith(start)

@@ -1,0 +1,316 @@
+"""What a cast may say, and what is answered when it says something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncrl.cli.main import run
+from asyncrl.config.hints import hints
+from asyncrl.config.load import SHIPPED, CastError, key_lines, load_cast
+from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
+from harness.configs import SOUND, from_settings, problems, the_problem
+
+ROOT = Path(__file__).parents[2]
+
+
+# What is read
+
+
+def test_a_cast_takes_defaults_for_what_it_leaves_out(written):
+    cast = load_cast(written(SOUND + "[learner]\nlr = 1e-3\n")).cast
+
+    assert (cast.learner.lr, cast.learner.steps, cast.buffer.max_lag) == (1e-3, 100, 2)
+
+
+@pytest.mark.parametrize("name", ["addition", "custom", "demo"])
+def test_a_shipped_cast_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
+    loaded = load_cast(name)
+
+    assert loaded.cast.run == name
+    assert loaded.base == ROOT / "asyncrl" / "examples"
+    assert loaded.source == SHIPPED[name]
+
+
+@pytest.mark.parametrize("name", ["addition", "custom", "demo"])
+def test_a_shipped_cast_names_only_files_that_are_there_and_needs_no_hint(name):
+    assert hints(load_cast(name, files=True).cast) == []
+
+
+def test_a_cast_finds_its_files_beside_itself(written, tmp_path):
+    assert load_cast(written(SOUND)).base == tmp_path
+
+
+def test_an_unknown_name_is_answered_with_the_shipped_casts():
+    problem = the_problem("demmo")
+
+    assert problem.message == "no such file, and the shipped casts are addition, custom, demo; did you mean demo?"
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    (tmp_path / "cast.toml").write_bytes(b"run = '\xff'")
+
+    assert "expected a TOML file in UTF-8" in the_problem(str(tmp_path / "cast.toml")).message
+
+
+def test_an_integer_serves_as_a_number(written):
+    assert load_cast(written(SOUND + "learner.lr = 1\n")).cast.learner.lr == 1.0
+
+
+# Problems, all at once
+
+
+def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
+    path = written(
+        "\n".join(
+            [
+                'run = "My Run"',
+                "[learner]",
+                "lr = -1",
+                "stepz = 3",
+                'loss = "grop"',
+                "[rollout]",
+                "group_size = 1.5",
+                "[warmup]",
+                "batch_rows = 100",
+            ]
+        )
+    )
+
+    with pytest.raises(CastError) as caught:
+        load_cast(path, overrides=["buffer.max_lag=soon"])
+
+    assert str(caught.value).splitlines() == [
+        f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
+        f"{path}:3: learner.lr: found -1 (integer), expected number > 0",
+        f"{path}:4: learner.stepz: unknown setting; did you mean learner.steps?",
+        f'{path}:5: learner.loss: found "grop" (string), expected one of "grpo"; did you mean "grpo"?',
+        f"{path}:7: rollout.group_size: found 1.5 (number), expected integer >= 1",
+        f"{path}:9: warmup.batch_rows: 32 rows do not divide warmup.batch_rows = 100; "
+        "a batch is made of whole trajectories",
+        '--set buffer.max_lag: found "soon" (string), expected integer >= 0',
+    ]
+
+
+def test_what_depends_on_a_wrong_setting_is_not_judged_by_its_default(written):
+    problem = the_problem(written(SOUND + "learner.keep_versions = 3\nbuffer.max_lag = -1\n"))
+
+    assert problem.key == "buffer.max_lag"
+
+
+def test_nor_what_depends_on_a_misspelt_table(written):
+    assert the_problem(written("[rolout]\nmax_new_tokens = 11\n")).message == "unknown setting; did you mean rollout?"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("learner.steps = true", "found true (boolean), expected integer >= 0"),
+        ('learner.lr = "1e-3"', 'found "1e-3" (string), expected number > 0'),
+        ("learner.lr = nan", "found NaN (number), expected number > 0"),
+        ("learner.betas = [0.9]", "found [0.9] (array), expected array of 2 numbers each >= 0 and <= 1"),
+        ("learner = 3", "found 3 (integer), expected table of settings, [learner]"),
+        ("[[learner]]", "found [{}] (array), expected table of settings, [learner]"),
+        ('rollout.stop = "x"', 'found "x" (string), expected array of strings'),
+        ("rollout.top_p = 0.0", "found 0.0 (number), expected number > 0 and <= 1"),
+        ("recorder.plot = 1", "found 1 (integer), expected boolean"),
+        ("task.options = 1", "found 1 (integer), expected table"),
+        (r'run = "a\n"', r'found "a\n" (string), expected string matching ^[a-z0-9-]{1,32}\Z'),
+        ("run = 2026-01-01", 'found "2026-01-01" (date), expected string matching ^[a-z0-9-]{1,32}\\Z'),
+    ],
+)
+def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, text, expected):
+    problem = next(problem for problem in problems(written(text)) if problem.line == 1)
+
+    assert problem.message == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("learner.stepps", "did you mean learner.steps?"),
+        ("learner.max_lag", "did you mean buffer.max_lag?"),
+        ("lr", "did you mean warmup.lr or learner.lr?"),
+        ("learnr.lr", "did you mean learner?"),
+        ("learner.max_lagg", "did you mean buffer.max_lag?"),
+        ("recorder.zzzzzz", "expected one of plot, samples, samples_mb"),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_nearest_known_one(written, key, meant):
+    assert the_problem(written(SOUND + f"{key} = 1\n")).message == f"unknown setting; {meant}"
+
+
+def test_options_of_the_task_are_free(written):
+    cast = load_cast(written(SOUND + "[task.options]\nletters = 4\nmore.depth = 1\n")).cast
+
+    assert cast.task.options == {"letters": 4, "more": {"depth": 1}}
+
+
+# Syntax
+
+
+def test_a_broken_line_does_not_hide_what_else_is_wrong(written):
+    found = problems(written("[learner]\nlr = 1e\nstepz = 3\nsteps = 5\nsteps = 6\nlr_warmup_steps = -1\n"))
+
+    assert [(problem.line, problem.key) for problem in found] == [
+        (2, ""),
+        (3, "learner.stepz"),
+        (5, ""),
+        (6, "learner.lr_warmup_steps"),
+    ]
+    assert found[0].message.startswith("not valid TOML: ")
+    assert found[0].message.endswith(": lr = 1e")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("run = 'a'\n[learner\nlr = 1\n", 2),
+        ("[learner]\nlr = 1\n[learner]\n", 3),
+        ("[rollout]\nstop = [\n'a',\n", 2),
+        ('seed = 1\nrun = """\nabc\n', 2),
+        ("just words\n", 1),
+    ],
+)
+def test_after_any_other_syntax_error_reading_ends_at_its_line(written, text, line):
+    problem = the_problem(written(text))
+
+    assert (problem.line, problem.key) == (line, "")
+
+
+def test_an_override_is_judged_even_where_the_file_is_broken(written):
+    assert [problem.key for problem in problems(written("[learner\n"), "learner.lr=0")] == ["", "--set learner.lr"]
+
+
+def test_every_key_has_the_line_on_which_its_statement_begins():
+    text = (
+        '# c\na.b = 1\n\n[t]  # x\nlist = [\n  "[no]",\n]\ntext = """\nz = 1\n"""\nin = {c = {d = 2}}\n[t.u]\n"q" = 1\n'
+    )
+
+    assert key_lines(text) == {
+        "a": 2,
+        "a.b": 2,
+        "t": 4,
+        "t.list": 5,
+        "t.text": 8,
+        "t.in": 11,
+        "t.in.c": 11,
+        "t.in.c.d": 11,
+        "t.u": 12,
+        "t.u.q": 13,
+    }
+
+
+# --set
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("learner.lr=1e-5", "lr", 1e-5),
+        ("learner.device=cuda:1", "device", "cuda:1"),
+        ('learner.device="cuda"', "device", "cuda"),
+        ("learner.betas=[0.5, 0.6]", "betas", (0.5, 0.6)),
+        (" learner.steps = 7", "steps", 7),
+    ],
+)
+def test_an_override_is_read_as_toml_and_else_as_plain_text(override, key, value):
+    assert getattr(from_settings(override).cast.learner, key) == value
+
+
+@pytest.mark.parametrize("text", ["42", "nan", "true", "1979-05-27", '"42"'])
+def test_an_override_of_a_text_is_text_whatever_it_would_be_in_toml(text):
+    assert from_settings(f"run={text}").cast.run == text.strip('"')
+
+
+def test_an_override_wins_over_the_file_and_the_last_over_the_first(written):
+    loaded = load_cast(written(SOUND + "seed = 1\n"), overrides=["seed=2", "seed=3"])
+
+    assert loaded.cast.seed == 3
+
+
+def test_an_override_may_name_a_table_the_file_leaves_out(written):
+    assert load_cast(written(SOUND), overrides=["task.options.letters=3"]).cast.task.options == {"letters": 3}
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "message"),
+    [
+        ("learner.lr", "--set learner.lr", "expected KEY=VALUE, such as learner.lr=1e-5"),
+        ("learner..lr=1", "--set learner..lr=1", "expected KEY=VALUE, such as learner.lr=1e-5"),
+        ("learner.lrr=1", "--set learner.lrr", "unknown setting; did you mean learner.lr?"),
+        ("learner.lr=0", "--set learner.lr", "found 0 (integer), expected number > 0"),
+        ("run.x=1", "--set run.x", "run is not a table in the cast"),
+        ("learner={lr=0}", "--set learner.lr", "found 0 (integer), expected number > 0"),
+    ],
+)
+def test_a_problem_of_an_override_says_so(override, key, message):
+    problem = the_problem("demo", override)
+
+    assert (problem.line, problem.key, problem.message) == (None, key, message)
+    assert problem.text("demo.toml") == f"{key}: {message}"
+
+
+def test_a_value_cannot_smuggle_in_a_second_setting():
+    assert the_problem("demo", "seed=1\nrun='x'").key == "--set seed"
+
+
+# Commands
+
+
+def test_check_prints_ok_and_hints(capsys):
+    assert run(["check", "demo", "--set", "rollout.workers=8", "--set", "engine.count=8"]) == 0
+    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()][:3] == ["ok", "hint:", "stream"]
+
+
+def test_check_prints_all_problems_with_their_lines_and_fails(capsys, written):
+    path = written(SOUND + "learner.lr = 0\nlearner.stepz = 1\n")
+
+    assert run(["check", path, "--set", "seed=x"]) == 1
+    assert [line.split(": ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"{path}:2",
+        f"{path}:3",
+        "--set seed",
+    ]
+
+
+def test_check_looks_at_files(capsys):
+    assert run(["check", "demo", "--set", "task.source=none.jsonl"]) == 1
+    assert capsys.readouterr().err.startswith("--set task.source: ")
+
+
+def test_settings_are_printed_with_type_range_default_unit_and_meaning(capsys):
+    assert run(["settings"]) == 0
+
+    assert (
+        "  rollout.lease_s = 10.0 s  (number > 0)\n      Seconds after which the work of a silent worker passes on.\n"
+    ) in capsys.readouterr().out
+
+
+def test_settings_are_printed_as_json(capsys):
+    run(["settings", "--json"])
+
+    tables = {table["key"]: table for table in json.loads(capsys.readouterr().out)}
+    assert tables["buffer"]["settings"][1] == {
+        "key": "buffer.max_lag",
+        "type": "integer",
+        "range": ">= 0",
+        "default": 2,
+        "unit": "versions",
+        "doc": "Versions between the weights that sampled a token and those it updates; no trained token exceeds it.",
+    }
+
+
+def test_the_settings_page_is_fresh(capsys):
+    run(["settings", "--markdown"])
+
+    assert (ROOT / "docs" / "settings.md").read_text() == capsys.readouterr().out, (
+        "write it anew: asyncrl settings --markdown > docs/settings.md"
+    )
+
+
+def test_every_setting_and_table_has_a_sentence():
+    assert all(table.doc and all(setting.doc for setting in table.settings) for table in documented_tables())
+    assert all(key in settings_text() and key in settings_markdown() for key in known_settings())

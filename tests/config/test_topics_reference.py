@@ -1,0 +1,152 @@
+"""The topic table in its three forms, and the command line around it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.cli.asyncapi import asyncapi
+from asyncrl.cli.main import main
+from asyncrl.cli.topics import topics_text
+from asyncrl.config.topics_reference import fields_of, headers_of, topics_markdown
+from harness.stories import result
+from topics.table import TOPICS
+from topics.trajectories import Segment, TrajectoryFailed, TrajectoryGenerated
+from topics.wire import Message
+
+ROOT = Path(__file__).parents[2]
+
+
+def references(value):
+    if isinstance(value, dict):
+        if "$ref" in value:
+            yield value["$ref"]
+        for item in value.values():
+            yield from references(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from references(item)
+
+
+def resolve(document, reference):
+    assert reference.startswith("#/")
+    for part in reference[2:].split("/"):
+        document = document[part]
+    return document
+
+
+def test_the_page_about_topics_is_what_the_source_says():
+    assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown(), (
+        "docs/topics.md is old; make it anew: asyncrl topics --markdown > docs/topics.md"
+    )
+
+
+def test_every_topic_has_one_line_in_the_table():
+    lines = topics_text().splitlines()
+
+    assert [line.split()[0] for line in lines[1:]] == [topic.name for topic in TOPICS]
+
+
+def test_fields_carry_their_comments_types_and_defaults():
+    fields = {field.name: field for field in fields_of(Segment)}
+    failed = {field.name: field for field in fields_of(TrajectoryFailed)}
+
+    assert fields["tokens"].type == "Int32Array"
+    assert "<i4" in fields["tokens"].about
+    assert failed["attempt"].default == "0"  # inherited
+    assert failed["detail"].default == ""  # required
+    assert '"rollout" or "reward"' in failed["reason"].type
+
+
+def test_headers_in_the_docs_are_those_on_the_wire():
+    message = result("p000000-0", (0,))
+
+    assert list(headers_of(TrajectoryGenerated)) == list(message.headers())
+
+
+def test_the_asyncapi_document_holds_together():
+    document = msgspec.json.decode(msgspec.json.encode(asyncapi()))
+
+    assert document["asyncapi"] == "3.0.0"
+    assert {"title", "version"} <= document["info"].keys()
+    for reference in references(document):
+        resolve(document, reference)
+    for channel in document["channels"].values():
+        assert set(re.findall(r"{(\w+)}", channel["address"])) == channel["parameters"].keys()
+        assert channel["messages"]
+    for operation in document["operations"].values():
+        assert operation["action"] in ("send", "receive")
+        channel = operation["channel"]["$ref"]
+        assert all(message["$ref"].startswith(channel + "/messages/") for message in operation["messages"])
+    for group in document["components"].values():
+        assert all(re.fullmatch(r"[a-zA-Z0-9._-]+", name) for name in group)
+
+
+@pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+def test_every_topic_is_a_channel_with_its_speakers_and_its_listeners(topic):
+    document = asyncapi()
+    channel = document["channels"][topic.name]
+    sends = {name for name, operation in document["operations"].items() if operation["action"] == "send"}
+
+    assert channel["address"].split("{run}")[1].startswith(f".{topic.name}")
+    assert {f"{role}.send.{topic.name}" for role in topic.said_by} <= sends
+    schema = document["components"]["schemas"][topic.message.__name__]
+    names = {field.name for field in msgspec.structs.fields(topic.message)}
+    assert schema["properties"].keys() == names
+    assert issubclass(topic.message, Message)
+
+
+def test_binary_fields_are_binary_and_say_what_they_hold():
+    schemas = asyncapi()["components"]["schemas"]
+
+    tokens = schemas["Segment"]["properties"]["tokens"]
+    assert (tokens["type"], tokens["format"], tokens["x-dtype"]) == ("string", "binary", "<i4")
+    assert schemas["DeadLetter"]["properties"]["body"]["format"] == "binary"
+    assert "contentEncoding" not in str(schemas)
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    command = f"{sys.executable} -m asyncrl.cli.main topics --asyncapi | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+
+    assert (done.stdout, done.stderr, done.returncode) == ("{\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 0, "asyncrl COMMAND --help"),
+        (["--version"], 0, "asyncrl "),
+        (["nonsense"], 2, "invalid choice"),
+        (["scale", "learner=2"], 2, "'learner' cannot be scaled; what can: rollout, reward"),
+        (["scale", "rollout=many"], 2, "whole number"),
+        (["tap", "trajectorys.*"], 2, "no topic is called 'trajectorys.*'"),
+        (["tap", "*", "--where", "reward"], 2, "expected KEY=VALUE"),
+        (["explain", "everything"], 2, "'everything' is no trajectory"),
+        (["samples", "--count", "-1"], 2, "--count -1: expected 0 (all) or more"),
+        (["roles", "My Run"], 2, "'My Run' is no id of a run"),
+        (["roles", "--config", "/dev/null/users"], 1, "the users cannot be written"),
+        (["bench"], 0, "measurements:"),
+        (["status"], 1, "no run under"),
+        (["down", "nobody"], 1, "no run called nobody"),
+        (["logs"], 1, "no run under"),
+        (["status", "--url", "nats://127.0.0.1:1"], 1, "give the run's id"),
+        (["status", "demo", "--url", "nats://127.0.0.1:1"], 1, "run demo cannot be reached"),
+    ],
+    ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else None,
+)
+def test_wrong_usage_gets_one_clear_message(words, code, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["asyncrl", *words])
+
+    try:
+        ended = main()
+    except SystemExit as stop:  # of argparse
+        ended = stop.code
+
+    shown = capsys.readouterr()
+    assert ended == code
+    assert said in shown.out + shown.err

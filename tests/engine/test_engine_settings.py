@@ -1,0 +1,122 @@
+"""What the run gives the servers that it starts, and what the doctor and `check` tell of engines."""
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.hints import hints
+from asyncrl.config.settings import EngineSettings
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.embedded.__main__ import parse
+from asyncrl.engine.errors import RequestFailed
+from asyncrl.engine.launch import EngineProcess
+from benchmarks.engine import save_random_model
+from harness.configs import from_settings, the_problem
+from harness.pictures import NOW_S, Told
+from topics.engines import EngineReady, EngineUpdating
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_random_model(directory, vocab=64, hidden=32, layers=2)
+    return directory
+
+
+def mode(file: Path) -> int:
+    return stat.S_IMODE(file.stat().st_mode)
+
+
+async def test_two_servers_started_here_have_a_key_and_draw_by_seeds_of_their_own(model: Path, tmp_path: Path):
+    key_file = tmp_path / "engine.key"
+    key_file.write_text("a secret\n")
+    servers = [EngineProcess(EngineSettings(), tmp_path / f"engine-{n}.server.log", key_file) for n in (1, 2)]
+    try:
+        addresses = await asyncio.gather(*(server.start(model, "none") for server in servers))
+        clients = [EngineClient(address, api_key="a secret") for address in addresses]
+        asked = [[client.generate([1, 2, 3], SamplingParams(40)) for _ in range(3)] for client in clients]
+        first, second = [[(await answer).token_ids.tolist() for answer in answers] for answers in asked]
+        stranger = EngineClient(addresses[0])
+        with pytest.raises(RequestFailed, match="HTTP 401"):
+            await stranger.update_weights(model, "none", False)
+        for client in (*clients, stranger):
+            await client.close()
+        lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children()]
+    finally:
+        for server in servers:
+            await server.stop()
+
+    assert not [answer for answer in first if answer in second]
+    assert len([line for line in lines if b"engine.embedded" in line and str(key_file).encode() in line]) == 2
+    assert not [line for line in lines if b"a secret" in line]
+    assert mode(tmp_path / "engine-1.server.log") == 0o600
+
+
+def children() -> list[str]:
+    """Processes that this one has started."""
+    return Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+
+
+def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
+    key_file = tmp_path / "engine.key"
+    key_file.write_text("a secret")
+    server = EngineProcess(EngineSettings(kind="sglang"), tmp_path / "engine-1.server.log", key_file)
+
+    arguments = server._arguments(tmp_path, "none", 30000)
+
+    options = Path(arguments[arguments.index("--config") + 1])
+    assert options.suffix == ".yaml"  # SGLang takes no other
+    assert (mode(options), options.read_text()) == (0o600, f"api-key: {json.dumps('a secret')}\n")
+    assert "a secret" not in " ".join(arguments)
+
+
+def test_a_seed_repeats_what_requests_without_one_draw():
+    assert parse(["--model-path", "m"]).seed is None
+    assert parse(["--model-path", "m", "--seed", "7"]).seed == 7
+
+
+@pytest.mark.parametrize("option", ["--api-key", "--config", "--api-key=mine"])
+def test_check_refuses_options_that_the_run_itself_gives_a_server(option: str):
+    problem = the_problem("demo", f'engine.arguments=["{option}", "x"]')
+
+    assert f"holds {option.split('=')[0]}, which a server started here is given by the run" in str(problem)
+
+
+@pytest.mark.parametrize("setting", ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.min_p=0.05"])
+def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: str):
+    [hint] = hints(from_settings(setting).cast)
+
+    assert hint.startswith(f"{setting.replace('=', ' = ')}: tokens are sampled from a part of the distribution")
+    assert not hints(from_settings().cast)
+
+
+def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes_on():
+    told = Told(last_step_s=NOW_S - 1)
+    told.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
+    told.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
+    assert told.found() == [("mislabelled", "engine-1")]
+    assert told.evidence().startswith("9 s ago the server at http://e had weights called 'default', which this run did")
+
+    told.picture.now_ns += int(60e9)
+    assert ("mislabelled", "engine-1") not in told.found()
+
+
+def test_answers_labelled_otherwise_than_the_server_says_are_a_finding():
+    told = Told(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
+
+    assert told.found() == [("mislabelled", "rollout-1")]
+    assert "1,234 tokens were thrown away" in told.evidence()
+
+
+def test_a_server_without_its_key_file_does_not_start(model: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "asyncrl.engine.embedded", "--model-path", str(model), "--port", "0"]
+
+    done = subprocess.run([*command, "--api-key-file", str(tmp_path / "none")], capture_output=True, check=False)
+
+    assert done.returncode != 0

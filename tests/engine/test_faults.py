@@ -1,0 +1,250 @@
+"""What goes wrong with one request concerns that one alone: a client against a server that answers as SGLang does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.errors import EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
+from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
+from harness.stage import until
+
+POISON = 29
+SOME = SamplingParams(4)
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LikeSGLang]:
+    async with like_sglang() as server:
+        yield server
+
+
+@pytest.fixture
+async def client(server: LikeSGLang) -> AsyncIterator[EngineClient]:
+    client = EngineClient(server.address, generate_timeout_s=20)
+    yield client
+    await client.close()
+
+
+async def ask_all(client: EngineClient, *prompts: list[int], **options: Any) -> list[Any]:
+    return await asyncio.gather(*(client.generate(ids, SOME, **options) for ids in prompts), return_exceptions=True)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(500, RequestFailed), (502, RequestFailed), (400, EngineRefused)])
+async def test_a_request_that_the_server_fails_on_does_not_fail_those_beside_it(
+    server: LikeSGLang, client: EngineClient, status: int, kind: type[Exception]
+):
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if POISON in asked.ids:
+            raise Fault(status, "Internal Server Error: token 29")
+        return await server.whole(asked)
+
+    server.serve = serve
+
+    well, ill, also_well = await ask_all(client, [5], [POISON], [7])
+
+    assert [len(answer.token_ids) for answer in (well, also_well)] == [4, 4]
+    assert type(ill) is kind
+    assert "Internal Server Error: token 29" in str(ill)
+    assert [asked.together for asked in server.asked] == [3, 3, 3, 1, 1, 1]  # after the fault each was sent alone
+
+
+async def test_a_server_without_room_is_overloaded_and_is_not_sent_the_same_at_once(
+    server: LikeSGLang, client: EngineClient
+):
+    async def serve(asked: Asked) -> dict[str, Any]:
+        raise Fault(503, "The request queue is full.")
+
+    server.serve = serve
+
+    answers = await ask_all(client, [5], [6], [7])
+
+    assert [type(answer) for answer in answers] == [EngineOverloaded] * 3
+    assert "The request queue is full." in str(answers[0])
+    assert server.http_requests == 1
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_log_prob_that_is_null_is_an_error_of_that_answer(
+    server: LikeSGLang, client: EngineClient, streamed: bool
+):
+    async def serve(asked: Asked) -> dict[str, Any]:
+        answer = await server.whole(asked)
+        if POISON in asked.ids:
+            answer["meta_info"]["output_token_logprobs"][2][0] = None
+        return answer
+
+    server.serve = serve
+    told: list[Any] = []
+    options = {"on_tokens": told.append} if streamed else {}
+
+    [alone] = await ask_all(client, [POISON], **options)
+    well, ill = await ask_all(client, [5], [POISON], **options)
+
+    assert type(alone) is type(ill) is RequestFailed
+    assert "no log-prob" in str(ill)
+    assert well.logprobs.tolist() == [-1.0] * 4
+    assert all(-1.0 in chunk.logprobs and 0.0 not in chunk.logprobs for chunk in told)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(400, EngineRefused), (503, EngineOverloaded), (500, RequestFailed), (429, EngineOverloaded)]
+)
+async def test_an_abort_with_a_status_inside_a_stream_is_a_fault_of_that_member(
+    server: LikeSGLang, client: EngineClient, code: int, kind: type[Exception]
+):
+    async def serve(asked: Asked) -> dict[str, Any]:
+        if POISON not in asked.ids:
+            return await server.whole(asked)
+        reason = {"type": "abort", "message": "Request waiting timeout reached.", "status_code": code}
+        return server.answer(asked, [], finish_reason=reason)
+
+    server.serve = serve
+
+    well, ill = await ask_all(client, [5], [POISON])
+
+    assert len(well.token_ids) == 4
+    assert type(ill) is kind
+    assert "Request waiting timeout reached." in str(ill)
+
+
+@pytest.mark.parametrize(("code", "kind"), [(400, EngineRefused), (503, EngineOverloaded), (500, RequestFailed)])
+async def test_an_error_event_tells_a_passing_overload_from_a_refusal(
+    server: LikeSGLang, client: EngineClient, code: int, kind: type[Exception]
+):
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield server.answer(asked, [4], None)
+        raise Fault(code, "not now")
+
+    server.events = events
+    chunks: list[Any] = []
+
+    [answer] = await ask_all(client, [5], on_tokens=chunks.append)
+
+    assert type(answer) is kind
+    assert [chunk.token_ids.tolist() for chunk in chunks] == [[4]]
+
+
+async def test_a_stream_that_breaks_off_splices_no_two_generations(server: LikeSGLang, client: EngineClient):
+    """Those with tokens come back with them as aborted ones do; those without are sent again."""
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        if asked.together > 1 and asked.ids == [5]:
+            yield server.answer(asked, [11, 12], None)
+            raise Fault(500, "a scheduler's fault")
+        if asked.together > 1:
+            await asyncio.sleep(0)
+            yield server.answer(asked, [], None)
+            await asyncio.Event().wait()
+        yield server.answer(asked, asked.tokens())
+
+    server.events = events
+
+    begun, fresh = await ask_all(client, [5], [7], on_tokens=lambda chunk: None)
+
+    assert (begun.token_ids.tolist(), begun.finish_reason) == ([11, 12], "abort")
+    assert (len(fresh.token_ids), fresh.finish_reason) == (4, "length")
+
+
+async def test_each_stream_of_a_batch_has_a_deadline_of_its_own(server: LikeSGLang):
+    client = EngineClient(server.address, generate_timeout_s=0.5)
+    steps = 5
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        for step in range(steps):
+            if asked.ids == [POISON]:
+                await asyncio.Event().wait()
+            await asyncio.sleep(0.2)
+            yield server.answer(asked, [4], None if step < steps - 1 else "length")
+
+    async def one_event(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield {"output_ids": [], "meta_info": {"id": asked.rid, "finish_reason": None, "completion_tokens": 0}}
+        async for event in events(asked):
+            yield event
+
+    server.events = one_event
+
+    slow, silent = await ask_all(client, [5], [POISON], on_tokens=lambda chunk: None)
+    rids = [asked.rid for asked in server.asked if asked.ids == [POISON]]
+    await until(lambda: server.aborted == rids, "the server is told")
+    await client.close()
+
+    assert len(slow.token_ids) == steps  # it took twice the deadline and came on all the time
+    assert type(silent) is RequestFailed
+    assert "no token for 0.5 s" in str(silent)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("together", [1, 3])
+async def test_a_connection_is_used_again_after_each_answer(
+    server: LikeSGLang, client: EngineClient, streamed: bool, together: int
+):
+    options = {"on_tokens": lambda chunk: True} if streamed else {}
+
+    for _ in range(4):
+        answers = await ask_all(client, *([5] for _ in range(together)), **options)
+
+        assert [len(answer.token_ids) for answer in answers] == [4] * together
+        await asyncio.wait_for(client.health(), 10)  # time to read the end of the stream
+
+    assert server.http_requests == 4
+    assert len(server.connections) <= 2  # health may have been asked for on a second one
+
+
+async def test_a_caller_that_wants_no_more_ends_its_generation_at_that_chunk(server: LikeSGLang, client: EngineClient):
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield server.answer(asked, [4], None)
+        yield server.answer(asked, [5], None)
+        if asked.ids == [POISON]:
+            await asyncio.Event().wait()  # for as long as its client listens
+        yield server.answer(asked, [6])
+
+    server.events = events
+    told: list[int] = []
+
+    def take(chunk: Any) -> bool:
+        told.extend(chunk.token_ids.tolist())
+        return False
+
+    left, whole = await asyncio.gather(
+        client.generate([POISON], SOME, on_tokens=take), client.generate([5], SOME, on_tokens=lambda chunk: None)
+    )
+
+    assert told == [4]
+    assert (left.token_ids.tolist(), left.finish_reason) == ([4], "abort")
+    assert whole.token_ids.tolist() == [4, 5, 6]
+    await until(lambda: server.aborted == [server.asked[0].rid], "the server is told")
+
+
+async def test_a_callback_that_raises_is_the_callers_own_fault(server: LikeSGLang, client: EngineClient):
+    def take(chunk: Any) -> None:
+        raise LookupError("mine")
+
+    ill, well = await asyncio.gather(
+        client.generate([5], SOME, on_tokens=take), client.generate([6], SOME), return_exceptions=True
+    )
+
+    assert isinstance(ill, LookupError)
+    assert len(well.token_ids) == 4  # type: ignore[union-attr]
+
+
+async def test_what_is_in_flight_when_a_client_is_closed_was_not_cancelled_by_its_caller(
+    server: LikeSGLang, client: EngineClient
+):
+    begun = asyncio.Event()
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    server.serve = serve
+    call = asyncio.create_task(client.generate([5], SOME))
+    await begun.wait()
+
+    await client.close()
+
+    with pytest.raises(EngineUnavailable, match="closed"):
+        await call

@@ -1,0 +1,56 @@
+"""Casts of tests: written, loaded, and what is wrong with them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from asyncrl.config.load import CastError, LoadedCast, Problem, load_cast
+from asyncrl.engine.embedded.config import read_shape
+
+SOUND = "rollout.max_new_tokens = 11\n"
+
+
+def problems(path: str, *overrides: str, files: bool = False) -> list[Problem]:
+    with pytest.raises(CastError) as caught:
+        load_cast(path, overrides=overrides, files=files)
+    return caught.value.problems
+
+
+def the_problem(path: str, *overrides: str, files: bool = False) -> Problem:
+    (problem,) = problems(path, *overrides, files=files)
+    return problem
+
+
+def from_settings(*overrides: str) -> LoadedCast:
+    return load_cast("demo", overrides=overrides)
+
+
+SHAPE = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 3,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 100,
+    "eos_token_id": 2,
+}
+
+
+def made_model(folder: Path, **changes: Any) -> None:
+    """A small model directory, one token for each `a`, whose config.json is then changed: None takes a key away."""
+    (folder / "config.json").write_text(json.dumps(SHAPE))
+    weights = {name: np.zeros(shape, np.float32) for name, shape in read_shape(folder).tensors().items()}
+    save_file(weights, folder / "model.safetensors")
+    config = {key: value for key, value in (SHAPE | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer(models.WordLevel({"?": 0, "a": 1, "<eos>": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    tokenizer.save(str(folder / "tokenizer.json"))

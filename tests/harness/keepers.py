@@ -1,0 +1,109 @@
+"""Keepers that count, several on one log."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from actors.runtime.actor import Context
+from actors.runtime.keeper import NONCE, Decision, Input, Keeper
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from harness.stage import Connect, Stage
+from topics.actors import (
+    FLEET_SCALED,
+    KEEPER_TOPICS,
+    SCALE_REQUESTED,
+    STOP_REQUESTED,
+    FleetScaled,
+)
+from topics.table import topic_of
+from topics.topic import ACTORS, FLEET, Topic
+
+CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "warden.claimed")
+
+
+class Counted(FleetScaled):
+    """A number on the keeper's log."""
+
+    def headers(self) -> dict[str, str]:
+        return {"number": str(self.wanted["n"])}
+
+
+class Counter:
+    """A fold that counts: each `fleet.scaled` says the number it is, each `control.scaled` asks for one more."""
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.asked = 0
+        self.reasons: list[str] = []
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        if topic is FLEET_SCALED:
+            self.value = message.wanted["n"]
+        elif topic is SCALE_REQUESTED:
+            self.asked += message.wanted["n"]
+        elif topic is STOP_REQUESTED:
+            self.reasons.append(message.reason)
+
+    def next(self) -> Decision:
+        return Decision(FLEET_SCALED, Counted({"n": self.value + 1}), id=f"{self.value + 1}")
+
+
+class Counting:
+    """A keeper that counts, with its fold."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.fold = Counter()
+        self.keeper = Keeper(context, FLEET, [Input(ACTORS, [SCALE_REQUESTED, STOP_REQUESTED])], self.fold)
+
+    async def count_to(self, value: int) -> None:
+        while self.fold.value < value and not self.context.stop.is_set():
+            await self.keeper.append([self.fold.next()])
+
+
+Open = Callable[..., Any]
+
+
+@pytest.fixture
+async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Open]:
+    """Opens counting keepers on the same log, each with a connection of its own."""
+    counting: list[Counting] = []
+    stand = stage(keepers={"lease_s": 1.0})
+
+    async def open_one(actor_id: str = "warden-1") -> Counting:
+        context = stand.context("warden", await connect(bus.run, name=actor_id))
+        context.actor_id = actor_id
+        counting.append(Counting(context))
+        return counting[-1]
+
+    yield open_one
+    for one in counting:
+        one.context.stop.set()
+        await one.keeper.close()
+
+
+async def log_of(bus: Bus) -> list[tuple[str, int, str]]:
+    """Everything on the keeper's log: topic, number said, writer."""
+    records: list[Record] = []
+    reader = LogReader(bus, FLEET, records.append)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await reader.close()
+    said = []
+    for record in records:
+        topic = topic_of(record.subject)
+        assert topic is not None
+        number = int(record.headers.get("number", "0"))
+        said.append((topic.name, number, record.headers.get(NONCE, "")))
+    return said
+
+
+async def killed(one: Counting) -> None:
+    """Leave as a killed process does: without another word."""
+    one.context.stop.set()
+    await one.keeper.close()
+    for task in list(one.context._tasks):
+        task.cancel()

@@ -1,0 +1,75 @@
+"""Batches for a learner, with tokens that are there, and learners that play inside the test's own process."""
+
+import asyncio
+
+import numpy as np
+import xxhash
+
+from actors.learner.actor import Learner
+from actors.runtime.actor import Context
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import WRITER, say
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.prompts import PromptRow, prompt_name
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    Reference,
+    Segment,
+    TrajectoryGenerated,
+    count_versions,
+)
+from topics.wire import encode
+
+_PROMPT, _SAMPLED = 3, 5  # tokens
+
+
+async def pack(bus: Bus, step: int, *, rewards: tuple[float, ...] = (0.0, 1.0), version: int | None = None) -> int:
+    """Store a group's results and the batch that names them; returns its sequence.
+
+    Args:
+        version: that sampled it; None for the newest that may have.
+    """
+    prompt_id, members = prompt_name("rl", step), []
+    rng = np.random.default_rng(step)
+    mask = np.array([0] * _PROMPT + [1] * _SAMPLED, np.uint8)
+    for member, reward in enumerate(rewards):
+        segment = Segment(
+            rng.integers(3, 20, len(mask)).astype(np.int32),
+            mask,
+            np.where(mask, -2.0, 0.0).astype(np.float32),
+            np.where(mask, max(0, step - 1) if version is None else version, -1).astype(np.int32),
+        )
+        message = TrajectoryGenerated(
+            trajectory_id=f"{prompt_id}-{member}",
+            prompt_id=prompt_id,
+            member=member,
+            group_size=len(rewards),
+            stage="rl",
+            rows=[PromptRow("x")],
+            segments=[segment],
+            completion="y",
+            versions=count_versions([segment]),
+        )
+        sequence = await say(bus, TRAJECTORY_GENERATED, message, key=message.trajectory_id)
+        body = encode(message)
+        reference = Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
+        members.append(BatchMember(message.trajectory_id, 0, reference, reward, _SAMPLED))
+    packed = BatchPacked(step, "rl", [BatchGroup(prompt_id, members)], max(0, step - 2))
+    return await say(bus, BATCH_PACKED, packed, headers={WRITER: "buffer"})
+
+
+class Playing:
+    """A learner at work."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.learner = Learner(context)
+        self.task = asyncio.create_task(self.learner.run())
+
+    async def kill(self) -> None:
+        """End it as SIGKILL does: without another word."""
+        self.context.stop.set()
+        for task in [*self.context._tasks, self.task]:
+            task.cancel()
+        await asyncio.wait({self.task})
+        await self.learner.keeper.close()

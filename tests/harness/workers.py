@@ -1,0 +1,74 @@
+"""A rollout worker that plays inside a test, and everything it publishes."""
+
+import asyncio
+from typing import Any
+
+from actors.rollout.actor import RolloutWorker
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import say
+from harness.stage import Stage
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import topic_of
+from topics.topic import GRADES, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TrajectoryFailed, TrajectoryGenerated
+from topics.wire import decode
+
+KEY = "0:0:made"
+SLOTS = 32
+
+
+class Worker:
+    """A rollout worker on a stage, the engine actors that it follows, and its results."""
+
+    def __init__(self, bus: Bus, stage: Stage) -> None:
+        self.bus = bus
+        self.context = stage.context("rollout", bus)
+        self.worker = RolloutWorker(self.context)
+        self.results: dict[str, TrajectoryGenerated] = {}
+        self.failures: dict[str, TrajectoryFailed] = {}
+        self._said = 0
+        self._readers = [LogReader(bus, stream, self._on_record) for stream in (TRAJECTORIES, GRADES)]
+
+    async def start(self) -> None:
+        for reader in self._readers:
+            await reader.start()
+        self._running = asyncio.create_task(self.worker.run())
+
+    async def stop(self) -> None:
+        self.context.stop.set()
+        await asyncio.wait_for(self._running, 20)
+        for reader in self._readers:
+            await reader.close()
+
+    async def ready(self, address: str, key: str = KEY, engine: str = "engine-1") -> None:
+        line, version, digest = key.split(":")
+        message = EngineReady(engine, address, int(line), int(version), digest, SLOTS)
+        await self._say(ENGINE_READY, message, engine)
+
+    async def updating(self, engine: str = "engine-1") -> None:
+        await self._say(ENGINE_UPDATING, EngineUpdating(engine, 0, 1), engine)
+
+    async def gone(self, engine: str = "engine-1") -> None:
+        await self._say(ENGINE_GONE, EngineGone(engine, "stopped"), engine)
+
+    async def issue(self, *names: str, prompt: str = "^abc=") -> None:
+        for name in names:
+            prompt_id, member = name.rsplit("-", 1)
+            row = PromptRow(prompt, "cba")
+            message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
+            await say(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+
+    async def _say(self, topic: Any, message: Any, engine: str) -> None:
+        self._said += 1
+        await say(self.bus, topic, message, key=engine, id=str(self._said))
+
+    def _on_record(self, record: Record) -> None:
+        topic = topic_of(record.subject)
+        if topic is TRAJECTORY_GENERATED:
+            result = decode(TrajectoryGenerated, record.data)
+            self.results[result.trajectory_id] = result
+        elif topic is TRAJECTORY_FAILED:
+            failure = decode(TrajectoryFailed, record.data)
+            self.failures[failure.trajectory_id] = failure

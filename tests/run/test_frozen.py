@@ -1,0 +1,49 @@
+"""Frozen processes count as dead after their lease, whoever they are, and do no harm."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness.runs import Run, command, two_steps_more, up
+from harness.stage import until
+
+SLOW = pytest.mark.slow
+
+
+def process_of(run: Run, name: str) -> int | None:
+    """Process id of an actor, of the NATS server, or of the embedded engine's server."""
+    if name == "server":
+        return run.server()
+    if name == "engine's server":
+        return next((pid for pid, line in run.processes().items() if "asyncrl.engine.embedded" in line), None)
+    return run.actor(name)
+
+
+@SLOW
+async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
+    frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
+    frozen += ["evaluator-1", "recorder-1", "warden-1", "server"]
+    settings = ["learner.steps=100000", "learner.checkpoint_every=10", "rollout.lease_s=1.0", "keepers.lease_s=2.0"]
+    settings += ["eval.prompts=4", "eval.every=50"]
+    async with up(tmp_path, *settings) as run:
+        await two_steps_more(run, "two steps")
+        for name in frozen:
+            before = process_of(run, name)
+            assert before is not None, f"{name} is not there"
+            os.kill(before, signal.SIGSTOP)
+            await until(
+                lambda name=name, before=before: process_of(run, name) not in (None, before),
+                f"{name} is replaced",
+                60,
+            )
+            await two_steps_more(run, f"two steps after {name} froze")
+        run.interrupt()
+        assert await run.ended() == 0, run.story
+
+    assert "the NATS server does not answer; killed" in run.out
+    assert "the warden is silent; killed" in run.out
+    code, said = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, said
+    assert "run short: clean" in said.splitlines()

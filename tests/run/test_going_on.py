@@ -1,0 +1,90 @@
+"""Runs that go on: past a batch that cannot be trained, and beyond the steps at which they had finished."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from actors.prompter.fold import PrompterFold
+from actors.recorder.fold import RecorderFold
+from actors.supervisor.fold import WardenFold
+from asyncrl.cli.main import run as run_command
+from asyncrl.config.settings import Cast, LearnerSettings
+from asyncrl.state.picture import Picture
+from asyncrl.state.view import RunView
+from harness.folds import Feed
+from harness.runs import command, resume, up
+from topics.actors import RUN_OPENED, RunOpened
+from topics.weights import TRAINING_FINISHED, TrainingFinished
+
+HUGE = '''
+"""Rewards of a user: one of them is too large for a gradient, the fortieth."""
+from pathlib import Path
+
+calls = Path(__file__).with_name("calls")
+
+
+def huge(prompt, completion, label):
+    with calls.open("a") as file:
+        file.write("x")
+    return 1e30 if calls.stat().st_size == 40 else float(completion == label)
+'''
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_end(tmp_path: Path):
+    (tmp_path / "users.py").write_text(HUGE)
+    settings = ["reward.function=users.py:huge", "learner.advantage=none", "learner.steps=4", "nats.keep=run"]
+    async with up(tmp_path, *settings) as failed:
+        assert await failed.ended() == 1, failed.story
+    found = re.search(r"batch (\d): .*asyncrl up --resume (\S+) --skip-batch \1", failed.error)
+    assert found, failed.story
+    step = found[1]
+    assert Path(found[2]) == failed.root
+
+    async with resume(tmp_path, "short", "--skip-batch", step) as ended:
+        assert await ended.ended() == 0, ended.story
+    assert ended.steps() == [1, 2, 3, 4]
+    assert [row["step"] for row in ended.rows() if row.get("skipped")] == [int(step)]
+    code, said = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, said
+    assert "skipped: 32" in said
+    weights = (ended.root / "exported" / "model.safetensors").read_bytes()
+
+    code, said = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=2000000000")
+    assert (code, "there is room for" in said) == (1, True), said  # and the run is as it was
+    async with resume(tmp_path, "short", "--set", "learner.steps=6") as longer:
+        assert await longer.ended() == 0, longer.story
+    assert longer.steps() == [1, 2, 3, 4, 5, 6]
+    assert longer.summary["finished"]
+    assert (longer.root / "exported" / "model.safetensors").read_bytes() != weights
+    code, said = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, said
+    code, said = await command(tmp_path, "replay", "short")
+    assert code == 0, said
+    assert "all 7 published versions bit-equal" in said
+
+
+def with_steps(steps: int) -> Cast:
+    return Cast(learner=LearnerSettings(steps=steps))
+
+
+@pytest.mark.parametrize(("steps", "finished"), [(6, True), (12, False)])
+def test_a_run_is_over_when_it_has_the_steps_that_are_wanted_now(steps: int, finished: bool):
+    cast, message = with_steps(steps), TrainingFinished(6, "steps", "/there")
+    opened = RunOpened(steps, 0, {"learner": {"steps": steps}})
+    folds = [WardenFold(cast), PrompterFold(cast), RecorderFold(), Picture("run"), RunView("run", steps)]
+    for fold in folds:
+        Feed(fold).say(RUN_OPENED, RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
+        Feed(fold).say(TRAINING_FINISHED, message, at_s=2).say(RUN_OPENED, opened, at_s=3)
+    warden, prompter, recorder, picture, _ = folds
+
+    assert warden.finished is finished
+    assert (prompter.wanted() == []) is finished
+    assert recorder.summary("run", [])["finished"] is finished
+    assert picture.finished is finished
+
+
+def test_a_batch_is_skipped_only_of_a_run_that_goes_on(capsys: pytest.CaptureFixture[str]):
+    assert run_command(["up", "demo", "--skip-batch", "3"]) == 1
+    assert "give --resume RUN, too" in capsys.readouterr().err

@@ -1,0 +1,222 @@
+"""What `check` knows of a model, its rows, the functions and the machine before anything is loaded."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.load import load_cast
+from asyncrl.data.model_dir import tensor_shapes
+from asyncrl.engine.embedded.config import read_shape
+from harness.configs import SHAPE, SOUND, made_model, the_problem
+
+OWN = "model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n"
+ROW = {"prompt": "aa", "label": "a"}
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROW) + "\n")
+
+
+# The model
+
+
+@pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_tensors_of_a_shape_are_those_that_transformers_makes(tmp_path, architecture, tied):
+    import transformers
+
+    family = architecture.removesuffix("ForCausalLM")
+    shape = {key: value for key, value in SHAPE.items() if key != "architectures"} | {"head_dim": 4}
+    config = getattr(transformers, f"{family}Config")(**shape, tie_word_embeddings=tied)
+    getattr(transformers, architecture)(config).save_pretrained(tmp_path)
+
+    assert tensor_shapes(tmp_path) == read_shape(tmp_path).tensors()
+
+
+def test_a_whole_model_is_found_whole(rows, written, tmp_path):
+    made_model(tmp_path)
+
+    assert load_cast(written(OWN + "warmup.steps = 1\n"), files=True).base == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            "rope type 'yarn'; the embedded engine serves default",
+        ),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
+        ({"attention_bias": True}, "attention_bias is True; the embedded engine serves only False"),
+        ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"num_attention_heads": None}, "config.json lacks 'num_attention_heads'"),
+        ({"hidden_size": "wide"}, "config.json holds what is no number of a model: invalid literal"),
+        (
+            {"intermediate_size": 13},
+            "by config.json model.layers.0.mlp.gate_proj.weight is [13, 8], in the weights it is [12, 8]; they are of",
+        ),
+        (
+            {"num_hidden_layers": 3},
+            "by config.json model.layers.2.input_layernorm.weight is [8], in the weights it is m",
+        ),
+        ({"num_hidden_layers": 1}, "the weights hold model.layers.1.input_layernorm.weight, but by config.json there"),
+        (
+            {"architectures": ["Qwen2ForCausalLM"]},
+            "by config.json model.layers.0.self_attn.q_proj.bias is [8], in the weights it is missing",
+        ),
+        ({"vocab_size": 4}, "by config.json model.embed_tokens.weight is [4, 8], in the weights it is [3, 8]"),
+    ],
+)
+def test_a_model_that_cannot_be_served_or_is_not_its_config_is_refused(rows, written, tmp_path, changes, message):
+    made_model(tmp_path, **changes)
+
+    problem = the_problem(written(OWN), files=True)
+
+    assert problem.key == "model.path"
+    assert message in problem.message
+
+
+def test_what_the_embedded_engine_does_not_serve_is_left_to_another(rows, written, tmp_path):
+    made_model(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0}, attention_bias=True)
+    other = "engine = { kind = 'external', addresses = ['http://there:1'] }\n"
+
+    assert load_cast(written(OWN + other), files=True).cast.engine.kind == "external"
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(rows, written, tmp_path):
+    made_model(tmp_path)
+    tokenizer = json.loads((tmp_path / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["b"] = 3
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+    message = the_problem(written(OWN), files=True).message
+
+    assert "the tokenizer has the token 'b' with id 3, the model has 3 tokens" in message
+
+
+def test_a_model_that_cannot_end_an_answer_is_refused_where_a_warm_up_needs_the_end(rows, written, tmp_path):
+    made_model(tmp_path, eos_token_id=None)
+    path = written(OWN)
+
+    load_cast(path, files=True)
+    problem = the_problem(path, "warmup.steps=1", files=True)
+
+    assert "names no eos_token; a supervised answer must end with one" in problem.message
+
+
+def test_a_supervised_row_longer_than_the_context_is_refused(written, tmp_path):
+    made_model(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a" * 50, "label": "a" * 50}) + "\n")
+    path = written(OWN)
+
+    load_cast(path, files=True)
+    assert "has 101 tokens and at most 100 fit" in the_problem(path, "warmup.steps=1", files=True).message
+
+
+def test_only_headers_are_read_and_torch_is_not_loaded(rows, written, tmp_path):
+    made_model(tmp_path)
+    code = (
+        f"from asyncrl.config.load import load_cast; import sys; load_cast({written(OWN)!r}, files=True); print(*sys.modules)"
+    )
+
+    modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
+
+    assert not {"torch", "transformers"} & set(modules)
+
+
+# Functions
+
+LOADED = {
+    "def reward(completion, lable): ...": "asks for 'lable', did you mean 'label'; it may name completion, prompt",
+    "def reward(a, b, /): ...": "asks for 'b'",
+    "reward = 3": "'reward' is no function but int",
+}
+ROLLOUTS = {
+    "def rollout(row, context): ...": "it is no async function; write async def rollout(row, context)",
+    "async def rollout(row): ...": "it is called with a row and a context, and too many positional arguments",
+    "async def rollout(row, context, *, depth): ...": "and missing a required argument: 'depth'",
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "code", "message"),
+    [
+        *(("reward.function", code, message) for code, message in LOADED.items()),
+        *(("task.rollout", code, message) for code, message in ROLLOUTS.items()),
+    ],
+)
+def test_a_function_that_cannot_be_called_as_it_will_be_is_refused(written, tmp_path, key, code, message):
+    (tmp_path / "my.py").write_text(code)
+    name = key.partition(".")[0] if key.startswith("reward") else "rollout"
+
+    problem = the_problem(written(SOUND), f"{key}=my.py:{name}", files=True)
+
+    assert problem.key == f"--set {key}"
+    assert message in problem.message
+
+
+def test_functions_that_can_be_called_are_accepted_in_any_form(written, tmp_path):
+    (tmp_path / "my.py").write_text(
+        "import functools\n"
+        "async def deep(row, context, depth): ...\n"
+        "rollout = functools.partial(deep, depth=3)\n"
+        "class Judge:\n"
+        "    async def __call__(self, completion, label): ...\n"
+        "reward = Judge()\n"
+    )
+
+    load_cast(written(SOUND), overrides=["reward.function=my.py:reward", "task.rollout=my.py:rollout"], files=True)
+
+
+def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
+    (tmp_path / "my.py").write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '1000'])\ndef reward(completion): ...\n"
+    )
+    began = time.monotonic()
+
+    load_cast(written(SOUND), overrides=["reward.function=my.py:reward"], files=True)
+
+    assert time.monotonic() - began < 100
+
+
+@pytest.mark.parametrize("function", ["http://", "https://[::1", "reasoning-gym:leg_count"])
+def test_a_reward_that_is_nowhere_is_refused(function):
+    problem = the_problem("demo", f"reward.function={function}", files=True)
+
+    assert problem.key == "--set reward.function"
+    assert "expected http://host:port/path" in problem.message or "close: leg_counting" in problem.message
+
+
+def test_less_memory_than_python_takes_is_refused():
+    assert "found 50 MB, Python alone takes 128" in the_problem("demo", "reward.memory_mb=50", files=True).message
+
+
+# The machine
+
+
+def test_a_gpu_that_is_not_here_is_refused():
+    import torch
+
+    missing = f"cuda:{torch.cuda.device_count()}"
+    message = the_problem("demo", f"learner.device={missing}", files=True).message
+
+    assert message.startswith(
+        f'found "{missing}", but torch {torch.__version__} finds {torch.cuda.device_count()} GPUs'
+    )
+
+
+def test_an_engine_whose_package_is_not_here_is_refused_unless_its_environment_has_it(written, tmp_path):
+    problem = the_problem("demo", "engine.kind=sglang", files=True)
+    (tmp_path / "elsewhere" / "sglang").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "sglang" / "__init__.py").touch()
+    environment = f"engine.environment={{PYTHONPATH = '{tmp_path}/elsewhere'}}"
+
+    assert problem.message.startswith('engine.kind = "sglang", but there is no package sglang here; install it')
+    load_cast("demo", overrides=["engine.kind=sglang", environment], files=True)

@@ -1,0 +1,207 @@
+"""Whole runs as a user sees them: they learn, they are told truly, they grow, and they survive kill -9."""
+
+import json
+import shutil
+import string
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.load import PACKAGE
+from harness.audited import Said, assert_audited, assert_consistent, assert_within_lag, said_on
+from harness.runs import Run, address_of, at_server, command, kill, up
+from topics.batches import BATCH_PACKED
+from topics.topic import BATCHES, TRAINING
+
+pytestmark = pytest.mark.slow
+
+
+def assert_password_unsaid(run: Run, password: str) -> None:
+    """The password is in the private files that hold it, and in no other file of the run."""
+    private = {run.root / "nats.json", run.root / "nats.conf"}
+    for file in run.root.rglob("*"):
+        if file.is_file() and file not in private and "nats" not in file.relative_to(run.root).parts[:1]:
+            assert password.encode() not in file.read_bytes(), file
+    assert all(file.stat().st_mode & 0o077 == 0 for file in private)
+
+
+async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
+    task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
+    length = ["seed=3", "warmup.steps=48", "learner.steps=80", "learner.lr=1e-3"]  # from a sampled reward of 0.15
+    async with up(tmp_path, *task, *length, cast="demo") as run:
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
+        password = address_of(run).password
+        commands = run.processes()
+        assert len(commands) >= 10  # up, NATS server, warden, engine and its server, and six other actors
+        assert not [line for line in commands.values() if password in line]
+        assert await run.ended() == 0, run.story
+
+    summary = run.summary
+    assert_consistent(run, steps=80, warmup_steps=48)
+    assert_within_lag(run, max_lag=1)
+    assert summary["sampled_reward_first_step"] < 0.5
+    assert summary["sampled_reward_best_5_steps"] >= 0.8
+    assert 0 <= summary["greedy_accuracy_before"] < summary["greedy_accuracy_after"] <= 1
+    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 128), (80, 128)]
+    assert summary["evaluated_versions_after"].keys() == {"80"}
+    assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
+    assert run.error == ""
+    assert " died" not in run.out
+    assert_password_unsaid(run, password)
+    assert password not in run.out
+    answer = exported_answer(Path(summary["exported_model"]), "^abcdef=")
+    assert sorted(answer) == sorted("fedcba")  # a model of accuracy 0.98 may still get this one's order wrong
+
+
+def exported_answer(directory: Path, prompt: str) -> str:
+    """What an exported model answers, greedily, for anybody who loads it with transformers alone."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    new = model.generate(ids, max_new_tokens=9, do_sample=False)[0][ids.shape[1] :]
+    return str(tokenizer.decode(new, skip_special_tokens=True)).replace(" ", "")
+
+
+async def test_a_synchronous_cast_with_rows_and_a_reward_of_ones_own(tmp_path: Path):
+    settings = ["buffer.max_lag=0", "learner.steps=4", "warmup.batch_rows=64", "buffer.batch_groups=8"]
+    async with up(tmp_path, *settings, cast="custom") as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=4, warmup_steps=20)
+    assert_within_lag(run, max_lag=0)
+    assert run.summary["trajectories_issued"] == run.summary["trajectories_trained"] == 4 * 8 * 8
+    assert run.summary["masked_stale_tokens"] == 0
+    assert run.summary["greedy_accuracy_before"] is None
+    assert run.summary["sampled_reward_best_5_steps"] is None  # there are only four
+
+
+HELD = '''
+"""The five turns of the example, once the file `held` is gone."""
+import asyncio
+from pathlib import Path
+
+from five_turns import rollout as five_turns
+
+HELD = Path(__file__).with_name("held")
+
+
+async def rollout(row, context):
+    while HELD.exists():
+        await asyncio.sleep(0.02)
+    await five_turns(row, context)
+'''
+
+
+async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_trained(tmp_path: Path):
+    shutil.copy(PACKAGE / "examples" / "five_turns.py", tmp_path)
+    (tmp_path / "held_turns.py").write_text(HELD)
+    (tmp_path / "held").touch()
+    settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
+    async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=2") as run:
+        await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
+        code, said = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine=2")
+        assert (code, said) == (0, "scaled: rollout 2, reward 2, engine 2\n")
+        assert all(run.actor(f"{role}-2") for role in ("rollout", "reward", "engine"))
+
+        (tmp_path / "held").unlink()
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
+        (tmp_path / "held").touch()  # what rollout-2 holds by now is handed back
+        code, said = await command(tmp_path, "scale", "rollout=1", "engine=1")
+        assert (code, said) == (0, "scaled: rollout 1, engine 1\n")
+        (tmp_path / "held").unlink()
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=8, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    assert len(run.summary["trained_tokens_by_lag"]) > 1  # weights changed while trajectories grew
+    turns = run.summary["sampled_tokens"] / run.summary["trajectories_trained"]
+    assert turns > 5  # at least a token in each of five turns
+    assert run.summary["trajectories_failed"] == 0
+    assert " died" not in run.out
+
+
+async def test_warm_up_alone_is_supervised_training(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=0", "eval.prompts=8") as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=0, warmup_steps=4)
+    losses = [row["loss"] for row in run.rows()]
+    assert losses[-1] < losses[0]
+    assert run.summary["warmup_tokens"] == 4 * 32 * 5  # four letters and the end
+    assert run.summary["trajectories_issued"] == 0
+    assert [row["version"] for row in run.rows("eval")] == [0]
+    assert (Path(run.summary["exported_model"]) / "config.json").is_file()
+    assert "plot" not in run.summary
+
+
+async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Path):
+    alphabet = json.dumps(string.ascii_letters + " ()-:>")
+    settings = ["task.source=reasoning-gym:spell_backward", "task.options={}", "reward.function=reasoning-gym"]
+    model = [f"model.create.alphabet={alphabet}", "model.create.context=128", "rollout.max_new_tokens=12"]
+    cast = 'run = "short"\n[warmup]\nsteps = 4\nbatch_rows = 32\nrows_per_trajectory = 16\n[learner]\nlr = 1e-3\n'
+    async with up(tmp_path, *settings, *model, "learner.steps=2", "buffer.batch_groups=8", cast=cast) as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=2, warmup_steps=4)
+    assert run.summary["trajectories_failed"] == 0
+
+
+# --- kill -9
+
+
+@asynccontextmanager
+async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> AsyncIterator[tuple[Run, Bus]]:
+    """A run on a server of the test's, and a connection to its topics that is there when the run has ended."""
+    async with up(folder, *at_server(server, folder), *settings) as run:
+        bus = await Bus.connect(server.address, "short", name="test")
+        try:
+            yield run, bus
+        finally:
+            await bus.close()
+
+
+async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server: EmbeddedServer, tmp_path: Path):
+    settings = ["learner.steps=24", "learner.checkpoint_every=4"]
+    async with outliving(server, tmp_path, *settings) as (run, bus):
+        await run.reaches(lambda: len(run.steps()) >= 6, "the sixth step")
+        killed = run.actor("learner-1")
+        kill(killed)
+        at = run.steps()[-1]
+        assert await run.ended() == 0, run.story
+
+        assert at < 24
+        assert '"event": "checkpoint loaded"' in run.log("learner-1")
+        assert_audited(await said_on(bus, BATCHES), await said_on(bus, TRAINING), 24)
+    assert_consistent(run, steps=24, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    assert "learner-1 started again" in run.out
+
+
+async def test_every_other_actor_killed_one_after_another_costs_no_batch(server: EmbeddedServer, tmp_path: Path):
+    settings = ["learner.steps=60", "rollout.lease_s=1.0"]
+    victims = ("rollout-1", "reward-1", "buffer-1", "prompter-1", "engine-1", "recorder-1")
+    async with outliving(server, tmp_path, *settings) as (run, bus):
+        for victim in victims:
+            before = len(run.steps())
+            await run.reaches(lambda before=before: len(run.steps()) > before, f"a step before {victim} is killed")
+            kill(run.actor(victim))
+        assert await run.ended() == 0, run.story
+
+        batches = await said_on(bus, BATCHES)
+        assert_audited(batches, await said_on(bus, TRAINING), 60)
+    assert_consistent(run, steps=60, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    assert [victim for victim in victims if f"{victim} started again" not in run.out] == []
+    assert run.summary["trajectories_trained"] == sum(len(group.members) for group in trained_groups(batches))
+
+
+def trained_groups(batches: Said) -> list[Any]:
+    return [group for batch in batches.on(BATCH_PACKED) if batch.stage == "rl" for group in batch.groups]

@@ -1,0 +1,287 @@
+"""`asyncrl up` keeps its server and its warden alive, and goes on with runs that were stopped or killed."""
+
+import json
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.supervisor.fold import WardenFold
+from asyncrl.cli.main import run as run_command
+from asyncrl.config.settings import Cast
+from asyncrl.process import Deaths
+from asyncrl.run.launch import Launch
+from asyncrl.run.make_model import LaunchError
+from asyncrl.state.view import RunView
+from harness.audited import assert_audited, assert_consistent, assert_within_lag, said_on, topics_left_by
+from harness.buffer_feed import feed as buffer_feed
+from harness.folds import Feed
+from harness.launches import prepared
+from harness.runs import Run, address_of, command, kill, resume, two_steps_more, up
+from harness.stage import until
+from topics.actors import (
+    ACTOR_STARTED,
+    ACTOR_STOPPED,
+    RUN_OPENED,
+    SCALE_REQUESTED,
+    STOP_REQUESTED,
+    ActorStarted,
+    ActorStopped,
+    RunOpened,
+    ScaleRequested,
+    StopRequested,
+)
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import BATCHES, PROMPTS, TRAINING
+
+SLOW = pytest.mark.slow
+GROUPS, MEMBERS = 8, 4  # of a batch, of a group, in the short cast
+OPENED = RunOpened(steps=5, warmup_steps=0, settings={})
+
+
+async def assert_whole(run: Run, steps: int) -> None:
+    """All is as if nothing had happened: batches, steps, rows, and each prompt issued once, in order."""
+    async with topics_left_by(run) as bus:
+        batches, training, prompts = [await said_on(bus, stream) for stream in (BATCHES, TRAINING, PROMPTS)]
+    assert_audited(batches, training, steps)
+    assert_consistent(run, steps=steps, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    issued = [message.trajectory_id for message in prompts.on(PROMPT_ISSUED) if message.stage == "rl"]
+    groups = steps * GROUPS + len(batches.on(GROUP_DROPPED))
+    assert sorted(issued) == [f"p{number:06d}-{member}" for number in range(groups) for member in range(MEMBERS)]
+
+
+async def has_vitals(folder: Path) -> bool:
+    code, said = await command(folder, "status", "--json")
+    assert code == 0, said
+    return any(actor["vitals"] for actor in json.loads(said)["actors"])
+
+
+# --- while it lives
+
+
+@SLOW
+async def test_a_server_killed_twice_and_a_warden_killed_once_cost_no_batch(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=80", "rollout.lease_s=1.0") as run:
+        await two_steps_more(run, "two steps")
+        kill(run.server())
+        await two_steps_more(run, "two steps on the second server")
+        await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
+        kill(run.actor("warden-1"))
+        await until(lambda: not run.actor("learner-1"), "the actors went with their warden")
+        await two_steps_more(run, "two steps under the second warden")
+        kill(run.server())
+        assert await run.ended() == 0, run.story
+
+    assert run.out.count("the NATS server died: exit code -9; it is started again") == 2
+    assert "warden-1 started again" in run.out
+    await assert_whole(run, 80)
+
+
+@SLOW
+async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=5000") as run:
+        await two_steps_more(run, "two steps")
+        with socket.socket() as taken:
+            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            kill(run.server())
+            await until(lambda: binds(taken, address_of(run).url), "the server has left its port")
+            taken.listen()
+            assert await run.ended(60) == 1, run.story
+
+    assert "run short failed: the NATS server died 8 times in a row, at last with nats-server on port" in run.error
+    assert "address already in use" in run.error
+
+
+def binds(taken: socket.socket, url: str) -> bool:
+    try:
+        taken.bind(("127.0.0.1", int(url.rsplit(":", 1)[1])))
+    except OSError:
+        return False
+    return True
+
+
+def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
+    deaths = Deaths()
+    for _ in range(8):
+        deaths.begin()
+        deaths.add(killed=True, worked=False)
+    assert deaths.hopeless
+
+    deaths.add(killed=True, worked=True)
+    assert not deaths.hopeless
+
+
+def test_a_process_is_given_up_after_eight_quick_deaths():
+    deaths, pauses = Deaths(), []
+    for _ in range(7):
+        deaths.begin()
+        deaths.add()
+        assert not deaths.hopeless
+        pauses.append(deaths.pause_s)
+    deaths.add()
+
+    assert deaths.hopeless
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.2, 5.0)
+
+
+# --- resumed
+
+
+@SLOW
+async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=60", "learner.checkpoint_every=7") as first:
+        await two_steps_more(first, "two steps")
+        first.interrupt()
+        assert await first.ended(60) == 0, first.story
+    assert f"to go on: asyncrl up --resume {first.root}" in first.out
+
+    async with resume(tmp_path, "short") as second:
+        await two_steps_more(second, "two steps after the interrupt")
+        code, said = await command(tmp_path, "down")
+        assert code == 0, said
+        assert await second.ended() == 0, second.story
+    assert "resumed" in second.out
+    assert "step 1 of" not in second.out  # what was shown once is not news
+
+    async with resume(tmp_path, "short", "--set", "learner.steps=70") as third:
+        assert await third.ended() == 0, third.story
+    events = [line.split(maxsplit=1)[-1] for line in third.out.splitlines() if line]
+    assert "finished" in events
+    assert "stopped" not in events
+    await assert_whole(third, 70)
+
+    async with resume(tmp_path, "short") as fourth:
+        assert await fourth.ended(20) == 1
+    assert fourth.error.startswith("run short has finished, nothing is left to do")
+
+
+@SLOW
+async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=40", "learner.checkpoint_every=7", "rollout.lease_s=1.0") as killed:
+        await killed.reaches(lambda: len(killed.steps()) >= 9, "a step behind a checkpoint")
+        kill(killed.process.pid)
+        await killed.ended()
+        await until(lambda: not killed.processes(), "nobody is left")
+
+    async with resume(tmp_path, "short") as run:
+        assert await run.ended() == 0, run.story
+    assert '"event": "checkpoint loaded"' in run.log("learner-1")
+    await assert_whole(run, 40)
+
+    (run.root / "summary.json").unlink()  # as if it had been killed between its last step and its last word
+    async with resume(tmp_path, "short") as closed:
+        assert await closed.ended() == 0, closed.story
+    await assert_whole(closed, 40)
+
+
+async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):
+    first = prepared(tmp_path, learner={"steps": 7})
+    await first.stop()
+
+    again = Launch.of(first.files.root, ["learner.steps=9"])
+    again.prepare()
+
+    assert again.files.root == first.files.root
+    assert again.base == first.base
+    assert again.files.read_cast() == first.cast  # until the streams of the other settings are made
+    assert again.cast.learner.steps == 9
+    assert msgspec.structs.replace(again.cast, learner=first.cast.learner) == first.cast
+    with pytest.raises(LaunchError, match="run demo is running; watch it with `asyncrl status demo`"):
+        Launch.of(first.files.root, []).prepare()
+    await again.stop()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "override", "message"),
+    [
+        ("constant", "learner.lr=1e-4", "goes on with the settings it began with; only learner.steps and task.epochs"),
+        ("constant", "learner.steps=many", "only learner.steps and task.epochs may be raised"),
+        ("constant", "task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
+        ("constant", "learner.steps=6", "the run began with 7 steps; they may only be raised"),
+        ("cosine", "learner.steps=8", "would change the learning rates of the steps already taken"),
+    ],
+)
+async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, schedule: str, override: str, message: str):
+    first = prepared(tmp_path, learner={"steps": 7, "schedule": schedule})
+    await first.stop()
+
+    with pytest.raises(LaunchError, match=f"^--set {override}: .*{message}"):
+        Launch.of(first.files.root, [override])
+
+
+async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
+    first = prepared(tmp_path)
+    await first.stop()
+    (first.files.root / "summary.json").write_text('{"finished": true}')
+
+    words = "run demo has finished, nothing is left to do; .* --set learner.steps=N, with N above 100"
+    with pytest.raises(LaunchError, match=words):
+        Launch.of(first.files.root, [])
+    assert Launch.of(first.files.root, ["learner.steps=200"]).cast.learner.steps == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--resume", "nobody"], "no run called nobody under"),
+        (["--resume", "demo", "demo"], "give neither a cast nor --run"),
+        (["--resume", "demo", "--run", "other"], "give neither a cast nor --run"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    message: str,
+):
+    monkeypatch.chdir(tmp_path)
+
+    assert run_command(["up", *words]) == 1
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
+    fed = Feed(WardenFold(Cast()))
+    fed.say(RUN_OPENED, OPENED).say(SCALE_REQUESTED, ScaleRequested({"rollout": 3}))
+    fed.say(STOP_REQUESTED, StopRequested("enough"))
+    assert fed.fold.state.stopping == "enough"
+
+    fed.say(RUN_OPENED, OPENED)
+    assert fed.fold.state.stopping == ""
+    assert fed.fold.state.asked == {"rollout": 3}
+
+    fed.say(STOP_REQUESTED, StopRequested("enough again"))
+    assert fed.fold.state.stopping == "enough again"
+
+
+def test_while_a_run_rests_no_deadline_comes_nearer():
+    fed = buffer_feed(deadline_s=100.0).issued("p000000-0", at_s=10.0).issued("p000000-1", at_s=10.0)
+    assert fed.fold.next_deadline() == 110.0
+
+    fed.say(RUN_OPENED, OPENED, at_s=5000.0)
+
+    assert fed.fold.next_deadline() == 5100.0
+    assert fed.fold.decide(5099.0) == []
+    assert fed.fold.decide(5101.0) != []
+
+
+def test_what_was_shown_before_a_run_was_resumed_is_no_news():
+    fed = Feed(RunView("demo"))
+    fed.say(RUN_OPENED, OPENED, at_s=1).say(ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 1), at_s=2)
+    fed.say(STOP_REQUESTED, StopRequested(), at_s=3)
+    fed.say(ACTOR_STOPPED, ActorStopped("warden", "warden-1", "learner-1: loss is not finite"), at_s=4)
+    assert (fed.fold.state, fed.fold.failure) == ("failed", "learner-1: loss is not finite")
+
+    fed.say(RUN_OPENED, OPENED, at_s=9).say(ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 2), at_s=10)
+    fed.fold.tell("step", 2_000_000_000, "step 1, read from another log")
+
+    assert (fed.fold.state, fed.fold.failure) == ("running", "")
+    texts = [event.text for event in fed.fold.take_events()]
+    assert texts == ["resumed", "warden-1 started again"]

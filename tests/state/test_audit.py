@@ -1,0 +1,346 @@
+"""The audit finds every planted corruption, and nothing where nothing is wrong; explain tells a life."""
+
+from itertools import permutations
+
+import pytest
+
+from asyncrl.bus.publish import say
+from asyncrl.cli.audit import audit_run
+from asyncrl.state.audit.open_work import Queue
+from harness.runs import command
+from harness.stories import FIRST, LOGS, Story, result
+from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, RunOpened, SkipRequested
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
+from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.streams import STREAM_TRIMMED, StreamTrimmed
+from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+
+def told():
+    """A run with a little of everything, in which nothing is wrong."""
+    story = Story()
+    story.say(RUN_OPENED, RunOpened(9, 1, {"buffer": {"max_lag": 1}}))
+    story.issued("w000000-0")
+    story.graded("w000000-0", (-1, -1, -1))
+    story.trained(0, story.packed(0, "w000000-0"), 1)
+    story.published(0)
+    for prompt in range(5):
+        story.issued(f"p00000{prompt}-0")
+        story.issued(f"p00000{prompt}-1")
+    story.graded("p000000-0")
+    story.graded("p000000-1")
+    sequence = story.packed(1, "p000000-0", "p000000-1")
+    story.trained(1, sequence)
+    story.published(1)
+    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 1, "0-1", "there", sequence))
+    story.graded("p000001-0", (0, 0, 1))
+    story.graded("p000001-1", (1, 1, 1), 0.0)
+    story.trained(2, story.packed(2, "p000001-0", "p000001-1"), lags={0: 4, 1: 2})
+    story.published(2)
+    story.failed("p000002-0")  # a group that failed
+    story.failed("p000002-1")
+    story.say(GROUP_DROPPED, GroupDropped("p000002", "failed", 2))
+    story.failed("p000003-0")  # a batch that waits; one member of its group has an end of its own
+    story.graded("p000003-1", (1, 1, 2))
+    story.dropped("p000003-0")
+    story.packed(3, "p000003-1")
+    story.generated("p000004-0", (2, 2))  # open: one waits for its grade, one is being sampled
+    return story
+
+
+def test_a_run_in_which_nothing_is_wrong_is_clean():
+    findings = told().findings(deep=True, queues={"rollout": Queue(10), "reward": Queue(6)})
+
+    assert findings.violations == []
+    assert (findings.prompts, findings.issued, findings.trained, findings.packed) == (6, 11, 5, 1)
+    assert findings.dropped == {"failed": 2, "rollout": 1}
+    assert findings.open == {"rollout": 1, "reward": 1}
+    assert (findings.batches, findings.trained_batches, findings.versions) == (4, 3, 3)
+    assert findings.tokens_by_lag == {-1: 3, 0: 10, 1: 2}
+
+
+def test_the_order_between_logs_does_not_matter():
+    story = told()
+    story.trained(2, 9)  # and neither does it where something is wrong
+    for logs in permutations(LOGS[len(FIRST) :]):
+        assert story.wrong(logs=(*FIRST, *logs)) == [("trained twice", "batch 2")]
+
+
+# --- one corruption at a time: what is done to the run, and what the audit says
+
+
+def two_rewards(story):
+    batch = story.said(BATCH_PACKED)[1]
+    batch.groups[0].members[0].reward = 0.5
+
+
+def a_member_too_many(story):
+    story.issued("p000005-0")
+    story.graded("p000005-0")
+    grade = story.said(TRAJECTORY_GRADED)[-1]
+    story.said(BATCH_PACKED)[3].groups.append(
+        BatchGroup("p000001", [BatchMember("p000005-0", 0, grade.payload, grade.reward, 3)])
+    )
+
+
+CORRUPTIONS = {
+    "a trajectory issued twice": (lambda s: s.issued("p000000-0"), ("issued twice", "p000000-0")),
+    "a prompt left out": (lambda s: s.issued("p000006-0"), ("left out", "p000005")),
+    "a member left out": (
+        lambda s: (s.issued("p000005-1"), s.issued("p000006-0")),
+        ("left out", "p000005"),
+    ),
+    "an end of nothing": (lambda s: s.dropped("p000077-0"), ("never issued", "p000077-0")),
+    "an end of another attempt": (
+        lambda s: s.dropped("p000003-0", attempt=1),
+        ("ended twice", "p000003-0 (attempt 1)"),
+    ),
+    "a group of nothing": (
+        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000077", "deadline")),
+        ("never issued", "p000077"),
+    ),
+    "a trained trajectory dropped": (lambda s: s.dropped("p000000-1"), ("ended twice", "p000000-1")),
+    "a trained group dropped": (
+        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000000", "lag")),
+        ("ended twice", "p000000"),
+    ),
+    "a group dropped twice": (
+        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000002", "failed")),
+        ("ended twice", "p000002"),
+    ),
+    "a trajectory in two batches": (lambda s: s.packed(4, "p000000-0"), ("in two batches", "p000000-0")),
+    "a group in two batches": (a_member_too_many, ("in two batches", "p000001")),
+    "an end that is missing": (lambda s: s.unsay(TRAJECTORY_DROPPED, 0), ("no end", "p000003-0")),
+    "tokens trimmed too early": (lambda s: s.unsay(TRAJECTORY_GENERATED, 5), ("lost", "p000003-1")),
+    "a second result": (lambda s: s.generated("p000004-0", (2,)), ("generated twice", "p000004-0")),
+    "a reward nobody gave": (two_rewards, ("not graded", "p000000-0")),
+    "a grade that is missing": (lambda s: s.unsay(TRAJECTORY_GRADED, 5), ("not graded", "p000003-1")),
+    "somebody else's tokens": (
+        lambda s: s.alter(TRAJECTORY_GENERATED, 1, trajectory_id="p000008-0"),
+        ("wrong reference", "p000000-0"),
+    ),
+    "a flipped byte": (lambda s: s.alter(TRAJECTORY_GENERATED, 2, completion="?"), ("damaged payload", "p000000-1")),
+    "tokens of other versions than the header says": (
+        lambda s: s.alter(TRAJECTORY_GENERATED, 6, segments=result("p000004-0", (1, 2)).segments),
+        ("damaged payload", "p000004-0"),
+    ),
+    "a step packed twice": (lambda s: s.packed(3, "p000000-0"), ("packed twice", "batch 3")),
+    "a step left out by the buffer": (lambda s: s.packed(5), ("step out of order", "batch 5")),
+    "a step trained twice": (lambda s: s.trained(2, 9), ("trained twice", "batch 2")),
+    "a step left out by the learner": (
+        lambda s: s.unsay(BATCH_TRAINED, 1),
+        ("untrained version", "version 1 of line 0"),
+        ("wrong checkpoint", "checkpoint of step 1 on line 0"),
+        ("step out of order", "batch 2"),
+    ),
+    "a first step left out": (
+        lambda s: s.unsay(BATCH_TRAINED, 0),
+        ("untrained version", "version 0 of line 0"),
+        ("step out of order", "batch 1"),
+    ),
+    "training of no batch": (lambda s: s.trained(3, 77, 1, {0: 1, 1: 2}), ("wrong batch", "batch 3")),
+    "a checkpoint of another batch": (
+        lambda s: s.alter(CHECKPOINT_SAVED, 0, batch_sequence=1),
+        ("wrong batch", "batch 1"),
+    ),
+    "a trajectory too many": (lambda s: s.alter(BATCH_TRAINED, 1, trajectories=3), ("wrong batch", "batch 1")),
+    "a token too old": (lambda s: s.alter(BATCH_TRAINED, 2, lags={0: 4, 2: 2}), ("beyond lag bound", "batch 2")),
+    "a bound too wide": (lambda s: s.alter(BATCH_PACKED, 1, min_version=-2), ("beyond lag bound", "batch 1")),
+    "tokens from nowhere": (
+        lambda s: s.alter(BATCH_TRAINED, 2, lags={0: 5, 1: 2}),
+        ("more tokens than sampled", "batch 2"),
+    ),
+    "a version that is missing": (lambda s: s.unsay(WEIGHTS_PUBLISHED, 2), ("unpublished version", "p000003-1")),
+    "a version said twice": (
+        lambda s: s.published(1, digest="other"),
+        ("two digests", "version 1 of line 0"),
+    ),
+}
+
+
+@pytest.mark.parametrize("corruption", CORRUPTIONS)
+def test_a_planted_corruption_is_named_and_nothing_else(corruption):
+    corrupt, *expected = CORRUPTIONS[corruption]
+    story = told()
+
+    corrupt(story)
+
+    assert story.wrong(deep=True) == expected
+
+
+def test_work_acknowledged_without_a_result_is_lost():
+    story = told()
+
+    assert story.wrong(queues={"rollout": Queue(12)}) == [("lost", "p000004-1")]
+    assert story.wrong(queues={"reward": Queue(7)}) == [("lost", "p000004-0")]
+
+    story.say(DEAD_LETTER, DeadLetter("prompt.issued", "PROMPTS", 12, "unreadable", {}, b""))
+    assert story.wrong(queues={"rollout": Queue(12)}) == []
+    assert story.wrong(queues={"rollout": Queue(12)}, legible=[("PROMPTS", 12)]) == [("hidden loss", "p000004-1")]
+
+
+def test_a_queue_that_holds_less_than_what_is_open_has_lost_some_of_it():
+    story = told()  # of two that are open, one is sampled and one is graded
+
+    rollout, reward = Queue(9, delivered=12, newest=12), Queue(5, delivered=5, newest=7)
+    assert story.wrong(queues={"rollout": rollout}) == [("lost", "queue rollout")]
+    assert story.wrong(queues={"rollout": rollout._replace(waiting=9)}) == [("lost", "queue rollout")]  # later messages
+    assert story.wrong(queues={"rollout": rollout._replace(unacknowledged=1)}) == []
+    assert story.wrong(queues={"rollout": rollout._replace(newest=11)}) == []  # issued since
+    assert story.wrong(queues={"reward": reward}) == [("lost", "queue reward")]
+    assert story.wrong(queues={"reward": reward._replace(unacknowledged=9)}) == [("lost", "queue reward")]
+    assert story.wrong(queues={"reward": reward._replace(waiting=1)}) == []
+
+
+# --- what is unusual and right
+
+
+def test_a_step_trained_again_on_a_newer_line_counts_once():
+    story = told()
+    sequence = story.said(BATCH_TRAINED)[1].batch_sequence
+    story.published(1, line=1)
+    story.trained(1, sequence, line=1)
+    assert story.wrong() == []
+    assert story.findings().trained_batches == 2  # what line 0 trained after it is in no weights
+
+    story.trained(2, story.said(BATCH_TRAINED)[2].batch_sequence, lags={0: 4, 1: 2}, line=1)
+    findings = story.findings()
+    assert findings.violations == []
+    assert (findings.trained_batches, findings.trained) == (3, 5)
+
+    story.trained(1, sequence, line=0)
+    assert story.wrong() == [("trained twice", "batch 1")]
+
+
+def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
+    story = told()
+    story.graded("p000004-1")
+    story.dropped("p000004-1", "lag")
+    story.issued("p000004-1", attempt=1)
+    assert story.wrong() == []
+    assert story.findings().open == {"rollout": 1, "reward": 1}
+
+    story.graded("p000004-1", (2, 2, 2), attempt=1)
+    story.dropped("p000004-1", "lag", attempt=1)
+    story.dropped("p000004-1", "deadline", attempt=2)  # before it was issued a third time
+    assert story.wrong() == []
+    story.dropped("p000004-1", "deadline", attempt=2)
+    assert story.wrong() == [("ended twice", "p000004-1 (attempt 2)")]
+
+
+def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
+    story = told()
+    story.trained(3, len(story.logs["BATCHES"]), 1)
+    story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
+    assert story.wrong() == [("unasked skip", "batch 3")]
+
+    story.say(SKIP_REQUESTED, SkipRequested(3))
+    findings = story.findings()
+    assert findings.violations == []
+    assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
+
+
+def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
+    story = Story()
+    story.say(RUN_OPENED, RunOpened(9, 0, {"buffer": {"max_lag": 1}}))
+    for version in range(3):
+        story.published(version)
+    for name in ("p000000-0", "p000000-1"):
+        story.issued(name)
+        story.graded(name, (0, 1, 2))
+    story.trained(1, story.packed(1, "p000000-0", "p000000-1"), lags={0: 6})
+
+    untrained = [("untrained version", f"version {version} of line 0") for version in (1, 2)]
+    assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
+
+
+def test_late_and_forged_claims_end_nothing():
+    story = told()
+    story.failed("p000000-0")
+    story.failed("p000077-0")
+    story.graded("p000078-0", (55,))
+
+    assert story.wrong() == []
+
+
+def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 1)
+    assert story.wrong() == [("lost", "p000000-0")]
+
+    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    assert story.wrong() == []
+    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
+    assert story.wrong() == [("lost", "p000001-0")]
+
+
+def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
+    story = told()
+    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
+    assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
+
+    story.times[CHECKPOINT_SAVED.name, 1], story.times[BATCH_PACKED.name, 3] = 50, 60
+    assert story.wrong() == []
+
+
+def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 5)
+    story.say(STREAM_TRIMMED, StreamTrimmed("TRAJECTORIES", 7, 6, 1000))
+
+    assert story.wrong(first_result=3) == []
+    assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why
+
+
+# --- on a real server
+
+
+WRITER = {"writer": "story"}
+
+
+async def tell(story, bus):
+    """Say a story on the topics of a run."""
+    for log in story.logs.values():
+        for number, (topic, message) in enumerate(log):
+            key = getattr(message, topic.key) if topic.key else ""
+            await say(bus, topic, message, key=key, id=f"{number}", headers=WRITER)
+
+
+async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_path):
+    await tell(told(), bus)
+    await bus.store(TRAJECTORY_GRADED.subject(bus.run, "p000001-1"), b"garbage", {})
+    audited = await audit_run(bus, deep=True)
+    findings = audited.findings
+    assert findings.violations == []
+    assert (findings.trained, findings.payloads, findings.unreadable) == (5, 7, 1)
+    assert (audited.queues["rollout"].newest, audited.queues["rollout"].waiting) == (12, 11)
+
+    (tmp_path / "password").write_text(server.address.password)
+    at = ["--url", server.address.url, "--user", server.address.user, "--password-file", str(tmp_path / "password")]
+    code, said = await command(tmp_path, "audit", bus.run, *at)
+    assert (code, said.splitlines()[0]) == (0, f"run {bus.run}: clean")
+
+    for step in range(4, 34):  # thirty empty batches, and one left out before each
+        await say(
+            bus, BATCH_PACKED, BatchPacked(2 * step, "rl", [], 2 * step - 2), id=f"left out {step}", headers=WRITER
+        )
+    code, said = await command(tmp_path, "audit", bus.run, *at)
+    assert (code, said.splitlines()[0]) == (1, f"run {bus.run}: 30 violations")
+    assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in said
+    assert said.count("step out of order: batch") == 20
+    assert said.endswith("... and 10 more\n")
+
+    code, said = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
+    assert code == 0
+    life, text = said.split("\n\n", 1)
+    whats = [line.split()[2] for line in life.splitlines()[1:]]
+    assert sorted(whats) == ["generated", "graded", "issued", "packed", "trained", "unreadable"]
+    assert text.startswith("p000001-1  3 tokens")
+    assert "reward 0" in said
+    assert "batch 2 on line 0, in version 2" in said
+    code, said = await command(tmp_path, "explain", bus.run, "p000099-1", *at)
+    assert (code, said) == (1, f"run {bus.run}: nothing was said about a trajectory p000099-1\n")
+    code, said = await command(tmp_path, "explain", bus.run, "p000001", *at)
+    assert code == 2

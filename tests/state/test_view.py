@@ -1,0 +1,363 @@
+"""What `up` and `status` make of a run's topics."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from asyncrl.bus.log import Record
+from asyncrl.cli.screen import bar, duration, render, sparkline
+from asyncrl.cli.show import Lines
+from asyncrl.cli.status import figures
+from asyncrl.cli.summary import summary_text
+from asyncrl.state.view import RunView
+from harness.folds import failure
+from topics import actors, batches, engines, evals, trajectories, weights
+from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, StopRequested, Vitals
+from topics.batches import BatchTrained
+from topics.engines import EngineReady, EngineUpdating
+from topics.evals import EvalScored
+from topics.stalls import STALL_FOUND, StallFound
+from topics.topic import TRAINING
+from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
+
+START_S = 1_700_000_000
+
+
+class Story:
+    """A view and what it is told, by the second."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.view = RunView("demo", steps)
+
+    def hear(self, at_s: float, topic, message) -> None:
+        record = Record(topic.stream or TRAINING, 1, "", {}, b"", int((START_S + at_s) * 1e9))
+        self.view.apply(topic, message, record)
+
+    def started(self, at_s: float, actor_id: str, pid: int = 1) -> None:
+        role = actor_id.rsplit("-", 1)[0]
+        self.hear(at_s, actors.ACTOR_STARTED, ActorStarted(role, actor_id, "here", pid))
+
+    def stopped(self, at_s: float, actor_id: str, reason: str = "") -> None:
+        self.hear(at_s, actors.ACTOR_STOPPED, ActorStopped(actor_id.rsplit("-", 1)[0], actor_id, reason))
+
+    def vitals(self, at_s: float, actor_id: str) -> None:
+        message = Vitals(actor_id.rsplit("-", 1)[0], actor_id, 1, START_S + at_s, {})
+        self.hear(at_s, actors.VITALS_TAKEN, message)
+
+    def trained(self, at_s: float, step: int, *, reward: float = 0.5, lags=None, metrics=None) -> None:
+        message = BatchTrained(
+            step=step,
+            line=0,
+            stage="rl" if step > 0 else "warmup",
+            metrics=metrics or {},
+            lags=lags or {0: 100},
+            masked=0,
+            rewards=[reward, 0.0],
+            trajectories=8,
+            batch_sequence=step + 100,
+        )
+        self.hear(at_s, batches.BATCH_TRAINED, message)
+
+    def published(self, at_s: float, version: int, line: int = 0) -> None:
+        message = WeightsPublished(line=line, version=version, digest="d", store="files", location="")
+        self.hear(at_s, weights.WEIGHTS_PUBLISHED, message)
+
+    def texts(self) -> list[str]:
+        return [event.text for event in self.view.take_events()]
+
+    def picture(self, at_s: float, width: int = 100) -> str:
+        console = Console(file=io.StringIO(), width=width, color_system=None)
+        console.print(render(self.view, int((START_S + at_s) * 1e9)))
+        return console.file.getvalue()
+
+
+def whole_run() -> Story:
+    story = Story(steps=4)
+    story.started(0, "warden-1")
+    story.hear(0, actors.FLEET_SCALED, FleetScaled({"rollout": 2, "learner": 1}))
+    for name in ("rollout-1", "rollout-2", "learner-1"):
+        story.started(1, name)
+    story.trained(2, -1)
+    story.trained(3, 0)
+    story.published(3, 0)
+    story.hear(4, engines.ENGINE_READY, EngineReady("engine-1", "http://h:1", 0, 0, "d", 8))
+    scored = EvalScored("v0", 0, {0: 9}, 0.25, 16, 0, 0.1)
+    story.hear(5, evals.EVAL_SCORED, scored)
+    story.trained(6, 1, reward=0.25)
+    story.trained(8, 2, reward=0.5, lags={0: 100, 1: 300})
+    story.published(8, 2)
+    story.hear(8, weights.CHECKPOINT_SAVED, CheckpointSaved(line=0, step=2, digest="d", path="p", batch_sequence=1))
+    return story
+
+
+def test_a_run_becomes_one_line_per_event():
+    assert whole_run().texts() == [
+        "started",
+        "version 0 published after 2 steps of warm-up",
+        "evaluation of version 0: 0.250 on 16 prompts",
+        "step 1 of 4  reward 0.250  lag 0.00",
+        "step 2 of 4  reward 0.500  lag 0.60  200 tokens/s",
+    ]
+
+
+def test_the_picture_shows_step_reward_lag_speed_and_fleet():
+    picture = whole_run().picture(10)
+
+    for words in (
+        "demo",
+        "2 of 4   version 2   checkpoint 2",
+        "0.500",
+        "v0 0.250",
+        "0.60 mean",
+        "40 %",
+        "60 %",
+        "200 tokens/s trained",
+        "4.00 trajectories/s",
+        "● engine-1 v0",
+        "running · 0:10",
+    ):
+        assert words in picture
+    assert max(map(len, picture.splitlines())) <= 100
+    narrow = whole_run().picture(10, width=60)
+    assert all(f" {label}  " in narrow for label in ("step", "reward", "accuracy", "lag", "speed", "engines"))
+    assert len(narrow.splitlines()) == len(picture.splitlines())  # what does not fit is cut, not wrapped
+
+
+def test_the_picture_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
+    story = whole_run()
+    story.trained(9, 3, metrics={"train_s": 1.94, "wait_s": 0.4, "loss": 0.1})
+    story.view.figures = {
+        "response_tokens_mean": 214.4,
+        "truncated_share": 0.03,
+        "flat_groups_share": 0.125,
+        "issue_to_grade_s_mean": 12.34,
+        "reward/format": 0.98,
+    }
+
+    picture = story.picture(10, width=80)
+
+    assert " answers  214 tokens mean   3 % truncated   12 % flat groups " in picture
+    assert " metrics  0.980 format " in picture
+    assert " learner  1.94 s training   0.40 s waiting   12.3 s from issue to grade " in picture
+
+
+def test_a_run_that_is_over_lacks_no_actors():
+    story = whole_run()
+    story.stopped(11, "rollout-1")
+    assert "1 of 2" in story.picture(12)
+
+    story.hear(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
+    story.stopped(13, "warden-1")
+
+    assert story.view.over
+    assert " of 2" not in story.picture(14)
+    assert "rollout" not in story.picture(14)
+
+
+def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
+    story, lines = whole_run(), Lines()
+
+    lines.refresh(story.view)  # of two steps read at once, the newer is shown
+    story.trained(9, 3)
+    lines.refresh(story.view)
+    shown = capsys.readouterr().out.splitlines()
+    lines.close(story.view)
+
+    assert shown == [
+        "  0:00  started",
+        "  0:03  version 0 published after 2 steps of warm-up",
+        "  0:05  evaluation of version 0: 0.250 on 16 prompts",
+        "  0:08  step 2 of 4  reward 0.500  lag 0.60  200 tokens/s",
+    ]
+    assert capsys.readouterr().out.startswith("  0:09  step 3 of 4")
+
+
+def test_an_actor_that_dies_is_told_with_its_last_words_and_counted_when_it_comes_back():
+    story = whole_run()
+    story.view.take_events()
+
+    story.stopped(11, "rollout-1", "BusGone: no acknowledgement")
+    story.started(12, "rollout-1", pid=2)
+    story.started(13, "rollout-2", pid=3)  # killed: nobody heard it stop
+
+    assert story.texts() == [
+        "rollout-1 died: BusGone: no acknowledgement",
+        "rollout-1 started again",
+        "rollout-2 died without a word",
+        "rollout-2 started again",
+    ]
+    assert story.view.restarts == 2
+    assert "2 restarts" in story.picture(13)
+
+
+def test_an_actor_that_is_scaled_away_and_back_did_not_die():
+    story = whole_run()
+    story.view.take_events()
+
+    story.stopped(11, "rollout-2")
+    story.started(12, "rollout-2", pid=3)
+
+    assert story.texts() == []
+    assert story.view.restarts == 0
+
+
+def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
+    story = whole_run()
+    story.vitals(11, "rollout-2")
+    story.hear(12, actors.FLEET_SCALED, FleetScaled({"rollout": 1}))
+    story.vitals(13, "rollout-1")
+    assert "2 of 1" in story.picture(13)  # it finishes what it has
+
+    story.vitals(24, "rollout-1")  # and it was killed meanwhile
+
+    rollout = [actor for actor in figures(story.view, 0)["actors"] if actor["role"] == "rollout"]
+    assert [actor["actor_id"] for actor in rollout] == ["rollout-1"]
+    assert "2 of 1" not in story.picture(24)
+
+    story.started(25, "rollout-2", pid=3)  # before it is wanted again, as its logs may be read
+    story.stopped(26, "rollout-2", "RuntimeError: it dies")
+    assert "it dies" not in story.picture(26)
+
+
+def test_missing_actors_are_shown_against_those_wanted():
+    story = whole_run()
+    story.stopped(11, "rollout-2")
+
+    assert "1 of 2" in story.picture(12)
+
+
+def test_sampled_tokens_per_second_come_from_two_vital_signs():
+    story = whole_run()
+    for at_s, tokens in ((10, 1000), (12, 5000)):
+        vitals = Vitals("rollout", "rollout-1", 1, START_S + at_s, {"tokens": tokens, "cpu_share": 0.5})
+        story.hear(at_s, actors.VITALS_TAKEN, vitals)
+
+    assert story.view.rates()["sampled_tokens"] == 2000
+    assert "silent" not in story.picture(13)
+    assert "1 silent" in story.picture(30)
+
+
+def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
+    story = whole_run()
+    story.hear(1000, actors.RUN_OPENED, RunOpened(steps=8, warmup_steps=2, settings={}))
+    for at_s, step in ((1010, 2), (1011, 3)):
+        story.trained(at_s, step)
+
+    assert story.view.rates()["steps"] == pytest.approx(1.0)
+
+
+def test_an_updating_engine_says_so():
+    story = whole_run()
+    story.hear(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
+
+    assert "engine-1 v2 updating" in story.picture(10)
+
+
+def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
+    story = Story()
+    for number in range(120):
+        failed = failure(f"p{number:06}-0", "reward", detail="time limit")
+        story.hear(number, trajectories.TRAJECTORY_FAILED, failed)
+
+    assert story.texts() == [
+        f"{count} trajectories failed; last: p{count - 1:06}-0 reward: time limit" for count in (1, 10, 100)
+    ]
+    assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.picture(130)
+
+
+def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
+    story = whole_run()
+    story.view.take_events()
+    trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
+    failed = failure("p000001-0", detail=trace)
+    stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last words: {trace}", "")
+
+    story.hear(11, trajectories.TRAJECTORY_FAILED, failed)
+    story.hear(12, STALL_FOUND, stall)
+    story.stopped(13, "rollout-1", trace)
+
+    place = 'File "tools.py", line 7, in rollout ... ValueError: no such tool'
+    assert story.texts() == [
+        f"1 trajectories failed; last: p000001-0 rollout: {place} (more: asyncrl explain p000001-0)",
+        "actor dying: rollout-1: started 3 times in the last minute; last words: "
+        f"{place} (more: asyncrl logs rollout-1)",
+        f"rollout-1 died: {place} (more: asyncrl logs rollout-1)",
+    ]
+
+
+def test_the_wardens_last_words_are_why_a_run_failed():
+    story = whole_run()
+    story.stopped(11, "learner-1", "loss is not finite")
+    story.stopped(12, "warden-1", "learner-1: loss is not finite")
+
+    assert story.view.state == "failed"
+    assert story.view.failure == "learner-1: loss is not finite"
+
+
+def test_a_run_ends_finished_or_stopped():
+    finished, stopped = whole_run(), whole_run()
+    finished.hear(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
+    stopped.hear(11, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
+    for story in (finished, stopped):
+        story.stopped(12, "warden-1")
+
+    assert (finished.view.state, stopped.view.state) == ("finished", "stopped")
+
+
+def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_end():
+    story, ended = whole_run(), whole_run()
+    ended.stopped(12, "warden-1")
+    for each in (story, ended):
+        each.view.on_gone()
+
+    assert (story.view.state, ended.view.state) == ("crashed", "stopped")
+    assert "go on with `asyncrl up --resume " in story.view.failure
+    assert not any(actor.live for actor in story.view.actors.values())
+
+
+def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same():
+    story, failed = whole_run(), whole_run()
+    story.stopped(12, "warden-1")
+    failed.stopped(12, "warden-1", "the disk is full")
+    for each in (story, failed):
+        each.hear(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
+
+    assert (story.view.state, failed.view.state) == ("finished", "failed")
+
+
+def test_a_new_line_of_weights_is_a_warning():
+    story = whole_run()
+    story.view.take_events()
+    story.published(9, 2, line=1)
+
+    assert story.view.take_events()[0].kind == "warning"
+
+
+def test_a_view_without_anything_can_be_shown():
+    assert "no step yet" in Story().picture(0)
+
+
+def test_curves_and_bars_stay_in_their_width():
+    assert sparkline([0.0, 1.0], 40) == "▁█"
+    assert len(sparkline([0.5] * 1000, 40)) == 40
+    assert sparkline([], 40) == ""
+    assert (bar(0, 8), bar(0.5, 8), bar(2, 8)) == ("", "████", "████████")
+    assert (duration(42), duration(3723)) == ("0:42", "1:02:03")
+
+
+def test_a_summary_of_a_run_without_steps_can_be_read():
+    nothing = dict.fromkeys(
+        ["sampled_reward_first_step", "sampled_reward_last_5_steps", "greedy_accuracy_before", "greedy_accuracy_after"]
+    )
+    counts = dict.fromkeys(
+        ["steps", "warmup_steps", "trajectories_trained", "trajectories_issued", "trajectories_failed"], 0
+    )
+    rest = {"trained_tokens": 0, "sampled_tokens": 0, "trained_tokens_by_lag": {}, "wasted_token_share": None}
+    rest |= {"rl_trained_tokens_per_s": None, "learner_train_s": 0.0, "learner_wait_s": 0.0}
+    ends = {"wall_s": 0.0, "rl_wall_s": None, "metrics": "metrics.jsonl", "exported_model": "", "run": "demo"}
+
+    text = summary_text({**nothing, **counts, **rest, **ends})
+
+    assert "not measured before → not measured after" in text
+    assert "no trained token" in text

@@ -1,0 +1,237 @@
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from asyncrl.data.model_dir import ModelError, check_model_directory
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, weights_digest, write_checkpoint
+from asyncrl.training.create import ModelShape, create_model
+
+ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+=^ "
+CHECKPOINT = Checkpoint(line=0, step=12, digest="0123456789abcdef" * 2, batch_sequence=77, extra={"seed": 3})
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("model") / "demo"
+    create_model(directory, alphabet=ALPHABET, seed=0)
+    return directory
+
+
+def save(directory):
+    (directory / "a.safetensors").write_bytes(b"weights" * 100)
+    (directory / "b.safetensors").write_bytes(b"state")
+
+
+def test_the_demo_model_has_its_104k_parameters_and_its_words(model):
+    network, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
+
+    assert sum(parameter.numel() for parameter in network.parameters()) == 104_256
+    assert network.config.rope_parameters["rope_theta"] == 1e4
+    text = "^abc xyz=" + "zyx cba"
+    tokens = tokenizer(text)["input_ids"]
+    assert len(tokens) == len(text)
+    assert tokenizer.decode([*tokens, tokenizer.eos_token_id], skip_special_tokens=True) == text
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
+    assert network.generation_config.eos_token_id == 2
+    assert check_model_directory(model) == ("Qwen3ForCausalLM", 43, 64)
+
+
+def test_a_character_outside_the_alphabet_is_an_error(model):
+    with pytest.raises(Exception, match="UNK"):
+        AutoTokenizer.from_pretrained(model)("A")
+
+
+def test_the_same_seed_makes_the_same_model(model, tmp_path):
+    create_model(tmp_path / "same", alphabet=ALPHABET, seed=0)
+    create_model(tmp_path / "other", alphabet=ALPHABET, seed=1)
+    expected = (model / "model.safetensors").read_bytes()
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == expected
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != expected
+
+
+def test_a_model_is_not_made_over_another(model):
+    with pytest.raises(FileExistsError, match="not empty"):
+        create_model(model, alphabet=ALPHABET, seed=0)
+
+
+def test_an_alphabet_names_each_character_once(tmp_path):
+    with pytest.raises(ValueError, match="only once"):
+        create_model(tmp_path / "new", alphabet="aba", seed=0, shape=ModelShape(hidden=32))
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", None, r"cannot read config.json \(No such file"),
+        ("config.json", b"{", "config.json is not a JSON object"),
+        ("config.json", b"[]", "config.json is not a JSON object .*got `array`"),
+        ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported"),
+        ("config.json", b'{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 3}', "max_position_embeddings None"),
+        ("tokenizer.json", None, "no tokenizer.json"),
+        ("model.safetensors", None, "model.safetensors holds no whole weights .*No such file"),
+        ("model.safetensors", b"", "model.safetensors holds no whole weights .*too small"),
+        ("model.safetensors", b"abc", "model.safetensors holds no whole weights .*too small"),
+        ("model.safetensors", b"{}" * 50, "model.safetensors holds no whole weights .*too large"),
+        ("model.safetensors", b"\x02\0\0\0\0\0\0\0{}x", "model.safetensors holds no whole weights .*not fully covered"),
+        (
+            "model.safetensors.index.json",
+            b'{"weight_map": {"w": "model-2.safetensors"}}',
+            "model-2.safetensors holds no whole weights .*No such",
+        ),
+    ],
+)
+def test_a_torn_model_directory_is_refused(tmp_path, file, content, message):
+    directory = tmp_path / "model"
+    create_model(directory, alphabet="ab", seed=0, shape=ModelShape(hidden=32, layers=1))
+    if content is None:
+        (directory / file).unlink()
+    else:
+        (directory / file).write_bytes(content)
+    with pytest.raises(ModelError, match=message):
+        check_model_directory(directory)
+
+
+def test_weights_cut_short_are_refused(tmp_path):
+    create_model(tmp_path / "model", alphabet="ab", seed=0)
+    weights = tmp_path / "model" / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1)
+    with pytest.raises(ModelError, match=r"model.safetensors holds no whole weights .*not fully covered"):
+        check_model_directory(tmp_path / "model")
+
+
+def test_a_missing_model_directory_is_refused(tmp_path):
+    with pytest.raises(ModelError, match="is no directory"):
+        check_model_directory(tmp_path / "nowhere")
+
+
+def test_the_digest_sees_names_shapes_types_and_bytes_but_no_order():
+    one, two = torch.arange(6, dtype=torch.float32), torch.tensor(2.0)
+    digest = weights_digest([("a", one), ("b", two)])
+
+    assert len(digest) == 32
+    assert weights_digest([("b", two), ("a", one.clone())]) == digest
+    others = [
+        [("a", one), ("c", two)],
+        [("a", one.reshape(2, 3)), ("b", two)],
+        [("a", one.view(torch.int32)), ("b", two)],
+        [("a", one.flip(0)), ("b", two)],
+        [("a", one)],
+    ]
+    assert len({digest, *(weights_digest(other) for other in others)}) == 6
+
+
+def test_a_checkpoint_reads_back_what_was_written(tmp_path):
+    directory = write_checkpoint(tmp_path / "checkpoints", CHECKPOINT, save)
+
+    assert directory == tmp_path / "checkpoints" / "step000012-line0-0123456789ab"
+    found = read_checkpoint(directory)
+    assert (found.line, found.step, found.digest, found.batch_sequence, found.extra) == (
+        0,
+        12,
+        CHECKPOINT.digest,
+        77,
+        {"seed": 3},
+    )
+    assert sorted(found.files) == ["a.safetensors", "b.safetensors"]
+    assert os.listdir(tmp_path / "checkpoints") == [directory.name]
+
+
+def test_a_checkpoint_is_never_written_twice(tmp_path):
+    first = write_checkpoint(tmp_path, CHECKPOINT, save)
+    assert write_checkpoint(tmp_path, CHECKPOINT, lambda directory: pytest.fail("written again")) == first
+
+
+@pytest.mark.parametrize(
+    ("file", "spoil", "message"),
+    [
+        ("a.safetensors", lambda path: os.truncate(path, 699), "a.safetensors: 699 bytes .* expected 700"),
+        ("b.safetensors", lambda path: path.write_bytes(b"stale"), "b.safetensors: 5 bytes with xxh3"),
+        ("a.safetensors", lambda path: path.unlink(), "a.safetensors: No such file"),
+        ("checkpoint.json", lambda path: path.unlink(), "checkpoint.json: No such file"),
+        ("checkpoint.json", lambda path: os.truncate(path, 20), "checkpoint.json: .* torn"),
+    ],
+)
+def test_a_torn_checkpoint_is_refused_and_names_the_file(tmp_path, file, spoil, message):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    spoil(directory / file)
+    with pytest.raises(CheckpointError, match=message):
+        read_checkpoint(directory)
+
+
+def test_a_torn_checkpoint_is_written_anew_under_its_name(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    os.truncate(directory / "a.safetensors", 699)
+
+    assert write_checkpoint(tmp_path, CHECKPOINT, save) == directory
+
+    assert read_checkpoint(directory).files["a.safetensors"].bytes == 700
+    assert os.listdir(tmp_path) == [directory.name]
+
+
+def test_a_checkpoint_under_another_name_is_refused(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    with pytest.raises(CheckpointError, match="holds checkpoint step000012-line0"):
+        read_checkpoint(directory.rename(tmp_path / "latest"))
+
+
+def test_what_a_killed_writer_left_is_no_checkpoint_and_in_nobodys_way(tmp_path):
+    left = tmp_path / f".{CHECKPOINT.name}.99999999.partial"  # no process has that number
+    left.mkdir()
+    (left / "half").write_bytes(b"x")
+
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+
+    assert sorted(read_checkpoint(directory).files) == ["a.safetensors", "b.safetensors"]
+    assert not left.exists()
+
+
+NO_ROOM = """
+import resource, sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
+root, checkpoint = Path(sys.argv[1]), Checkpoint(line=0, step=12, digest=sys.argv[2], batch_sequence=77)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+writers = [
+    lambda directory: save_file({"w": torch.zeros(100_000)}, directory / "w.safetensors"),
+    lambda directory: (directory / "w.bin").write_bytes(bytes(200_000)),
+]
+for write in writers:
+    try:
+        write_checkpoint(root, checkpoint, write)
+    except CheckpointError as error:
+        print(error)
+"""
+
+
+def test_a_disk_that_takes_no_more_leaves_only_the_previous_checkpoint(tmp_path):
+    previous = write_checkpoint(tmp_path, Checkpoint(line=0, step=11, digest="f" * 32, batch_sequence=70), save)
+    repository = str(Path(__file__).parents[2])
+
+    # A limit on the size of files stands in for the full disk: writes fail in the same place.
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ROOM, str(tmp_path), CHECKPOINT.digest],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": repository},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.count("step000012-line0-0123456789ab could not be written: ") == 2
+    assert done.stdout.count("File too large") == 2
+    assert os.listdir(tmp_path) == [previous.name]
+    assert read_checkpoint(previous).step == 11
+
+
+def test_checkpoints_are_readable_by_any_program(tmp_path):
+    record = json.loads((write_checkpoint(tmp_path, CHECKPOINT, save) / "checkpoint.json").read_text())
+    assert record["files"]["b.safetensors"]["bytes"] == 5
+    assert (record["line"], record["step"], record["batch_sequence"]) == (0, 12, 77)

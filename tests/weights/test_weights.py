@@ -1,0 +1,87 @@
+"""Published weights: a small message, a manifest beside the bytes, and engines that read the newest version alone."""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import xxhash
+from safetensors.torch import load_file
+
+from actors.engine.actor import EngineActor
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import WRITER, say
+from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.weights.files import FileStore
+from harness.stage import Stage, until
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.wire import encode
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> TorchTrainer:
+    create_model(tmp_path / "model", alphabet="abc=", seed=0, shape=ModelShape(hidden=32, head_dim=16, ffn=64))
+    return TorchTrainer(tmp_path / "model")
+
+
+def test_a_version_is_said_by_its_digest_and_its_tensors_lie_in_the_manifest(trainer: TorchTrainer, tmp_path: Path):
+    message = FileStore(tmp_path / "weights").publish(trainer, line=0, version=3)
+
+    directory = Path(message.location)
+    manifest = (directory / "manifest.jsonl").read_bytes()
+    records = [json.loads(line) for line in manifest.splitlines()]
+    tensors = load_file(directory / "model.safetensors")
+    assert len(encode(message)) < 300 + len(message.location)
+    assert message.digest == xxhash.xxh3_128_hexdigest(manifest)
+    assert sorted(tensors) == [record["name"] for record in records]
+    for record in records:
+        tensor = tensors[record["name"]]
+        assert (record["dtype"], record["shape"]) == ("float32", list(tensor.shape))
+        assert record["digest"] == xxhash.xxh3_128_hexdigest(tensor.numpy().tobytes())
+    assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == [directory.name]
+
+
+@pytest.mark.parametrize("torn", ["model.safetensors", "manifest.jsonl"])
+def test_a_version_that_is_there_is_kept_and_one_that_is_torn_is_written_anew(
+    trainer: TorchTrainer, tmp_path: Path, torn: str
+):
+    store = FileStore(tmp_path / "weights")
+    first = store.publish(trainer, line=0, version=3)
+    file = Path(first.location) / torn
+    content, node = file.read_bytes(), file.stat().st_ino
+
+    assert store.publish(trainer, line=0, version=3) == first
+    assert file.stat().st_ino == node
+    os.truncate(file, len(content) - 1)
+    assert store.publish(trainer, line=0, version=3) == first
+
+    assert file.read_bytes() == content
+
+
+async def test_an_engine_that_starts_reads_the_newest_version_alone(bus: Bus, stage: Callable[..., Stage], monkeypatch):
+    context = stage(engine={"kind": "scripted"}).context("engine", bus)
+    await asyncio.gather(*(publish(context, bus, version) for version in range(200)))
+    await publish(context, bus, 200)
+    read: list[int] = []
+    take = EngineActor._on_published
+    monkeypatch.setattr(
+        EngineActor, "_on_published", lambda self, *said: (read.append(said[1].version), take(self, *said))
+    )
+    playing = asyncio.create_task(EngineActor(context).run())
+
+    await until(lambda: context.vitals.get("version") == 200, "it has the newest")
+    await publish(context, bus, 201)
+    await until(lambda: context.vitals.get("version") == 201, "it follows")
+
+    assert read == [200, 201]
+    context.stop.set()
+    await playing
+
+
+async def publish(context, bus: Bus, version: int) -> int:
+    location = str(context.files.weights / f"line0-v{version:06d}-aa")
+    message = WeightsPublished(0, version, "aa", "files", location)
+    return await say(bus, WEIGHTS_PUBLISHED, message, headers={WRITER: "test"})
