@@ -1,1 +1,1 @@
-"""Who says it: one file per actor over two shared loops, worker.py and keeper.py."""
+"""The actors of a run: one folder per role; what they share is in `runtime`."""

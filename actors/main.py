@@ -6,26 +6,26 @@ import importlib
 import sys
 from pathlib import Path
 
-from actors.runtime.actor import open_context, play
+from actors.runtime.actor import open_context, run_actor
 from asyncrl.bus.errors import BusDenied, BusError
-from asyncrl.crash import plays
+from asyncrl.crash import set_role
 from asyncrl.process import FATAL
 from asyncrl.telemetry.logs import open_log
 
-ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
+ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "supervisor")
 
 
 async def run(role: str, actor_id: str, run_dir: Path) -> int:
-    """Connect and play one role; returns the exit code."""
+    """Connect and run one role; returns the exit code."""
     log = open_log(actor=actor_id)
-    plays(role)
-    module = importlib.import_module(f"actors.{role}")
+    set_role(role)
+    module = importlib.import_module(f"actors.{role}.actor")
     try:
         context = await open_context(role, actor_id, run_dir, log)
     except (BusError, OSError, ValueError) as error:
         log.error("actor did not start", reason=str(error))
         return FATAL if isinstance(error, BusDenied) else 1
-    return await play(context, module.main)
+    return await run_actor(context, module.main)
 
 
 def main() -> int:

@@ -13,17 +13,17 @@ from pathlib import Path
 CRASH_FOLDER = "ASYNCRL_CRASH_FOLDER"  # environment variable: the folder that holds the files of armed points
 
 _WORKERS = ("rollout", "reward", "evaluator")
-_KEEPERS = ("prompter", "buffer", "learner", "warden")
-_EVERYBODY = (*_KEEPERS, *_WORKERS, "engine")
+_KEEPERS = ("prompter", "buffer", "learner", "supervisor")
+_ALL_ROLES = (*_KEEPERS, *_WORKERS, "engine")
 
-# Who passes which point; what the survivor of each does is in docs/delivery.md.
+# Which roles pass which point; how the run recovers from a crash there is in docs/delivery.md.
 POINTS: dict[str, tuple[str, ...]] = {
-    "publish.before": _EVERYBODY,
-    "publish.stored": _EVERYBODY,
+    "publish.before": _ALL_ROLES,
+    "publish.stored": _ALL_ROLES,
     "blob.inside": ("rollout", "buffer"),
     "blob.stored": ("rollout", "buffer"),
     "work.received": _WORKERS,
-    "work.said": _WORKERS,
+    "work.published": _WORKERS,
     "work.acknowledged": _WORKERS,
     "progress.held": ("rollout",),
     "progress.before": ("rollout",),
@@ -32,15 +32,15 @@ POINTS: dict[str, tuple[str, ...]] = {
     "keeper.claimed": _KEEPERS,
     "keeper.appended": _KEEPERS,
     "snapshot.taken": _KEEPERS,
-    "snapshot.said": _KEEPERS,
+    "snapshot.published": _KEEPERS,
     "learner.stepped": ("learner",),
     "learner.saving": ("learner",),
     "checkpoint.written": ("learner",),
     "checkpoint.renamed": ("learner",),
-    "checkpoint.said": ("learner",),
-    "trim.blobs_purged": ("warden",),
-    "trim.purged": ("warden",),
-    "prune.inside": ("warden",),
+    "checkpoint.published": ("learner",),
+    "trim.blobs_purged": ("supervisor",),
+    "trim.purged": ("supervisor",),
+    "prune.inside": ("supervisor",),
     "weights.written": ("learner",),
     "weights.renamed": ("learner",),
     "learner.exported": ("learner",),
@@ -48,16 +48,16 @@ POINTS: dict[str, tuple[str, ...]] = {
     "engine.paused": ("engine",),
     "engine.swapped": ("engine",),
     "eval.answered": ("evaluator",),
-    "fleet.scaled": ("warden",),
-    "actor.started": ("warden",),
+    "fleet.scaled": ("supervisor",),
+    "actor.started": ("supervisor",),
 }
 
 _folder = os.environ.get(CRASH_FOLDER, "")
 _role = ""
 
 
-def plays(role: str) -> None:
-    """Say which role this process plays."""
+def set_role(role: str) -> None:
+    """Set the role of this process."""
     global _role
     _role = role
 
@@ -87,7 +87,7 @@ def arm(folder: Path, name: str, role: str) -> Path:
 def _crash(name: str) -> None:
     armed = Path(_folder, f"{name}@{_role}")
     try:
-        armed.unlink()  # one of those who pass at once gets it
+        armed.unlink()  # one of the processes that pass at once gets it
     except FileNotFoundError:
         return
     os.kill(os.getpid(), signal.SIGKILL)

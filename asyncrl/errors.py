@@ -1,19 +1,19 @@
-"""What a person can mend."""
+"""User-facing errors."""
 
 from __future__ import annotations
 
 
-class Fault(Exception):
-    """Something a person can mend; the message says what is wrong and what to do."""
+class AsyncRLError(Exception):
+    """Base of all errors that a user can fix; the message states what is wrong and what to do."""
 
     exit_code = 1  # of the command that it ends
 
 
-class WrongUsage(Fault):
+class WrongUsage(AsyncRLError):
     """A command line that means nothing."""
 
     exit_code = 2
 
 
-class DamagedFile(Fault, ValueError):
+class DamagedFile(AsyncRLError, ValueError):
     """A file that does not hold what was written there."""

@@ -1,4 +1,4 @@
-"""Where the servers that a run starts listen: addresses and ports of this machine."""
+"""Addresses and ports of this machine for the servers that a run starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PORTS = range(20000, 32000)
 
 
 class Listen(NamedTuple):
-    """Where servers listen for clients."""
+    """The address that servers listen on for clients."""
 
     host: str = LOOPBACK  # IP address
     port: int = 0  # of the first of several; 0 for the one of the start before where it is free, else any free one
@@ -27,12 +27,12 @@ ANY_PORT = Listen()
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an IP address."""
+    """Return whether only this machine reaches an IP address."""
     return ipaddress.ip_address(host).is_loopback
 
 
 def is_ip(host: str) -> bool:
-    """Whether it is written as an IP address."""
+    """Return whether it is written as an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -41,7 +41,7 @@ def is_ip(host: str) -> bool:
 
 
 def listen_problem(host: str, port: int) -> str:
-    """Why no server can listen there, or nothing."""
+    """Return the reason why no server can listen there, or ""."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family) as probe:
@@ -65,7 +65,8 @@ def free_port(host: str = LOOPBACK) -> int:
 
 
 def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
-    """How to reach the servers that a run starts, and as their owner: as at the start before, where that is possible.
+    """Return how to reach the servers that a run starts, and as their owner: as at the start before, where that is
+    possible.
 
     Args:
         file: the address of the start before, where there was one.

@@ -1,4 +1,4 @@
-"""Child processes: gone with whoever started them, and ended in good time."""
+"""Child processes: tied to their parent, and ended in good time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_tail(log: Path, since: int = 0) -> str:
 
 
 def exit_text(code: int, log: Path, since: int) -> str:
-    """How a process ended; with the last lines of its log, unless a signal ended it in the middle of its work."""
+    """Return how a process ended, with the last lines of its log unless a signal ended it."""
     if code < 0:
         return f"exit code {code}"
     return f"exit code {code}: {log_tail(log, since)}"
@@ -67,10 +67,10 @@ class LivingProcess(NamedTuple):
 
 
 def living_processes() -> dict[int, LivingProcess]:
-    """All of this machine by process id, where the kernel tells (Linux)."""
+    """Return all processes of this machine by process id, where the kernel reports them (Linux)."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended in this moment
+        with contextlib.suppress(OSError):  # it has just ended
             state, parent, group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
             if state not in "ZX":
                 found[int(stat.parent.name)] = LivingProcess(int(parent), int(group))
@@ -78,7 +78,7 @@ def living_processes() -> dict[int, LivingProcess]:
 
 
 def descendants(pid: int, living: dict[int, LivingProcess]) -> list[int]:
-    """Those of the living processes that came from one, and whose parents are known."""
+    """Return the living processes that descend from one, as far as their parents are known."""
     found, parents = list[int](), {pid}
     while parents:
         parents = {one for one, process in living.items() if process.parent in parents}
@@ -95,7 +95,7 @@ def name_of(pid: int) -> str:
 
 
 def process_cpu_s(pid: int) -> float:
-    """CPU seconds of a process since it began; 0 for one that ended, and where the kernel does not tell."""
+    """Return the CPU seconds of a process since it began; 0 where it ended or the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -104,7 +104,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def state_of(pid: int) -> Literal["", "stopped", "gone"]:
-    """How a process of this machine is, where the kernel tells (Linux)."""
+    """Return the state of a process of this machine, where the kernel reports it (Linux)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except FileNotFoundError:
@@ -119,7 +119,7 @@ async def end(process: asyncio.subprocess.Process, within_s: float = 5.0) -> Non
     """Ask a process to leave, and kill it if it does not."""
     if process.returncode is not None:
         return
-    with contextlib.suppress(ProcessLookupError):  # it ends in this moment
+    with contextlib.suppress(ProcessLookupError):  # it has just ended
         process.terminate()
     try:
         async with asyncio.timeout(within_s):
@@ -138,31 +138,31 @@ _LONG_S = 300.0  # and so does one that lived this long, whatever came of it
 _GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
 
 
-class Deaths:
-    """How often in a row a process died soon after its start, and what follows from it."""
+class RestartPolicy:
+    """Restart policy: how often in a row a process died soon after its start, and how long to wait."""
 
     def __init__(self) -> None:
         self.count = 0
         self._began = time.monotonic()
 
     def begin(self) -> None:
-        """It is started (again)."""
+        """Note a start."""
         self._began = time.monotonic()
 
     def add(self, *, killed: bool = False, worked: bool = True) -> None:
-        """It died.
+        """Note a death.
 
         Args:
             killed: by a signal from outside.
-            worked: whether anything came of its life.
+            worked: whether it achieved anything since its start.
         """
         lived_s = time.monotonic() - self._began
         healthy = lived_s > _LONG_S or (worked and (killed or lived_s > _HEALTHY_S))
         self.count = 1 if healthy else self.count + 1
 
     @property
-    def hopeless(self) -> bool:
-        """Whether another start would only be another death."""
+    def should_give_up(self) -> bool:
+        """Return whether another start would only be another death."""
         return self.count >= _GIVE_UP
 
     @property

@@ -1,0 +1,1 @@
+"""Benchmarks of asyncrl; `asyncrl bench` runs them from a source checkout."""

@@ -1,4 +1,4 @@
-"""What typed messages cost over bare NATS, how many durable publishes a second, and the codec alone."""
+"""The cost of typed messages over bare NATS, durable publishes per second, and the codec alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import MESSAGE_ID, say
+from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.bus.server import EmbeddedServer
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.trajectories import TRAJECTORY_GENERATED, Segment, TrajectoryGenerated, VersionCount
@@ -93,7 +93,7 @@ async def bench_bus(*, rounds: int = 5, sizes: Sizes | None = None) -> dict[str,
                     bare = note(f"bare_{name}_per_s", await _bare_rate(address, encode(message), count))
                     note(f"typed_{name}_share_of_bare", typed / bare)
                 note("stored_1_kib_per_s", await _store_rate(bus, sizes.small))
-                note("stored_trajectories_per_s", await _say_rate(bus, sizes.large))
+                note("stored_trajectories_per_s", await _publish_rate(bus, sizes.large))
                 codec_us(note, sizes.codec)
             await bus.close()
         finally:
@@ -170,12 +170,12 @@ async def _store_rate(bus: Bus, count: int) -> float:
     return await _rate(store, count)
 
 
-async def _say_rate(bus: Bus, count: int) -> float:
+async def _publish_rate(bus: Bus, count: int) -> float:
     """Trajectories of 4k tokens packed, described in headers and stored a second."""
     message, mark = trajectory(), time.time_ns()
 
     async def store(number: int) -> None:
-        await say(bus, TRAJECTORY_GENERATED, message, key=f"p{number:06d}-0", id=f"{mark}:{number}")
+        await publish(bus, TRAJECTORY_GENERATED, message, key=f"p{number:06d}-0", id=f"{mark}:{number}")
 
     return await _rate(store, count)
 

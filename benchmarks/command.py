@@ -88,8 +88,8 @@ def table(figures: Mapping[str, float], goals: Mapping[str, Goal]) -> str:
     lines = []
     for name, value in figures.items():
         goal = goals.get(name)
-        said = f"   goal {goal.text():>9}   {'met' if goal.met(value) else 'MISSED'}" if goal else ""
-        lines.append(f"{name:<{width}}  {_number(value):>12}{said}")
+        verdict = f"   goal {goal.text():>9}   {'met' if goal.met(value) else 'MISSED'}" if goal else ""
+        lines.append(f"{name:<{width}}  {_number(value):>12}{verdict}")
     return "\n".join(lines)
 
 
@@ -97,7 +97,7 @@ def _measure(arguments: argparse.Namespace) -> Figures:
     import uvloop  # as the actors run
 
     name = arguments.bench
-    function: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.command.{name}"), f"bench_{name}")
+    function: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.{name}"), f"bench_{name}")
     options = {key: value for key, value in vars(arguments).items() if key not in _NOT_MEASURED}
     measuring = function(**options)
     return dict(uvloop.run(_stoppable(measuring)) if asyncio.iscoroutine(measuring) else measuring)

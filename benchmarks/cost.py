@@ -1,4 +1,4 @@
-"""What resumability costs while nothing fails: CPU time per trajectory with progress messages, against none."""
+"""The cost of resumability while nothing fails: CPU time per trajectory with progress messages, against none."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from asyncrl.config.settings import Cast, RolloutSettings
-from benchmarks.pipeline import endless_cast, measure_window
-from benchmarks.stage import Stage, make_model, tell
+from asyncrl.config.settings import Config, RolloutSettings
+from benchmarks.pipeline import endless_config, measure_window
+from benchmarks.stage import Stage, make_model, report
 
 _MEAN_S, _SIGMA = 8.0, 0.3  # of a generation, streamed
 _OFF = 1_000_000  # tokens that no trajectory reaches
 _WARM_S, _DEADLINE_S = 10.0, 120.0
 
 
-def cost_cast(model: Path, progress_tokens: int, tokens: int) -> Cast:
+def cost_config(model: Path, progress_tokens: int, tokens: int) -> Config:
     """A run that never ends: a scripted engine streams so many tokens in 8 s to each of 256 slots."""
     streaming = {"kind": "scripted", "scripted_mean_s": _MEAN_S, "scripted_sigma": _SIGMA}
-    return endless_cast("bench-cost", model, tokens=tokens, progress_tokens=progress_tokens, **streaming)
+    return endless_config("bench-cost", model, tokens=tokens, progress_tokens=progress_tokens, **streaming)
 
 
 async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, float]:
@@ -43,12 +43,12 @@ async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, fl
     costs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Cast())
-        casts = [cost_cast(model, progress_tokens, tokens) for progress_tokens in (default, _OFF)]
+        await make_model(model, Config())
+        configs = [cost_config(model, progress_tokens, tokens) for progress_tokens in (default, _OFF)]
         for pair in range(pairs):
-            on, off = await asyncio.gather(*(_cpu_us(cast, seconds) for cast in casts))
+            on, off = await asyncio.gather(*(_cpu_us(config, seconds) for config in configs))
             costs.append((on, off))
-            tell(f"pair {pair + 1}: {on:,.0f} and {off:,.0f} CPU microseconds per trajectory")
+            report(f"pair {pair + 1}: {on:,.0f} and {off:,.0f} CPU microseconds per trajectory")
     return {
         "pairs": float(pairs),
         "tokens_per_trajectory": float(tokens),
@@ -59,8 +59,8 @@ async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, fl
     }
 
 
-async def _cpu_us(cast: Cast, seconds: float) -> float:
-    async with Stage.open(cast) as stage:
+async def _cpu_us(config: Config, seconds: float) -> float:
+    async with Stage.open(config) as stage:
         await stage.enter_all()
         await stage.enter("prompter")
         figures = await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds)

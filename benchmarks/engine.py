@@ -1,4 +1,4 @@
-"""How fast the embedded engine samples, against transformers and through HTTP, in one run with interleaved rounds."""
+"""The speed of the embedded engine, against transformers and through HTTP, in one run with interleaved rounds."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[in
 
 
 def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -> float:
-    """The same on weights that have learnt: a made model after some supervised steps on words written backwards."""
+    """The same on trained weights: a made model after some supervised steps on words written backwards."""
     from transformers import AutoModelForCausalLM
 
     create_model(directory / "made", alphabet=CreateModelSettings().alphabet, seed=1, shape=ModelShape(context=CONTEXT))

@@ -1,4 +1,4 @@
-"""What the figures ought to be."""
+"""The goals for the figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Goal(NamedTuple):
     at_most: bool = False
 
     def met(self, value: float) -> bool:
-        """Whether a figure reaches it."""
+        """Return whether a figure reaches it."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def text(self) -> str:
@@ -57,9 +57,9 @@ _RECOVERY = {
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
-    **{f"{role}_start_s": Goal(5, at_most=True) for role in ("prompter", "buffer", "learner", "warden")},
+    **{f"{role}_start_s": Goal(5, at_most=True) for role in ("prompter", "buffer", "learner", "supervisor")},
     # The learner has torch in its memory, however short the run is.
-    **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "warden")},
+    **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "supervisor")},
 }
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 

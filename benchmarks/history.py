@@ -22,13 +22,13 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
 from asyncrl.bus.publish import BY, MESSAGE_ID, WRITER, pack
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import start_actor
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.scripted import ScriptedTrainer
-from benchmarks.stage import BenchError, bench_cast, tell
+from benchmarks.stage import BenchError, bench_config, report
 from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.prompts import PROMPT_ISSUED, PromptIssued, prompt_name
@@ -46,8 +46,8 @@ _DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is
 _SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 _LOOK_S = 0.02
-_PLAYING = ("prompter", "buffer")  # when the run goes on; their logs are long, and they store snapshots
-_KEEPERS = (*_PLAYING, "learner", "warden")
+_PLAYING = ("prompter", "buffer")  # when the run is resumed; their logs are long, and they store snapshots
+_KEEPERS = (*_PLAYING, "learner", "supervisor")
 
 
 class Fact(NamedTuple):
@@ -59,7 +59,7 @@ class Fact(NamedTuple):
 
 
 async def bench_history(*, trajectories: int, directory: str | None, snapshots: bool) -> dict[str, float]:
-    """What a run of so many trajectories weighs, and what its audit and the starts of its keepers cost.
+    """Return what a run of so many trajectories weighs, and what its audit and the starts of its keepers cost.
 
     Args:
         directory: folder that keeps the run, named `history`; None for one that is removed.
@@ -71,33 +71,33 @@ async def bench_history(*, trajectories: int, directory: str | None, snapshots: 
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(directory or temporary)
         steps = trajectories // 256 + 1000  # more than are written: it can be resumed
-        cast = bench_cast("history", directory=str(folder), learner={"steps": steps})
-        tell(f"writing the logs of {trajectories:,} trajectories")
+        config = bench_config("history", directory=str(folder), learner={"steps": steps})
+        report(f"writing the logs of {trajectories:,} trajectories")
         began = time.monotonic()
-        await write_history(folder, cast, trajectories, snapshots=snapshots)
+        await write_history(folder, config, trajectories, snapshots=snapshots)
         figures = {"write_s": time.monotonic() - began}
-        return figures | await _read_again(RunFiles(folder / cast.run), trajectories)
+        return figures | await _read_again(RunFiles(folder / config.run), trajectories)
 
 
-async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshots: bool = False) -> History:
+async def write_history(folder: Path, config: Config, trajectories: int, *, snapshots: bool = False) -> History:
     """A stopped run with so many trajectories behind it, in which prompter and buffer alone go on.
 
     Args:
         folder: holds the run's directory afterwards; `asyncrl up --resume` takes it.
         snapshots: whether prompter and buffer fold it once and store what they know, as a long run's have.
     """
-    files = RunFiles(folder / cast.run)
+    files = RunFiles(folder / config.run)
     files.logs.mkdir(parents=True)
-    keepers = msgspec.structs.replace(cast.keepers, snapshot_every=min(trajectories, cast.keepers.snapshot_every))
-    cast = msgspec.structs.replace(cast, keepers=keepers)
-    files.cast.write_bytes(msgspec.json.encode(cast))
+    keepers = msgspec.structs.replace(config.keepers, snapshot_every=min(trajectories, config.keepers.snapshot_every))
+    config = msgspec.structs.replace(config, keepers=keepers)
+    files.config.write_bytes(msgspec.json.encode(config))
     (files.root / "base").write_text(str(folder))
-    server = EmbeddedServer(files.root, run=cast.run)
-    bus = await Bus.connect(await server.start(), cast.run, name="bench")
+    server = EmbeddedServer(files.root, run=config.run)
+    bus = await Bus.connect(await server.start(), config.run, name="bench")
     try:
         sizes = equal_sizes(payload_mb=1, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
-        await provision(bus, sizes, lease_s=cast.rollout.lease_s)
-        history = History(bus, cast)
+        await provision(bus, sizes, lease_s=config.rollout.lease_s)
+        history = History(bus, config)
         await history.write(trajectories)
         await history.save(files.checkpoints)
         await history.put([Fact(FLEET_SCALED, FleetScaled(dict.fromkeys(_PLAYING, 1)))])
@@ -112,13 +112,13 @@ async def write_history(folder: Path, cast: Cast, trajectories: int, *, snapshot
 class History:
     """Stores what the actors of a run without a warm-up would have stored, in the order of time."""
 
-    def __init__(self, bus: Bus, cast: Cast) -> None:
+    def __init__(self, bus: Bus, config: Config) -> None:
         self.bus = bus
-        self._cast = cast
-        self._batch_groups = cast.buffer.batch_groups
-        self._size = cast.rollout.group_size
-        task = cast.task
-        self._rows = open_source(task.source, options=task.options, seed=cast.seed, base=Path())
+        self._config = config
+        self._batch_groups = config.buffer.batch_groups
+        self._size = config.rollout.group_size
+        task = config.task
+        self._rows = open_source(task.source, options=task.options, seed=config.seed, base=Path())
         self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
         self.steps = 0  # batches packed and trained so far
         self.issued = 0  # groups
@@ -130,20 +130,20 @@ class History:
         Raises:
             BenchError: the streams do not hold all of it.
         """
-        settings, learner = msgspec.to_builtins(self._cast), self._cast.learner
+        settings, learner = msgspec.to_builtins(self._config), self._config.learner
         await self.put([Fact(RUN_OPENED, RunOpened(learner.steps, 0, settings))])
         for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
             claim = KeeperClaimed(stream.keeper, f"{stream.keeper}-1", _NONCE)
             await self.put([Fact(BY_NAME[f"{stream.keeper}.claimed"], claim)])
         steps = -(-trajectories // (self._batch_groups * self._size))
         await self.put([self._published(0)])
-        await self._issue((self._cast.buffer.max_lag + 1) * self._batch_groups)
+        await self._issue((self._config.buffer.max_lag + 1) * self._batch_groups)
         for step in range(1, steps + 1):
             await self.grade(self._batch_groups)
             await self._pack(step)
             await self.train()
             await self.put([self._published(step)])
-            if step % self._cast.learner.checkpoint_every == 0:
+            if step % self._config.learner.checkpoint_every == 0:
                 await self.put([self._saved("")])
             await self._issue(self._batch_groups)
         await self._check()
@@ -163,7 +163,7 @@ class History:
         deviation = (sum((reward - mean) ** 2 for reward in rewards) / self._size) ** 0.5
         message = BatchTrained(
             step=step,
-            line=0,
+            lineage=0,
             stage="rl",
             metrics={"loss": 0.0},
             lags={step - 1 - self._version(step): self._batch_groups * self._size * _TOKENS},
@@ -201,7 +201,7 @@ class History:
         return 0
 
     async def _check(self) -> None:
-        """What nobody acknowledged may have been lost."""
+        """Return messages whose publish was not acknowledged, which may have been lost."""
         claims = 1
         states = await stream_states(self.bus, [PROMPTS, GRADES])
         wanted = {PROMPTS.name: self.issued * self._size + claims, GRADES.name: self.graded * self._size}
@@ -226,8 +226,8 @@ class History:
             member=member,
             group_size=self._size,
             rows=[] if member else [self._rows.row(number)],
-            min_version=max(0, self.steps - self._cast.buffer.max_lag),
-            seed=sampling_seed(self._cast.seed, name, 0),
+            min_version=max(0, self.steps - self._config.buffer.max_lag),
+            seed=sampling_seed(self._config.seed, name, 0),
         )
         return Fact(PROMPT_ISSUED, message, name)
 
@@ -251,7 +251,7 @@ class History:
             BatchGroup(prompt_name("rl", number), list(self._members(number)))
             for number in range(first, first + self._batch_groups)
         ]
-        message = BatchPacked(step, "rl", groups, step - 1 - self._cast.buffer.max_lag)
+        message = BatchPacked(step, "rl", groups, step - 1 - self._config.buffer.max_lag)
         self._packed = {step: await self.put([Fact(BATCH_PACKED, message)])}
 
     def _members(self, number: int) -> Iterator[BatchMember]:
@@ -261,7 +261,7 @@ class History:
             yield BatchMember(f"{name}-{member}", 0, reference, float(member % 2), _TOKENS)
 
     async def _sequence(self, step: int) -> int:
-        """Of a step's batch; a buffer that plays on may have packed it."""
+        """Return the messages of a step's batch; a buffer that continues may have packed it."""
         if step not in self._packed:
             newest = await read_last(self.bus, BATCHES, BATCH_PACKED.subject(self.bus.run))
             assert newest is not None
@@ -269,7 +269,7 @@ class History:
         return self._packed[step]
 
     def _published(self, version: int) -> Fact:
-        location = f"line0-v{version:06d}-{_DIGEST[:12]}"
+        location = f"lineage0-v{version:06d}-{_DIGEST[:12]}"
         return Fact(WEIGHTS_PUBLISHED, WeightsPublished(0, version, _DIGEST, "files", location))
 
     def _saved(self, path: str) -> Fact:
@@ -282,7 +282,7 @@ class History:
 async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
     """Let the real keepers fold the logs once: each stores a snapshot when it has."""
     for role in _PLAYING:
-        async with _playing(files, bus, role, BY_NAME[f"{role}.folded"]):
+        async with _playing(files, bus, role, BY_NAME[f"{role}.snapshot"]):
             pass
 
 

@@ -1,4 +1,4 @@
-"""What a run costs that waits: everybody under a warden, and engines that never answer."""
+"""The cost of an idle run: all actors under a supervisor, and engines that never answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 
 from asyncrl.bus.log import LogReader
-from asyncrl.config.load import LoadedCast
-from asyncrl.config.settings import Cast
+from asyncrl.config.load import LoadedConfig
+from asyncrl.config.settings import Config
 from asyncrl.run.launch import Launch
-from benchmarks.stage import BenchError, bench_cast, cpu_s
+from benchmarks.stage import BenchError, bench_config, cpu_s
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import PROMPTS
 
@@ -22,9 +22,9 @@ _DEADLINE_S = 120.0
 _SETTLED_S = 5.0  # for processes to end their starting
 
 
-def idle_cast(directory: Path) -> Cast:
+def idle_config(directory: Path) -> Config:
     """A run whose slots are all taken by generations that take weeks."""
-    return bench_cast(
+    return bench_config(
         "bench-idle",
         directory=str(directory),
         rollout={"slots": 256, "group_size": 8},
@@ -35,7 +35,7 @@ def idle_cast(directory: Path) -> Cast:
 
 
 async def bench_idle(*, seconds: float) -> dict[str, float]:
-    """CPU time of all processes of a waiting run, the NATS server and the warden among them.
+    """CPU time of all processes of a waiting run, the NATS server and the supervisor among them.
 
     Args:
         seconds: over which it is taken.
@@ -48,7 +48,7 @@ async def bench_idle(*, seconds: float) -> dict[str, float]:
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
         before = {child.pid for child in psutil.Process().children()}
-        launch = Launch(LoadedCast(idle_cast(Path(directory)), Path(directory), Path()))
+        launch = Launch(LoadedConfig(idle_config(Path(directory)), Path(directory), Path()))
         launch.prepare()
         try:
             await _issued(launch)
@@ -68,7 +68,7 @@ async def bench_idle(*, seconds: float) -> dict[str, float]:
 async def _issued(launch: Launch) -> None:
     """Start the run and return once all its prompts are issued."""
     bus = await launch.start()
-    wanted, seen, all_issued = _GROUPS * (_LAG + 1) * launch.cast.rollout.group_size, 0, asyncio.Event()
+    wanted, seen, all_issued = _GROUPS * (_LAG + 1) * launch.config.rollout.group_size, 0, asyncio.Event()
 
     def count(_record: object) -> None:
         nonlocal seen

@@ -6,10 +6,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.training.scripted import ScriptedTrainer
 from asyncrl.weights.files import FileStore
-from benchmarks.stage import Stage, bench_cast, make_model
+from benchmarks.stage import Stage, bench_config, make_model
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES
 from topics.wire import decode
@@ -20,9 +20,9 @@ _VERSIONS = 200  # that an embedded engine finds: enough for 50,000 trajectories
 _WARM_S, _DEADLINE_S = 3.0, 120.0
 
 
-def endless_cast(run: str, model: Path, *, tokens: int, progress_tokens: int, **engine: Any) -> Cast:
+def endless_config(run: str, model: Path, *, tokens: int, progress_tokens: int, **engine: Any) -> Config:
     """A run that never ends, with trajectories of so many tokens in 256 slots."""
-    return bench_cast(
+    return bench_config(
         run,
         model={"path": str(model)},
         rollout={"slots": 256, "group_size": 8, "max_new_tokens": tokens, "progress_tokens": progress_tokens},
@@ -48,21 +48,21 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
     tokens, kind = (SHORT_TOKENS, "embedded") if short else (LONG_TOKENS, "scripted")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Cast())
-        # A scripted answer comes at once and in one piece, and progress is said of what streams.
-        cast = endless_cast("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
-        async with Stage.open(cast) as stage:
+        await make_model(model, Config())
+        # A scripted answer comes at once and in one piece, and progress is published of what streams.
+        config = endless_config("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
+        async with Stage.open(config) as stage:
             if short:
                 store = FileStore(stage.files.weights)
                 for number in range(_VERSIONS):
-                    store.publish(_Untrained(model), line=0, version=number * _PUBLISH_EVERY)
+                    store.publish(_Untrained(model), lineage=0, version=number * _PUBLISH_EVERY)
             await stage.enter_all()
             await stage.enter("prompter")
             return await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds + _WARM_S)
 
 
 class _Untrained(ScriptedTrainer):
-    """Publishes the model as it was: the learner, whose scripted trainer has none, finds its versions there."""
+    """Publishes the initial model: the learner, whose scripted trainer has none, finds its versions there."""
 
     def __init__(self, model: Path) -> None:
         super().__init__(0.0)

@@ -1,4 +1,4 @@
-"""From SIGKILL to working again: every role of real runs under `asyncrl up`, its warden's back-off included."""
+"""From SIGKILL to working again: every role of real runs under `asyncrl up`, its supervisor's back-off included."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from asyncrl.cli.chaos.targets import SERVER
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.run.directory import RunFiles
 from benchmarks.history import write_history
-from benchmarks.stage import BenchError, bench_cast
+from benchmarks.stage import BenchError, bench_config
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
@@ -69,7 +69,7 @@ async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
 
     Raises:
         ChaosError: a run did not come up.
-        BenchError: somebody did not come back.
+        BenchError: a role did not recover.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
         folder = Path(directory)
@@ -79,7 +79,7 @@ async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
 
 
 class Killed(NamedTuple):
-    """When somebody was killed, and when they were gone, ns since the epoch."""
+    """When a process was killed, and when it was gone, ns since the epoch."""
 
     at_ns: int
     gone_ns: int
@@ -131,7 +131,7 @@ class _Run:
         finally:
             waiting.cancel()
         why = "it ended" if self._running.done() else f"nothing happened within {_LIMIT_S:.0f} s"
-        raise BenchError(f"run {self._stage.root.name} {self.measured}: {why}; its last words:\n{self._stage.words}")
+        raise BenchError(f"run {self._stage.root.name} {self.measured}: {why}; its last output:\n{self._stage.words}")
 
     async def kill(self, role: str) -> Killed:
         """Kill one process of a role, and return once it is gone."""
@@ -148,8 +148,8 @@ class _Run:
                     return part
             await asyncio.sleep(0.05)  # nothing announces it
 
-    async def said(self, stream: Stream, topic: Topic[Any], since_ns: int = 0, after: int = 0) -> int:
-        """When something was said on a topic for the first time after a moment, ns."""
+    async def first_ns(self, stream: Stream, topic: Topic[Any], since_ns: int = 0, after: int = 0) -> int:
+        """Return the time of the first message on a topic after a moment, ns."""
         found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def take(record: Record) -> None:
@@ -177,40 +177,40 @@ async def _holds(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(_LOOK_S)
 
 
-# --- prompter and buffer over long logs: everybody else is played by the measurement
+# --- prompter and buffer over long logs: all other actors are simulated by the measurement
 
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
-    """Seconds from each kill of prompter and buffer to their next decision, under a real warden."""
-    cast = bench_cast(
+    """Seconds from each kill of prompter and buffer to their next decision, under a real supervisor."""
+    config = bench_config(
         "long", directory=str(folder), learner={"steps": messages // 256 + 1000}, engine={"kind": "scripted"}
     )
-    history = await write_history(folder, cast, messages)
+    history = await write_history(folder, config, messages)
     times: dict[str, list[float]] = {"prompter_s": [], "buffer_s": []}
-    async with _Run.up(folder / "long-crashes", "--resume", str(folder / cast.run)) as run:
+    async with _Run.up(folder / "long-crashes", "--resume", str(folder / config.run)) as run:
         history.bus = run.bus
         for stream in (PROMPTS, BATCHES):
-            await run.said(stream, BY_NAME[f"{stream.keeper}.claimed"])
+            await run.first_ns(stream, BY_NAME[f"{stream.keeper}.claimed"])
         for _ in range(kills):
             # All that a batch waits for is there but for one group, which comes when the buffer is gone.
-            await history.grade(cast.buffer.batch_groups - 1)
+            await history.grade(config.buffer.batch_groups - 1)
             killed = await run.kill("buffer")
             await history.grade(1)
-            times["buffer_s"].append(killed.seconds_to(await run.said(BATCHES, BATCH_PACKED, killed.gone_ns)))
+            times["buffer_s"].append(killed.seconds_to(await run.first_ns(BATCHES, BATCH_PACKED, killed.gone_ns)))
             killed = await run.kill("prompter")
             await history.train()
-            times["prompter_s"].append(killed.seconds_to(await run.said(PROMPTS, PROMPT_ISSUED, killed.gone_ns)))
+            times["prompter_s"].append(killed.seconds_to(await run.first_ns(PROMPTS, PROMPT_ISSUED, killed.gone_ns)))
     return times
 
 
-# --- everybody else, in a run that trains a small model
+# --- all others, in a run that trains a small model
 
 
 async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
-    cast = folder / "recovery.toml"
-    cast.write_text(f'directory = "{folder}"\n{_SMALL}')
+    config = folder / "recovery.toml"
+    config.write_text(f'directory = "{folder}"\n{_SMALL}')
     times: dict[str, list[float]] = {}
-    async with _Run.up(folder / "crashes", str(cast)) as run:
+    async with _Run.up(folder / "crashes", str(config)) as run:
         witness = Witness(run.bus)
         await run.until(_provisioned(witness.start))
         measures: dict[str, Callable[[], Awaitable[float]]] = {
@@ -222,12 +222,12 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
             "reward_s": partial(_works_again, run, witness, "reward"),
             "evaluator_s": partial(_evaluator, run),
             "recorder_s": partial(_recorder, run),
-            "warden_s": partial(_works_again, run, witness, "warden", "learner"),
+            "supervisor_s": partial(_works_again, run, witness, "supervisor", "learner"),
         }
         for _ in range(kills):
             for name, measure in measures.items():
                 run.measured = name
-                await run.until(_two_steps_more(witness))  # so that nobody is struck while another comes back
+                await run.until(_two_steps_more(witness))  # so that no role is killed while another recovers
                 times.setdefault(name, []).append(await measure())
         await witness.close()
     return times
@@ -249,7 +249,7 @@ async def _two_steps_more(witness: Witness) -> None:
 
 
 async def _works_again(run: _Run, witness: Witness, role: str, again: str = "") -> float:
-    """Kill somebody, and wait until the role (or the one that comes `again` last) does its work."""
+    """Kill a role's process, and wait until the role (or the last one of `again`) works again."""
     killed = await run.kill(role)
     return killed.seconds_to(await run.until(witness.works_again(again or role, killed.gone_ns)))
 
@@ -263,7 +263,7 @@ async def _learner(run: _Run, witness: Witness) -> float:
 async def _evaluator(run: _Run) -> float:
     after = await run.end(EVALS)
     killed = await run.kill("evaluator")
-    return killed.seconds_to(await run.said(EVALS, EVAL_SCORED, killed.gone_ns, after))
+    return killed.seconds_to(await run.first_ns(EVALS, EVAL_SCORED, killed.gone_ns, after))
 
 
 async def _recorder(run: _Run) -> float:

@@ -1,4 +1,4 @@
-"""How near a real run comes to the ideal schedule: same prompts, same durations, same rules, real actors and NATS."""
+"""The distance between a real run and the ideal schedule: same prompts, durations and rules, real actors and NATS."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import msgspec
 
 from actors.prompter.actor import decide
 from actors.prompter.fold import Wanted
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.scripted import scripted_duration
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
-from benchmarks.stage import BenchError, Stage, bench_cast, make_model, tell
+from benchmarks.stage import BenchError, Stage, bench_config, make_model, report
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import PROMPTS, TRAINING
@@ -48,14 +48,14 @@ class Result(NamedTuple):
 
 
 def parallel_for(mean_s: float) -> int:
-    """How many runs of this mean do not disturb each other."""
+    """Return how many runs of this mean do not disturb one another."""
     return next(count for least, count in _PARALLEL if mean_s >= least)
 
 
-def cell_cast(cell: Cell, model: Path, *, steps: int) -> Cast:
+def cell_config(cell: Cell, model: Path, *, steps: int) -> Config:
     """The settings of one run."""
     durations = {"scripted_mean_s": cell.mean_s, "scripted_sigma": _SIGMA}
-    return bench_cast(
+    return bench_config(
         f"bench-{round(cell.mean_s * 1000)}-{cell.lag}-{cell.seed}",
         seed=cell.seed,
         model={"path": str(model)},
@@ -72,42 +72,42 @@ def cell_cast(cell: Cell, model: Path, *, steps: int) -> Cast:
     )
 
 
-def rules_of(cast: Cast) -> Rules:
-    """What the ideal schedule has to obey."""
+def rules_of(config: Config) -> Rules:
+    """Return the rules of the ideal schedule."""
     return Rules(
-        slots=cast.rollout.slots,
-        batch_groups=cast.buffer.batch_groups,
-        max_lag=cast.buffer.max_lag,
-        ahead=cast.ahead,
-        steps=cast.learner.steps,
-        step_s=cast.learner.scripted_step_s,
-        min_fresh=cast.buffer.min_fresh,
-        tokens=cast.engine.scripted_tokens,
+        slots=config.rollout.slots,
+        batch_groups=config.buffer.batch_groups,
+        max_lag=config.buffer.max_lag,
+        ahead=config.ahead,
+        steps=config.learner.steps,
+        step_s=config.learner.scripted_step_s,
+        min_fresh=config.buffer.min_fresh,
+        tokens=config.engine.scripted_tokens,
     )
 
 
 class Script:
     """The prompts of a run by their number, and how long its scripted engine will take for each."""
 
-    def __init__(self, cast: Cast) -> None:
-        self._cast = cast
-        self._source = open_source(cast.task.source, options=cast.task.options, seed=cast.seed, base=Path())
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._source = open_source(config.task.source, options=config.task.options, seed=config.seed, base=Path())
         self._durations: dict[int, float] = {}
 
     @cached_property
     def _tokenizer(self) -> TaskTokenizer:
-        return TaskTokenizer.load(Path(self._cast.model.path))
+        return TaskTokenizer.load(Path(self._config.model.path))
 
     def prompt(self, number: int) -> PromptIssued:
-        """What the prompter issues."""
-        message = decide(Wanted("rl", number, 0, 1, 0), self._cast.seed, [self._source.row(number)]).message
+        """Return the prompts that the prompter issues."""
+        message = decide(Wanted("rl", number, 0, 1, 0), self._config.seed, [self._source.row(number)]).message
         assert isinstance(message, PromptIssued)
         return message
 
     def duration(self, number: int) -> float:
         """Seconds of its generation."""
         if number not in self._durations:
-            issued, engine = self.prompt(number), self._cast.engine
+            issued, engine = self.prompt(number), self._config.engine
             ids = self._tokenizer.encode_prompt(issued.rows[0], max_tokens=None)
             self._durations[number] = scripted_duration(
                 ids, issued.seed, mean_s=engine.scripted_mean_s, sigma=engine.scripted_sigma
@@ -124,8 +124,8 @@ class Script:
             expected = self.prompt(number)
             if (found.prompt_id, found.rows, found.seed) != (expected.prompt_id, expected.rows, expected.seed):
                 raise BenchError(
-                    f"run {self._cast.run}: prompt {number} is {found.prompt_id} with seed {found.seed}, but the ideal "
-                    f"schedule has {expected.prompt_id} with seed {expected.seed}; the program changed meanwhile"
+                    f"run {self._config.run}: prompt {number} is {found.prompt_id} with seed {found.seed}, but the "
+                    f"ideal schedule has {expected.prompt_id} with seed {expected.seed}; the program changed meanwhile"
                 )
 
 
@@ -137,7 +137,7 @@ async def bench_schedule(
     steps: int,
     parallel: int = 0,
 ) -> dict[str, float]:
-    """Play every cell and compare it with its ideal schedule.
+    """Run every cell and compare it with its ideal schedule.
 
     Args:
         parallel: runs at once; 0 for what each mean bears.
@@ -151,37 +151,37 @@ async def bench_schedule(
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Cast())
+        await make_model(model, Config())
         for mean_s in means_s:
             cells = [Cell(mean_s, lag, seed) for lag in lags for seed in seeds]
             together = parallel or parallel_for(mean_s)
             results: list[Result] = []
             for first in range(0, len(cells), together):
-                some = await play_together(cells[first : first + together], model, steps=steps)
+                some = await run_together(cells[first : first + together], model, steps=steps)
                 for result in some:
-                    tell(_line(result))
+                    report(_line(result))
                 results += some
             figures |= _figures(mean_s, results, lags)
     return figures
 
 
-async def play_together(cells: Sequence[Cell], model: Path, *, steps: int) -> list[Result]:
-    """Play some cells at once: prompts are issued when the actors of all of them stand ready."""
+async def run_together(cells: Sequence[Cell], model: Path, *, steps: int) -> list[Result]:
+    """Run some cells at once: prompts are issued when the actors of all of them are ready."""
     barrier = asyncio.Barrier(len(cells))
     try:
         async with asyncio.TaskGroup() as group:
-            playing = [group.create_task(play(cell, model, barrier, steps=steps)) for cell in cells]
+            running = [group.create_task(run_cell(cell, model, barrier, steps=steps)) for cell in cells]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the others were stopped because of it
-    return [task.result() for task in playing]
+    return [task.result() for task in running]
 
 
-async def play(cell: Cell, model: Path, barrier: asyncio.Barrier, *, steps: int) -> Result:
-    """Play one cell, from the first prompt's issue to the last step trained, by the server's clock."""
-    cast = cell_cast(cell, model, steps=steps)
-    script, rules = Script(cast), rules_of(cast)
+async def run_cell(cell: Cell, model: Path, barrier: asyncio.Barrier, *, steps: int) -> Result:
+    """Run one cell, from the first prompt's issue to the last step trained, by the server's clock."""
+    config = cell_config(cell, model, steps=steps)
+    script, rules = Script(config), rules_of(config)
     ideal = ideal_schedule(script.duration, rules)
-    async with Stage.open(cast) as stage:
+    async with Stage.open(config) as stage:
         await stage.enter_all()
         await barrier.wait()
         await stage.enter("prompter")

@@ -24,7 +24,7 @@ class Rules(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """When everything happened, seconds from the first prompt's issue."""
+    """The times of all events, seconds from the first prompt's issue."""
 
     trained_s: list[float]  # by step, from 1
     issued: int
@@ -39,7 +39,7 @@ class _Trajectory(NamedTuple):
 
 
 def ideal_schedule(duration: Callable[[int], float], rules: Rules) -> Schedule:
-    """Play a run event by event without any overhead.
+    """Run a run event by event without any overhead.
 
     Prompts are issued in order while open groups <= (L+1) * B and no more than are still needed; slots take them in
     that order; a batch takes the groups completed first, at most `ahead` of them waiting behind the one in training;

@@ -18,8 +18,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, queue_states
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
-from asyncrl.errors import Fault
+from asyncrl.config.settings import Config
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.make_model import create_model_aside
 from asyncrl.run.placement import start_actor
@@ -33,17 +33,17 @@ ROOMY = equal_sizes(payload_mb=4096, ledger_mb=4096)  # sizes of streams
 _LEAVE_S = 10.0
 
 
-class BenchError(Fault):
+class BenchError(AsyncRLError):
     """A measurement that could not be made."""
 
 
 class Stage:
-    """A run without a warden: the measurement says who enters when, and hears of it when somebody falls."""
+    """A run without a supervisor: the benchmark decides which actor starts when, and is notified when one dies."""
 
-    def __init__(self, root: Path, cast: Cast) -> None:
-        self.cast = cast
+    def __init__(self, root: Path, config: Config) -> None:
+        self.config = config
         self.files = RunFiles(root)
-        self._server = EmbeddedServer(root, run=cast.run)
+        self._server = EmbeddedServer(root, run=config.run)
         self._actors: dict[str, asyncio.subprocess.Process] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -52,10 +52,10 @@ class Stage:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, cast: Cast) -> AsyncIterator[Stage]:
+    async def open(cls, config: Config) -> AsyncIterator[Stage]:
         """A stage for the length of the block; everything is stopped and removed at its end."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
-            stage = cls(Path(directory), cast)
+            stage = cls(Path(directory), config)
             try:
                 await stage._prepare()
                 yield stage
@@ -63,12 +63,12 @@ class Stage:
                 await stage._close()
 
     async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 600.0) -> None:
-        """Start everybody of the cast except some roles, and return once all of them are ready for prompts."""
-        for role, count in first_fleet(self.cast).items():
+        """Start all actors of the config except some roles, and return once all of them are ready for prompts."""
+        for role, count in first_fleet(self.config).items():
             if role not in but:
                 for number in range(1, count + 1):
                     await self.enter(role, number)
-        engines = self.cast.engine.count
+        engines = self.config.engine.count
         await self.until(self._seen(ENGINES, ENGINE_READY, engines), deadline_s)
         await self.until(self._pulled(), deadline_s)
 
@@ -95,12 +95,12 @@ class Stage:
         finally:
             task.cancel()
         words = self._fallen.result() if self._fallen.done() else f"nothing happened within {deadline_s:.0f} s"
-        raise BenchError(f"run {self.cast.run}: {words}")
+        raise BenchError(f"run {self.config.run}: {words}")
 
     async def read(self, stream: Stream, topics: Iterable[Topic[Any]]) -> list[Record]:
-        """Everything said on some topics of a stream so far."""
+        """Everything published on some topics of a stream so far."""
         records: list[Record] = []
-        subjects = [topic.pattern(self.cast.run) for topic in topics]
+        subjects = [topic.pattern(self.config.run) for topic in topics]
         reader = LogReader(self.bus, stream, records.append, subjects=subjects)
         await reader.start()
         async with asyncio.timeout(60):
@@ -109,14 +109,14 @@ class Stage:
         return records
 
     async def follow(self, stream: Stream, topic: Topic[Any], wanted: Callable[[Record], bool]) -> Record:
-        """The first record of a topic, said already or to come, that is `wanted`."""
+        """Return the first record of a topic, published already or to come, that is `wanted`."""
         found: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
 
         def on_record(record: Record) -> None:
             if not found.done() and wanted(record):
                 found.set_result(record)
 
-        reader = LogReader(self.bus, stream, on_record, subjects=[topic.pattern(self.cast.run)])
+        reader = LogReader(self.bus, stream, on_record, subjects=[topic.pattern(self.config.run)])
         await reader.start()
         try:
             return await found
@@ -132,12 +132,12 @@ class Stage:
 
     async def _prepare(self) -> None:
         self.files.logs.mkdir(parents=True)
-        self.files.cast.write_bytes(msgspec.json.encode(self.cast))
+        self.files.config.write_bytes(msgspec.json.encode(self.config))
         (self.files.root / "base").write_text(str(self.files.root))
         self.files.make_engine_key()
         address = await self._server.start()
-        self.bus = await Bus.connect(address, self.cast.run, name="bench")
-        await provision(self.bus, ROOMY, lease_s=self.cast.rollout.lease_s)
+        self.bus = await Bus.connect(address, self.config.run, name="bench")
+        await provision(self.bus, ROOMY, lease_s=self.config.rollout.lease_s)
 
     async def _seen(self, stream: Stream, topic: Topic[Any], count: int) -> None:
         seen: list[Record] = []
@@ -152,9 +152,11 @@ class Stage:
         """Return once the pools' workers wait for work and the keepers hold their logs."""
         while True:
             states = await queue_states(self.bus)
-            claims = [await self.bus.api(f"STREAM.INFO.{log.full_name(self.cast.run)}") for log in (BATCHES, TRAINING)]
-            waiting = states["rollout"]["pulls"] >= self.cast.rollout.workers
-            waiting &= states["reward"]["pulls"] >= self.cast.reward.workers
+            claims = [
+                await self.bus.api(f"STREAM.INFO.{log.full_name(self.config.run)}") for log in (BATCHES, TRAINING)
+            ]
+            waiting = states["rollout"]["pulls"] >= self.config.rollout.workers
+            waiting &= states["reward"]["pulls"] >= self.config.reward.workers
             if waiting and all(info["state"]["messages"] for info in claims):
                 return
             await asyncio.sleep(0.05)  # the server announces no waiting pull
@@ -164,7 +166,7 @@ class Stage:
         finished = code == 0 and name.startswith("learner")
         if not (self._leaving or finished or self._fallen.done()):
             words = (self.files.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
-            self._fallen.set_result(f"{name} ended with code {code}: {' / '.join(words) or 'no word'}")
+            self._fallen.set_result(f"{name} ended with code {code}: {' / '.join(words) or 'no output'}")
 
     async def _close(self) -> None:
         self._leaving = True
@@ -182,8 +184,8 @@ class Stage:
         await self._server.stop()
 
 
-def bench_cast(run: str, *, learner: dict[str, Any], **tables: Any) -> Cast:
-    """The cast of a measurement: nothing is learnt, and nothing is drawn.
+def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:
+    """The config of a measurement: nothing is learnt, and nothing is drawn.
 
     Args:
         run: its id.
@@ -191,11 +193,11 @@ def bench_cast(run: str, *, learner: dict[str, Any], **tables: Any) -> Cast:
         tables: the other tables, as TOML has them.
     """
     fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
-    return msgspec.convert({**tables, **fixed}, Cast)
+    return msgspec.convert({**tables, **fixed}, Config)
 
 
-def tell(line: str) -> None:
-    """Say how far a measurement has come; its figures alone go to stdout."""
+def report(line: str) -> None:
+    """Report the progress of a measurement on stderr; only its figures go to stdout."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -213,12 +215,12 @@ def tree_cpu_s(process: psutil.Process) -> float:
     return sum(map(cpu_s, [process, *process.children(recursive=True)]))
 
 
-async def make_model(directory: Path, cast: Cast) -> None:
-    """The small untrained model that a cast describes, in a process of its own: this one stays small.
+async def make_model(directory: Path, config: Config) -> None:
+    """The small untrained model that a config describes, in a process of its own: this one stays small.
 
     Raises:
         LaunchError: it could not be made.
     """
     settings = directory.with_suffix(".json")
-    settings.write_bytes(msgspec.json.encode(cast))
+    settings.write_bytes(msgspec.json.encode(config))
     await create_model_aside(settings, directory)

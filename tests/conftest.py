@@ -11,17 +11,17 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage
 
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a cast of this text; the returned function gives its path."""
+    """Writes a config of this text; the returned function gives its path."""
 
     def write(text: str) -> str:
-        path = tmp_path / "cast.toml"
+        path = tmp_path / "config.toml"
         path.write_text(text, encoding="utf-8")
         return str(path)
 
@@ -64,12 +64,12 @@ async def bus(connect: Connect) -> Bus:
 
 @pytest.fixture
 async def stage(bus: Bus, server: EmbeddedServer, tmp_path: Path) -> AsyncIterator[Callable[..., Stage]]:
-    """Makes the stage of the run that `bus` is connected to; arguments are the cast's tables."""
+    """Makes the stage of the run that `bus` is connected to; arguments are the config's tables."""
     made: list[Stage] = []
 
     def make(**tables: object) -> Stage:
-        cast = msgspec.convert({"run": bus.run, **tables}, Cast)
-        made.append(Stage(tmp_path / f"run-{len(made)}", server, cast))
+        config = msgspec.convert({"run": bus.run, **tables}, Config)
+        made.append(Stage(tmp_path / f"run-{len(made)}", server, config))
         return made[-1]
 
     yield make

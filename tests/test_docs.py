@@ -15,9 +15,9 @@ import pytest
 from actors.main import ROLES
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.cli.main import COMMANDS, parser_for
-from asyncrl.config.load import load_cast
+from asyncrl.config.load import load_config
 from asyncrl.config.reference import documented_tables, known_settings
 from asyncrl.rewards.graders import GradeRequest, open_grader
 from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
@@ -32,7 +32,7 @@ from topics.wire import decode
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DOTTED = re.compile(r"[a-z_]+(\.[a-z_]+)+")
-FILE = re.compile(r"(actors|asyncrl|docs|scripts|tests|topics)(/[\w.-]+)+/?")
+FILE = re.compile(r"(actors|asyncrl|benchmarks|docs|scripts|tests|topics)(/[\w.-]+)+/?")
 
 
 def code_spans(page: str) -> list[str]:
@@ -106,17 +106,19 @@ def test_every_topic_setting_and_stream_named_exists(page: str) -> None:
 
 @EVERY_PAGE
 def test_every_test_named_exists(page: str) -> None:
-    tests = {name for file in (ROOT / "tests").glob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())}
+    tests = {
+        name for file in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)", file.read_text())
+    }
     assert {span for span in code_spans(page) if re.fullmatch(r"test_\w+", span)} <= tests
 
 
 @EVERY_PAGE
-def test_every_cast_shown_is_one(page: str, tmp_path: Path) -> None:
+def test_every_config_shown_is_one(page: str, tmp_path: Path) -> None:
     for block in blocks(page):
         if block.language == "toml":
-            cast = tmp_path / "cast.toml"
-            cast.write_text(block.text)
-            load_cast(str(cast))
+            config = tmp_path / "config.toml"
+            config.write_text(block.text)
+            load_config(str(config))
 
 
 @EVERY_PAGE
@@ -135,8 +137,8 @@ def test_the_picture_shows_actors_and_topics_as_the_table_has_them() -> None:
     assert arrows
     for arrow in arrows:
         for topic in map(BY_NAME.__getitem__, arrow["data-topics"].split()):
-            assert set(arrow["data-from"].split()) <= set(topic.said_by), topic.name
-            assert set(arrow["data-to"].split()) <= set(topic.heard_by), topic.name
+            assert set(arrow["data-from"].split()) <= set(topic.publishers), topic.name
+            assert set(arrow["data-to"].split()) <= set(topic.subscribers), topic.name
     written = {text for element in picture.iter() for text in (element.text or "").split() if DOTTED.fullmatch(text)}
     files = {"metrics.jsonl", "summary.json", "reward.png"}
     assert written - files == {name for arrow in arrows for name in arrow["data-topics"].split()}
@@ -154,13 +156,14 @@ def edited(text: str, diff: str) -> str:
 async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path: Path) -> None:
     for folder in ("topics", "actors", "asyncrl"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "tests").mkdir()
+    shutil.copytree(ROOT / "tests" / "harness", tmp_path / "tests" / "harness")
     for name in ("pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     for block in blocks("write-an-actor.md"):
         path = tmp_path / block.file
         assert block.language in ("python", "diff")
         assert path.exists() == (block.language == "diff"), block.file
+        path.parent.mkdir(exist_ok=True)
         path.write_text(block.text if block.language == "python" else edited(path.read_text(), block.text))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_tally.py"),
@@ -169,19 +172,19 @@ async def test_the_actors_of_the_page_work_in_a_copy_of_the_repository(tmp_path:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    said, _ = await asyncio.wait_for(process.communicate(), 90)
+    output, _ = await asyncio.wait_for(process.communicate(), 90)
 
-    assert process.returncode == 0, said.decode()
+    assert process.returncode == 0, output.decode()
 
 
-def test_the_casts_of_the_pages_find_their_files(tmp_path: Path) -> None:
+def test_the_configs_of_the_pages_find_their_files(tmp_path: Path) -> None:
     for page in ("write-a-task.md", "write-a-reward.md"):
         written(page, tmp_path)
-    casts = sorted(path.name for path in tmp_path.glob("*.toml"))
+    configs = sorted(path.name for path in tmp_path.glob("*.toml"))
 
-    assert len(casts) >= 2
-    for cast in casts:
-        load_cast(str(tmp_path / cast), files=True)
+    assert len(configs) >= 2
+    for config in configs:
+        load_config(str(tmp_path / config), files=True)
 
 
 async def test_the_rollout_function_of_the_page_makes_trajectories(
@@ -197,9 +200,9 @@ async def test_the_rollout_function_of_the_page_makes_trajectories(
     )
     await reader.start()
     await scene.start("rollout")
-    await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16), key="engine-1")
+    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16), key="engine-1")
     issued = PromptIssued(prompt_id="p000001", member=0, group_size=1, rows=[PromptRow("^abc=", "cba")])
-    await say(bus, PROMPT_ISSUED, issued, key="p000001-0")
+    await publish(bus, PROMPT_ISSUED, issued, key="p000001-0")
     await until(lambda: bool(results), "the trajectory")
     await reader.close()
 

@@ -10,10 +10,11 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
-    for package in ("topics", "actors", "asyncrl")
+    for package in ("topics", "actors", "asyncrl", "benchmarks")
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 FILE_LINES, FUNCTION_LINES = 400, 60
+WITHOUT_BUS = ("algorithms", "data", "engine", "rewards", "training", "weights")
 EVERY_FILE = pytest.mark.parametrize("module", FILES)
 
 
@@ -23,10 +24,10 @@ def parse(module: str) -> ast.Module:
 
 
 def layer(module: str) -> int:
-    """topics → asyncrl → actors → asyncrl.cli."""
+    """topics → asyncrl → actors → asyncrl.cli → benchmarks."""
     if module == "asyncrl.cli" or module.startswith("asyncrl.cli."):
         return 3
-    return ("topics", "asyncrl", "actors").index(module.split(".")[0])
+    return ("topics", "asyncrl", "actors", "asyncrl.cli", "benchmarks").index(module.split(".")[0])
 
 
 def imports(node: ast.AST) -> Iterator[str]:
@@ -34,7 +35,7 @@ def imports(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        assert node.level == 0, f"relative import of {node.module}: say where it is"
+        assert node.level == 0, f"relative import of {node.module}: name the whole module"
         yield str(node.module)
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
@@ -52,9 +53,7 @@ def test_a_module_imports_only_from_its_left(module: str):
 
 def test_no_files_import_each_other_in_a_circle():
     def at_import(node: ast.AST) -> Iterator[ast.AST]:
-        """What runs when a module is loaded: everything outside functions and `if TYPE_CHECKING`."""
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            return
+        """All code of a module, functions included, but for `if TYPE_CHECKING`."""
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             for child in node.orelse:
                 yield from at_import(child)
@@ -70,6 +69,25 @@ def test_no_files_import_each_other_in_a_circle():
 
     circle = {module: sorted(names & left.keys()) for module, names in left.items()}
     assert not circle
+
+
+@EVERY_FILE
+def test_what_knows_no_bus_does_not_import_it(module: str):
+    parts = module.split(".")
+    if parts[0] == "asyncrl" and parts[1:2] and parts[1] in WITHOUT_BUS:
+        wrong = [name for name in ours(ast.walk(parse(module))) if name.startswith("asyncrl.bus")]
+
+        assert not wrong, f"{module} imports {', '.join(wrong)}"
+
+
+@EVERY_FILE
+def test_an_actor_imports_no_other_actor(module: str):
+    parts = module.split(".")
+    if parts[0] == "actors" and len(parts) > 2:
+        others = {name for name in ours(ast.walk(parse(module))) if name.startswith("actors.") and name.count(".") > 1}
+        wrong = [name for name in others if name.split(".")[1] not in (parts[1], "runtime")]
+
+        assert not wrong, f"{module} imports {', '.join(wrong)}"
 
 
 @EVERY_FILE
@@ -106,7 +124,7 @@ def test_every_actor_of_the_table_has_a_file():
     from actors.main import ROLES
     from topics.table import TOPICS
 
-    said = {role for topic in TOPICS for role in topic.said_by} - {"operator"}
+    output = {role for topic in TOPICS for role in topic.publishers} - {"operator"}
 
-    assert said == set(ROLES)
-    assert {f"actors.{role}" for role in ROLES} <= FILES.keys()
+    assert output == set(ROLES)
+    assert {f"actors.{role}.actor" for role in ROLES} <= FILES.keys()

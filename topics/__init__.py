@@ -1,1 +1,1 @@
-"""What is said: every message of a run, one file per noun."""
+"""The topics: every message of a run, one file per noun."""

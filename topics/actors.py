@@ -1,4 +1,4 @@
-"""What is said about actors themselves, and what people ask of a run."""
+"""Messages about actors themselves, and the requests of operators."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class RunOpened(Message):
 
     steps: Count  # RL optimiser steps
     warmup_steps: Count
-    settings: dict[str, Any]  # the cast as it was resolved; it names files that hold secrets, never the secrets
+    settings: dict[str, Any]  # the config as it was resolved; it names files that hold secrets, never the secrets
 
 
 class ActorStarted(Message):
-    """A process plays a role."""
+    """A process for a role has started."""
 
     role: str
     actor_id: Id  # "rollout-2"
@@ -46,14 +46,14 @@ class KeeperClaimed(Message):
     nonce: Id
 
 
-class KeeperBeat(Message):
+class KeeperHeartbeat(Message):
     """The writer of this log lives."""
 
     nonce: Id
 
 
-class KeeperFolded(Message):
-    """What the writer of this log knew when it had folded each log up to a position: a later start begins there."""
+class KeeperSnapshot(Message):
+    """Snapshot of the keeper's state and the stream positions it covers; the next start begins there."""
 
     format: Id  # of the state; another one cannot be read
     positions: dict[str, Count]  # sequence of the newest record folded, by stream
@@ -61,31 +61,31 @@ class KeeperFolded(Message):
 
 
 class FleetScaled(Message):
-    """How many processes play each role from here on."""
+    """How many processes run each role from here on."""
 
     wanted: dict[str, Processes]
 
 
 class ScaleRequested(Message):
-    """Somebody asks for other numbers of processes."""
+    """Request to change the numbers of processes."""
 
     wanted: dict[str, Processes]
 
 
 class StopRequested(Message):
-    """Somebody asks the run to stop; open trajectories keep their progress."""
+    """Request to stop the run; open trajectories keep their progress."""
 
     reason: str = ""
 
 
 class ReissueRequested(Message):
-    """Somebody asks for a new group on the row of a prompt whose own group came to nothing."""
+    """Request to issue a dropped prompt again as a new group."""
 
     prompt_id: Id  # "p000042", or "r000003" for its row once more
 
 
 class SkipRequested(Message):
-    """Somebody asks the learner to end a batch that cannot be trained, with the weights as they are."""
+    """Request that the learner ends a batch that cannot be trained, with the weights as they are."""
 
     step: Step
 
@@ -110,7 +110,7 @@ class Vitals(Message):
     values: dict[str, float]
     held: list[HeldWork] = msgspec.field(default_factory=list)  # the oldest few
     doing: str = ""  # "trains batch 7"; for how long is in values as `doing_s`
-    denied: str = ""  # the newest refusal of the server, in its words
+    denied: str = ""  # the newest refusal of the server, verbatim
 
 
 class WorkIsolated(Message):
@@ -119,7 +119,7 @@ class WorkIsolated(Message):
     place: Id  # of its message: "PROMPTS-17"
     role: Id
     delivery: Count
-    tries: Count  # how often it has done so since it last came further, with this one
+    tries: Count  # how often it has done so since it last advanced, with this one
     at: Count  # sequence of its newest progress; 0: none
     how: str  # "exit code -9"
 
@@ -143,47 +143,66 @@ class DeadLetter(Message):
 
     @property
     def place(self) -> str:
-        """`GRADES-17`: a message has one letter, whoever fails to read it and however often."""
+        """Return the key `GRADES-17`: one dead letter per message, whichever consumers reject it and however often."""
         return f"{self.stream}-{self.sequence}"
 
 
-_ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "warden")
+_ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "supervisor")
 
 RUN_OPENED = Topic(
-    "run.opened", RunOpened, ACTORS, said_by=("operator",), heard_by=("warden", "buffer", "recorder", "monitor")
+    "run.opened",
+    RunOpened,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("supervisor", "buffer", "recorder", "monitor"),
 )
-ACTOR_STARTED = Topic("actor.started", ActorStarted, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
-ACTOR_STOPPED = Topic("actor.stopped", ActorStopped, ACTORS, said_by=_ALL, heard_by=("warden",), key="actor_id")
-SCALE_REQUESTED = Topic("control.scaled", ScaleRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
-STOP_REQUESTED = Topic("control.stopped", StopRequested, ACTORS, said_by=("operator",), heard_by=("warden",))
-REISSUE_REQUESTED = Topic("control.reissued", ReissueRequested, ACTORS, said_by=("operator",), heard_by=("prompter",))
-SKIP_REQUESTED = Topic("control.skipped", SkipRequested, ACTORS, said_by=("operator",), heard_by=("learner",))
-FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, said_by=("warden",), heard_by=("warden",))
+ACTOR_STARTED = Topic(
+    "actor.started", ActorStarted, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
+)
+ACTOR_STOPPED = Topic(
+    "actor.stopped", ActorStopped, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
+)
+SCALE_REQUESTED = Topic(
+    "scale.requested", ScaleRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",)
+)
+STOP_REQUESTED = Topic("stop.requested", StopRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",))
+REISSUE_REQUESTED = Topic(
+    "reissue.requested", ReissueRequested, ACTORS, publishers=("operator",), subscribers=("prompter",)
+)
+SKIP_REQUESTED = Topic("skip.requested", SkipRequested, ACTORS, publishers=("operator",), subscribers=("learner",))
+FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, publishers=("supervisor",), subscribers=("supervisor",))
 WORK_ISOLATED = Topic(
     "work.isolated",
     WorkIsolated,
     ACTORS,
-    said_by=("rollout", "reward", "evaluator"),
-    heard_by=("rollout", "reward", "evaluator"),
+    publishers=("rollout", "reward", "evaluator"),
+    subscribers=("rollout", "reward", "evaluator"),
     key="place",
 )
 VITALS_TAKEN = Topic(
-    "vitals.taken", Vitals, VITALS, said_by=_ALL, heard_by=("monitor", "warden"), key="actor_id", json=True
+    "vitals.taken", Vitals, VITALS, publishers=_ALL, subscribers=("monitor", "supervisor"), key="actor_id", json=True
 )
-BLOB_STORED = Topic("blob.stored", BlobStored, BLOBS, said_by=_ALL, heard_by=_ALL, key="blob_id")
-BLOB_KEPT = Topic("blob.kept", BlobStored, LEDGER_BLOBS, said_by=_ALL, heard_by=_ALL, key="blob_id")
-DEAD_LETTER = Topic("dead.kept", DeadLetter, DEAD, said_by=_ALL, heard_by=("operator",), key="place")
+BLOB_STORED = Topic("blob.stored", BlobStored, BLOBS, publishers=_ALL, subscribers=_ALL, key="blob_id")
+BLOB_KEPT = Topic("blob.kept", BlobStored, LEDGER_BLOBS, publishers=_ALL, subscribers=_ALL, key="blob_id")
+DEAD_LETTER = Topic("message.rejected", DeadLetter, DEAD, publishers=_ALL, subscribers=("operator",), key="place")
 
 
 def _keeper_topics() -> tuple[Topic[Any], ...]:
-    """Each keeper's log holds who keeps it, and that the keeper lives."""
+    """Each keeper's log records its writer, and that the writer lives."""
     topics: list[Topic[Any]] = []
-    kinds = (("claimed", KeeperClaimed), ("beat", KeeperBeat), ("folded", KeeperFolded))
+    kinds = (("claimed", KeeperClaimed), ("heartbeat", KeeperHeartbeat), ("snapshot", KeeperSnapshot))
     for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
         role = stream.keeper
-        heard = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
+        followers = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
         for name, message in kinds:
-            topic = Topic(f"{role}.{name}", message, stream, said_by=(role,), heard_by=heard, replaced=name == "folded")
+            topic = Topic(
+                f"{role}.{name}",
+                message,
+                stream,
+                publishers=(role,),
+                subscribers=followers,
+                replaced=name == "snapshot",
+            )
             topics.append(topic)
     return tuple(topics)
 

@@ -1,4 +1,4 @@
-"""What is said about batches: the rows of one optimiser step."""
+"""Messages about batches: the rows of one optimiser step."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class BatchPacked(Message):
     figures: dict[str, float] = msgspec.field(default_factory=dict)  # lengths, truncation, the reward's own metrics
 
     def headers(self) -> dict[str, str]:
-        """What routing needs."""
+        """Return the headers that routing needs."""
         return {"step": str(self.step), "stage": self.stage, "min-version": str(self.min_version)}
 
 
@@ -51,7 +51,7 @@ class BatchTrained(Message):
     """Batch `step` is in the weights, or was passed over: then version `step` has the weights of the one before."""
 
     step: Step
-    line: Count
+    lineage: Count
     stage: Stage
     metrics: dict[str, float]  # loss, norms, ratios, seconds
     lags: dict[int, Count]  # trained tokens per lag; -1 for supervised tokens
@@ -66,15 +66,15 @@ BATCH_PACKED = Topic(
     "batch.packed",
     BatchPacked,
     BATCHES,
-    said_by=("buffer",),
-    heard_by=("learner", "prompter", "recorder", "warden"),
+    publishers=("buffer",),
+    subscribers=("learner", "prompter", "recorder", "supervisor"),
 )
 BATCH_TRAINED = Topic(
     "batch.trained",
     BatchTrained,
     TRAINING,
-    said_by=("learner",),
-    heard_by=("prompter", "buffer", "warden", "recorder"),
+    publishers=("learner",),
+    subscribers=("prompter", "buffer", "supervisor", "recorder"),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (BATCH_PACKED, BATCH_TRAINED)

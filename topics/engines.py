@@ -1,4 +1,4 @@
-"""What inference servers say of themselves."""
+"""Messages about inference servers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class EngineUpdating(Message):
     """The server is taking a new version: its requests come back with their partial tokens; hold them."""
 
     engine_id: Id
-    line: Count
+    lineage: Count
     version: Version
-    found: Annotated[str, Meta(max_length=1024)] = ""  # name of weights that somebody else gave it since it was ready
+    found: Annotated[str, Meta(max_length=1024)] = ""  # name of weights that another client gave it since it was ready
 
 
 class EngineReady(Message):
@@ -24,7 +24,7 @@ class EngineReady(Message):
 
     engine_id: Id
     address: Annotated[str, Meta(max_length=1024)]
-    line: Count
+    lineage: Count
     version: Version
     digest: str
     slots: Annotated[int, Meta(ge=1, le=2**20)]  # requests it runs at once
@@ -32,8 +32,8 @@ class EngineReady(Message):
 
     @property
     def key(self) -> str:
-        """Name of its weights: `line:version:digest`."""
-        return f"{self.line}:{self.version}:{self.digest}"
+        """Name of its weights: `lineage:version:digest`."""
+        return f"{self.lineage}:{self.version}:{self.digest}"
 
 
 ENGINE_STOPPED = "stopped"  # reason of an engine that was asked to leave
@@ -46,12 +46,16 @@ class EngineGone(Message):
     reason: str
 
 
-_HEARD = ("rollout", "evaluator", "recorder", "warden")
+_SUBSCRIBERS = ("rollout", "evaluator", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(
-    "engine.updating", EngineUpdating, ENGINES, said_by=("engine",), heard_by=_HEARD, key="engine_id"
+    "engine.updating", EngineUpdating, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
 )
-ENGINE_READY = Topic("engine.ready", EngineReady, ENGINES, said_by=("engine",), heard_by=_HEARD, key="engine_id")
-ENGINE_GONE = Topic("engine.gone", EngineGone, ENGINES, said_by=("engine",), heard_by=_HEARD, key="engine_id")
+ENGINE_READY = Topic(
+    "engine.ready", EngineReady, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
+)
+ENGINE_GONE = Topic(
+    "engine.gone", EngineGone, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
+)
 
 TOPICS: tuple[Topic[Any], ...] = (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE)

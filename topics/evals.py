@@ -1,4 +1,4 @@
-"""What is said about evaluations."""
+"""Messages about evaluations."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class EvalRequested(Message):
 
 
 class EvalScored(Message):
-    """What an evaluation found."""
+    """The result of an evaluation."""
 
     eval_id: Id
-    version: Version  # that was asked for
+    version: Version  # the requested number
     versions: dict[int, Count]  # tokens per version that really answered
     accuracy: Real  # mean reward
     prompts: Count
@@ -34,8 +34,12 @@ class EvalScored(Message):
 
 
 EVAL_REQUESTED = Topic(
-    "eval.requested", EvalRequested, TRAINING, said_by=("learner",), heard_by=("evaluator", "warden", "recorder")
+    "eval.requested",
+    EvalRequested,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("evaluator", "supervisor", "recorder"),
 )
-EVAL_SCORED = Topic("eval.scored", EvalScored, EVALS, said_by=("evaluator",), heard_by=("recorder", "warden"))
+EVAL_SCORED = Topic("eval.scored", EvalScored, EVALS, publishers=("evaluator",), subscribers=("recorder", "supervisor"))
 
 TOPICS: tuple[Topic[Any], ...] = (EVAL_REQUESTED, EVAL_SCORED)

@@ -1,4 +1,4 @@
-"""What is said about groups: all trajectories of a prompt."""
+"""Messages about groups: all trajectories of a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ GROUP_DROPPED = Topic(
     "group.dropped",
     GroupDropped,
     BATCHES,
-    said_by=("buffer",),
-    heard_by=("prompter", "rollout", "recorder", "warden"),
+    publishers=("buffer",),
+    subscribers=("prompter", "rollout", "recorder", "supervisor"),
     key="prompt_id",
 )
 

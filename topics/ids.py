@@ -11,7 +11,7 @@ import msgspec
 _FIRST = itemgetter(0)
 
 
-class Names(msgspec.Struct):
+class PromptIdSet(msgspec.Struct):
     """A set of names such as `p000042`: for each letter, spans [first, end) of numbers in rising order."""
 
     spans: dict[str, list[list[int]]] = {}

@@ -1,4 +1,4 @@
-"""What is said about prompts."""
+"""Messages about prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PromptRow(msgspec.Struct, omit_defaults=True):
     """One row of a task, as its data source gives it."""
 
     prompt: str | list[dict[str, Any]]  # plain text, or chat messages {"role", "content"}
-    label: Any = None  # what the reward compares with; None where the task has none
+    label: Any = None  # the reference of the reward; None where the task has none
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
@@ -45,7 +45,7 @@ class PromptIssued(Message):
     stage: Stage = "rl"
     min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of this trajectory's sampling
-    origin: str = ""  # prompt whose row this is, where somebody asked to issue it again
+    origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
 
     @property
     def trajectory_id(self) -> str:
@@ -53,7 +53,7 @@ class PromptIssued(Message):
         return f"{self.prompt_id}-{self.member}"
 
     def headers(self) -> dict[str, str]:
-        """What folds need, so that they never read the rows."""
+        """Return the headers that folds need, so that they never read the rows."""
         found = {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
@@ -65,7 +65,7 @@ class PromptIssued(Message):
 
 
 class IssueHeads(msgspec.Struct, rename="kebab"):
-    """What the headers of an issue say, and folds rely on."""
+    """The headers of `prompt.issued` that folds rely on."""
 
     trajectory: Id
     attempt: Attempt
@@ -83,8 +83,8 @@ PROMPT_ISSUED = Topic(
     "prompt.issued",
     PromptIssued,
     PROMPTS,
-    said_by=("prompter",),
-    heard_by=("rollout", "prompter", "buffer", "warden"),
+    publishers=("prompter",),
+    subscribers=("rollout", "prompter", "buffer", "supervisor"),
     key="trajectory_id",
     heads=IssueHeads,
 )

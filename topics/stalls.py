@@ -1,4 +1,4 @@
-"""What is said about stalls: why nothing is trained."""
+"""Messages about stalls: why nothing is trained."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ class StallFound(Message):
     """A cause for which the run does not come further."""
 
     cause: Cause
-    object: str  # who or what: "reward-1", "p000042-3", "TRAJECTORIES"
-    evidence: str  # what was seen, with numbers
+    object: str  # the object: "reward-1", "p000042-3", "TRAJECTORIES"
+    evidence: str  # the evidence, with numbers
     advice: str  # what to do
 
 
 class StallEnded(Message):
-    """It is over."""
+    """The stall is over."""
 
     cause: Cause
     object: str
 
 
-STALL_FOUND = Topic("stall.found", StallFound, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
-STALL_ENDED = Topic("stall.ended", StallEnded, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
+STALL_FOUND = Topic("stall.found", StallFound, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
+STALL_ENDED = Topic("stall.ended", StallEnded, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
 
 TOPICS = (STALL_FOUND, STALL_ENDED)

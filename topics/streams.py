@@ -1,4 +1,4 @@
-"""What is said about the room that is left in payload streams."""
+"""Messages about the room that is left in payload streams."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from topics.wire import Count, Message, Sequence, Step
 
 
 class StreamTrimmed(Message):
-    """What nothing needs any more is gone from a payload stream, and the blobs that it named with it."""
+    """Messages that are no longer needed were purged from a payload stream, with the blobs that they named."""
 
     stream: str
     below: Sequence  # every message below this sequence is gone
@@ -37,15 +37,29 @@ class AdmissionResumed(Message):
     reason: str
 
 
-STREAM_TRIMMED = Topic("stream.trimmed", StreamTrimmed, FLEET, said_by=("warden",), heard_by=("monitor", "warden"))
+STREAM_TRIMMED = Topic(
+    "stream.trimmed", StreamTrimmed, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor")
+)
 CHECKPOINT_REQUESTED = Topic(
-    "checkpoint.requested", CheckpointRequested, FLEET, said_by=("warden",), heard_by=("learner", "warden")
+    "checkpoint.requested",
+    CheckpointRequested,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("learner", "supervisor"),
 )
 ADMISSION_PAUSED = Topic(
-    "admission.paused", AdmissionPaused, FLEET, said_by=("warden",), heard_by=("prompter", "monitor", "warden")
+    "admission.paused",
+    AdmissionPaused,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("prompter", "monitor", "supervisor"),
 )
 ADMISSION_RESUMED = Topic(
-    "admission.resumed", AdmissionResumed, FLEET, said_by=("warden",), heard_by=("prompter", "monitor", "warden")
+    "admission.resumed",
+    AdmissionResumed,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("prompter", "monitor", "supervisor"),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (STREAM_TRIMMED, CHECKPOINT_REQUESTED, ADMISSION_PAUSED, ADMISSION_RESUMED)

@@ -30,7 +30,7 @@ def topic_of(subject: str) -> Topic[Any] | None:
 
 
 def ingest_of(subject: str) -> str:
-    """Where a message is published that its stream stores under `subject`.
+    """Return where a message is published that its stream stores under `subject`.
 
     Raises:
         ValueError: no topic has such a subject.

@@ -1,4 +1,4 @@
-"""The table of topics: what is said, where it is kept, who says it and who listens.
+"""The table of topics: what is published, where it is kept, who publishes it and who subscribes.
 
 From this one table come the streams, the AsyncAPI document and docs/topics.md.
 """
@@ -15,14 +15,14 @@ from topics.wire import Message
 
 M = TypeVar("M", bound=Message)
 
-# A NATS server sends its answers to whatever reply subject a request names, and what a push consumer delivers to
-# whatever subject its maker names, without a look at what either may publish. Two kinds of subject are safe from that:
-# it takes no reply subject that begins with `_R_.`, and delivers only to a subject that somebody subscribes to in
-# exactly these words. So streams listen to wildcards below `_R_.`, which no role may subscribe to.
+# A NATS server sends its answers to whatever reply subject a request names, and a push consumer's messages to whatever
+# subject its creator names, without a look at what either may publish. Two kinds of subject are safe from that: it
+# accepts no reply subject that begins with `_R_.`, and delivers only to a subject that a client subscribes to
+# literally. So streams listen to wildcards below `_R_.`, which no role may subscribe to.
 _INGEST = "_R_"
 
 
-class Keep(Enum):
+class Retention(Enum):
     """How long a stream keeps its messages."""
 
     LEDGER = "ledger"  # no tokens; kept for the whole run
@@ -35,7 +35,7 @@ class Stream:
     """A JetStream stream of a run."""
 
     name: str
-    keep: Keep
+    keep: Retention
     keeper: str = ""  # the one role that writes it, with compare-and-set on the stream's last sequence; "" for many
     about: str = ""
 
@@ -44,22 +44,24 @@ class Stream:
         return f"ASYNCRL_{run}_{self.name}"
 
     def ingest(self, subjects: str) -> str:
-        """Where messages are published that this stream stores under `subjects`."""
+        """Return the subjects to publish to for messages that this stream stores under `subjects`."""
         return f"{_INGEST}.{self.name}.{subjects}"
 
 
 @dataclass(frozen=True)
 class Topic(Generic[M]):
-    """A fact that can be said: its subject is `asyncrl.<run>.<noun>.<participle>[.<key>]`."""
+    """A kind of message: its subject is `asyncrl.<run>.<noun>.<participle>[.<key>]`."""
 
     name: str  # "trajectory.generated"
     message: type[M]
     stream: Stream
-    said_by: tuple[str, ...]
-    heard_by: tuple[str, ...]  # besides the monitor and the warden, who may hear everything, and the log's own keeper
-    key: str = ""  # what stands behind the participle: "trajectory_id"; "" for nothing
+    publishers: tuple[str, ...]
+    subscribers: tuple[
+        str, ...
+    ]  # besides the monitor and the supervisor, which may subscribe to everything, and the log's own keeper
+    key: str = ""  # the field behind the participle: "trajectory_id"; "" for none
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
-    heads: type[msgspec.Struct] | None = None  # what the headers say, where folds read nothing else
+    heads: type[msgspec.Struct] | None = None  # the headers, where folds read nothing else
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
 
     def subject(self, run: str, key: str = "") -> str:
@@ -70,8 +72,8 @@ class Topic(Generic[M]):
 
     @property
     def blobs(self) -> Stream:
-        """Where a body lies that is too large for one message: it is kept for as long as the message is needed."""
-        kept = self.stream.keep is Keep.LEDGER and not self.replaced
+        """Return the stream of bodies too large for one message: they are kept as long as the message is needed."""
+        kept = self.stream.keep is Retention.LEDGER and not self.replaced
         return LEDGER_BLOBS if kept else BLOBS
 
     def pattern(self, run: str) -> str:
@@ -83,19 +85,19 @@ class Topic(Generic[M]):
         return self.stream.ingest(self.subject(run, key))
 
 
-PROMPTS = Stream("PROMPTS", Keep.LEDGER, "prompter", "prompts issued: the work queue of the rollout workers")
-TRAJECTORIES = Stream("TRAJECTORIES", Keep.PAYLOAD, "", "tokens: progress and results, one fence per trajectory")
-GRADES = Stream("GRADES", Keep.LEDGER, "", "grades and claims of failure")
-BATCHES = Stream("BATCHES", Keep.LEDGER, "buffer", "batches and ends")
-TRAINING = Stream("TRAINING", Keep.LEDGER, "learner", "steps, versions, checkpoints")
-ENGINES = Stream("ENGINES", Keep.LEDGER, "", "what inference servers say of themselves")
-EVALS = Stream("EVALS", Keep.LEDGER, "", "results of evaluations")
-FLEET = Stream("FLEET", Keep.LEDGER, "warden", "how many actors play each role")
-ACTORS = Stream("ACTORS", Keep.LEDGER, "", "actors' lives, and what people ask of the run")
-VITALS = Stream("VITALS", Keep.LAST, "", "each actor's newest vital signs")
-BLOBS = Stream("BLOBS", Keep.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
-LEDGER_BLOBS = Stream("LEDGER_BLOBS", Keep.LEDGER, "", "chunks of ledger messages too large to travel inline")
-DEAD = Stream("DEAD", Keep.LEDGER, "", "messages nobody could read, and poison")
+PROMPTS = Stream("PROMPTS", Retention.LEDGER, "prompter", "prompts issued: the work queue of the rollout workers")
+TRAJECTORIES = Stream("TRAJECTORIES", Retention.PAYLOAD, "", "tokens: progress and results, one fence per trajectory")
+GRADES = Stream("GRADES", Retention.LEDGER, "", "grades and claims of failure")
+BATCHES = Stream("BATCHES", Retention.LEDGER, "buffer", "batches and ends")
+TRAINING = Stream("TRAINING", Retention.LEDGER, "learner", "steps, versions, checkpoints")
+ENGINES = Stream("ENGINES", Retention.LEDGER, "", "the state of inference servers")
+EVALS = Stream("EVALS", Retention.LEDGER, "", "results of evaluations")
+FLEET = Stream("FLEET", Retention.LEDGER, "supervisor", "how many actors run each role")
+ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and requests of operators")
+VITALS = Stream("VITALS", Retention.LAST, "", "each actor's newest vital signs")
+BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
+LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")
+DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
 STREAMS: tuple[Stream, ...] = (
     PROMPTS,

@@ -1,4 +1,4 @@
-"""What is said about trajectories: progress, result, failure, grade, end."""
+"""Messages about trajectories: progress, result, failure, grade, end."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Answer(msgspec.Struct, omit_defaults=True):
     inputs: str  # xxh3 of the inputs: a replay must ask the same
     done: bool = True  # False: a generation under way, its tokens so far
     result: bytes = b""  # MessagePack of what a tool, clock or die answered
-    failed: str = ""  # what a tool raised
+    failed: str = ""  # the exception of a tool
     tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
     logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T], or [1] for all of them
     finish: str = ""  # "stop" or "length" once done
-    start: Count = 0  # tokens told in the messages before; those here follow them
+    start: Count = 0  # tokens published in the messages before; those here follow them
 
 
 class _OfTrajectory(Message, kw_only=True):
@@ -103,7 +103,7 @@ class TrajectoryProgressed(_OfTrajectory):
     fruitless: Count = 0  # runs of its function that were begun since it last came further, this one among them
 
     def headers(self) -> dict[str, str]:
-        """What deciding and trimming need without reading the body."""
+        """Return the headers that deciding and trimming need."""
         return {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
@@ -115,11 +115,11 @@ class TrajectoryProgressed(_OfTrajectory):
 
 
 class ProgressEntry(_OfTrajectory):
-    """What a rollout function was answered since the entry before."""
+    """The answers that a rollout function got since the entry before."""
 
     offset: Count  # tokens sampled so far, over all answers
     journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
-    lines: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
+    lineages: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
     discarded: Count = 0  # tokens sampled so far that belong to no answer
     follows: Count = 0  # entries of this attempt that it continues: where one of them is missing, it does not count
 
@@ -142,11 +142,11 @@ class TrajectoryGenerated(_OfMember):
     completion: str  # text that the reward judges; by default what the policy sampled
     versions: list[VersionCount]
     truncated: bool = False  # the last generation ended at its length limit
-    lines: list[int] = msgspec.field(default_factory=list)  # lines of weights that sampled tokens; empty: supervised
+    lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
     discarded: Count = 0  # tokens sampled in vain: by weights of another name, or behind the end of a stop string
 
     def headers(self) -> dict[str, str]:
-        """What routing and deciding need without reading the tokens."""
+        """Return the headers that routing and deciding need."""
         return {
             "trajectory": self.trajectory_id,
             "attempt": str(self.attempt),
@@ -156,7 +156,7 @@ class TrajectoryGenerated(_OfMember):
 
 
 class Reference(msgspec.Struct):
-    """Where a trajectory's tokens are, and what they must be."""
+    """The position of a trajectory's tokens, and their digest."""
 
     sequence: Sequence  # in the TRAJECTORIES stream
     digest: str  # xxh3_64 of the payload, hex; verified on fetch
@@ -171,10 +171,10 @@ class TrajectoryGraded(_OfMember):
     reward: Real
     truncated: bool = False
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
-    discarded: Count = 0  # as its result says
+    discarded: Count = 0  # as in its result
 
     def headers(self) -> dict[str, str]:
-        """What routing needs."""
+        """Return the headers that routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
 
 
@@ -186,7 +186,7 @@ class TrajectoryFailed(_OfMember):
     tokens: Count = 0  # sampled for it, as far as this worker knows
 
     def headers(self) -> dict[str, str]:
-        """What routing needs."""
+        """Return the headers that routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
 
 
@@ -202,12 +202,12 @@ class TrajectoryDropped(Message):
     detail: str = ""
 
     def headers(self) -> dict[str, str]:
-        """What routing needs."""
+        """Return the headers that routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
 
 
 class ResultHeads(msgspec.Struct):
-    """What the headers of a result say, and folds rely on."""
+    """The headers of `trajectory.generated` that folds rely on."""
 
     trajectory: Id
     attempt: Attempt
@@ -227,24 +227,24 @@ TRAJECTORY_PROGRESSED = Topic(
     "trajectory.progressed",
     TrajectoryProgressed,
     TRAJECTORIES,
-    said_by=("rollout",),
-    heard_by=("rollout", "warden"),
+    publishers=("rollout",),
+    subscribers=("rollout", "supervisor"),
     key="trajectory_id",
 )
 PROGRESS_STORED = Topic(
     "progress.stored",
     ProgressStored,
     TRAJECTORIES,
-    said_by=("rollout",),
-    heard_by=("rollout", "warden"),
+    publishers=("rollout",),
+    subscribers=("rollout", "supervisor"),
     key="log",
 )
 TRAJECTORY_GENERATED = Topic(
     "trajectory.generated",
     TrajectoryGenerated,
     TRAJECTORIES,
-    said_by=("rollout",),
-    heard_by=("reward", "rollout", "learner", "recorder", "warden"),
+    publishers=("rollout",),
+    subscribers=("reward", "rollout", "learner", "recorder", "supervisor"),
     key="trajectory_id",
     heads=ResultHeads,
 )
@@ -252,24 +252,24 @@ TRAJECTORY_GRADED = Topic(
     "trajectory.graded",
     TrajectoryGraded,
     GRADES,
-    said_by=("reward",),
-    heard_by=("buffer",),
+    publishers=("reward",),
+    subscribers=("buffer",),
     key="trajectory_id",
 )
 TRAJECTORY_FAILED = Topic(
     "trajectory.failed",
     TrajectoryFailed,
     GRADES,
-    said_by=_WORKERS,
-    heard_by=("buffer", "recorder"),
+    publishers=_WORKERS,
+    subscribers=("buffer", "recorder"),
     key="trajectory_id",
 )
 TRAJECTORY_DROPPED = Topic(
     "trajectory.dropped",
     TrajectoryDropped,
     BATCHES,
-    said_by=("buffer",),
-    heard_by=("prompter", "rollout", "recorder"),
+    publishers=("buffer",),
+    subscribers=("prompter", "rollout", "recorder"),
     key="trajectory_id",
 )
 

@@ -1,4 +1,4 @@
-"""What is said about weights and checkpoints."""
+"""Messages about weights and checkpoints."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from topics.wire import Count, Message, Step, Version
 
 
 class WeightsPublished(Message):
-    """A version is in the weight store, complete. Its identity is (run, line, version, digest)."""
+    """A version is in the weight store, complete. Its identity is (run, lineage, version, digest)."""
 
-    line: Count
+    lineage: Count
     version: Version
     digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
     store: str  # "files"
@@ -20,14 +20,14 @@ class WeightsPublished(Message):
 
     @property
     def key(self) -> str:
-        """What engines call this version: `line:version:digest`."""
-        return f"{self.line}:{self.version}:{self.digest}"
+        """Return the name of this version on engines: `lineage:version:digest`."""
+        return f"{self.lineage}:{self.version}:{self.digest}"
 
 
 class CheckpointSaved(Message):
     """A checkpoint counts from here on: everything needed to go on after `step`."""
 
-    line: Count
+    lineage: Count
     step: Step
     digest: str
     path: str
@@ -37,7 +37,7 @@ class CheckpointSaved(Message):
 class CheckpointLost(Message):
     """A checkpoint could not be read: it counts no more, and what it contained may have to be trained again."""
 
-    line: Count
+    lineage: Count
     step: Step
     path: str
     reason: str
@@ -52,20 +52,32 @@ class TrainingFinished(Message):
 
 
 WEIGHTS_PUBLISHED = Topic(
-    "weights.published", WeightsPublished, TRAINING, said_by=("learner",), heard_by=("engine", "recorder", "warden")
+    "weights.published",
+    WeightsPublished,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("engine", "recorder", "supervisor"),
 )
 CHECKPOINT_SAVED = Topic(
-    "checkpoint.saved", CheckpointSaved, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")
+    "checkpoint.saved",
+    CheckpointSaved,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("learner", "supervisor", "recorder"),
 )
 CHECKPOINT_LOST = Topic(
-    "checkpoint.lost", CheckpointLost, TRAINING, said_by=("learner",), heard_by=("learner", "warden", "recorder")
+    "checkpoint.lost",
+    CheckpointLost,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("learner", "supervisor", "recorder"),
 )
 TRAINING_FINISHED = Topic(
     "training.finished",
     TrainingFinished,
     TRAINING,
-    said_by=("learner",),
-    heard_by=("prompter", "warden", "recorder"),
+    publishers=("learner",),
+    subscribers=("prompter", "supervisor", "recorder"),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST, TRAINING_FINISHED)

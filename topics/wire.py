@@ -1,7 +1,7 @@
 """The wire format: MessagePack structs, arrays as raw little-endian bytes.
 
-Any language's MessagePack reader can read a message: fields are map keys, token arrays are `bin`
-values whose type the field's description gives (`<i4`, `<f4`, `u1`).
+Any language's MessagePack reader can read a message: fields are map keys, token arrays are `bin` values whose type is
+in the field's description (`<i4`, `<f4`, `u1`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ else:
 
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
 
-# What a value may be is checked when it arrives: nothing behind the decoder meets a NaN or a count below 0.
+# Values are checked on arrival: nothing behind the decoder meets a NaN or a count below 0.
 Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: supervised
@@ -56,11 +56,11 @@ Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=GREATEST)]
 
 
 class WireError(ValueError):
-    """A message that cannot be written or read as its type says."""
+    """A message cannot be encoded or decoded as its type requires."""
 
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """Base of everything said on a topic. Readers accept `v` and `v - 1` and ignore unknown fields."""
+    """Base of all messages. Readers accept `v` and `v - 1` and ignore unknown fields."""
 
     V: ClassVar[int] = 1
 

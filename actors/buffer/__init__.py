@@ -1,0 +1,1 @@
+"""Buffer: pack graded groups into batches and decide how every trajectory ends."""

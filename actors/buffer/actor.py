@@ -13,8 +13,8 @@ from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 
 
 async def main(context: Context) -> None:
-    """Play the buffer until the run ends."""
-    fold = BufferFold(Plan.of(context.cast))
+    """Run the buffer until the run ends."""
+    fold = BufferFold(Plan.of(context.config))
     keeper = Keeper(
         context,
         BATCHES,
@@ -36,7 +36,7 @@ async def main(context: Context) -> None:
             packed=fold.state.packed,
             trained=fold.state.trained,
         )
-        if reason := fold.hopeless():
+        if reason := fold.should_give_up():
             raise ActorFault(reason)
         if decisions:
             await keeper.append(decisions)

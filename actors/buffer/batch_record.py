@@ -1,4 +1,4 @@
-"""What `batch.packed` says of its trajectories: references, and figures that people watch."""
+"""The figures and references that `batch.packed` carries about its trajectories."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the buffer knows and decides, as a pure function of messages: groups, ends, batches, lag."""
+"""The fold of the buffer, a pure function of messages: groups, ends, batches, lag."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from actors.buffer.batch_record import batch_figures, batch_group
 from actors.runtime.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
-from topics.ids import Names
+from topics.ids import PromptIdSet
 from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
 from topics.topic import Topic
 from topics.trajectories import (
@@ -56,7 +56,7 @@ class Group(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether every member has a grade, a failure, or an end."""
+        """Return whether every member has a grade, a failure, or an end."""
         return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
 
     def live(self) -> list[TrajectoryGraded]:
@@ -80,35 +80,36 @@ class Plan(NamedTuple):
     objective: dict[str, Any]
 
     @classmethod
-    def of(cls, cast: Cast) -> Plan:
-        """Read them from the cast."""
-        learner = cast.learner
+    def of(cls, config: Config) -> Plan:
+        """Read them from the config."""
+        learner = config.learner
         return cls(
             batch_groups={
-                "warmup": cast.warmup.batch_rows // cast.warmup.rows_per_trajectory,
-                "rl": cast.buffer.batch_groups,
+                "warmup": config.warmup.batch_rows // config.warmup.rows_per_trajectory,
+                "rl": config.buffer.batch_groups,
             },
-            origin=cast.origin,
+            origin=config.origin,
             steps=learner.steps,
-            max_lag=cast.buffer.max_lag,
-            ahead=cast.ahead,
-            min_fresh=cast.buffer.min_fresh,
-            drop_stale=cast.buffer.stale != "mask",
-            reissue=cast.buffer.stale == "reissue",
-            drop_zero_variance=cast.buffer.zero_variance == "drop",
-            deadline_s=cast.buffer.group_deadline_s,
-            objective={name: getattr(learner, name) for name in _OBJECTIVE} | {"temperature": cast.rollout.temperature},
+            max_lag=config.buffer.max_lag,
+            ahead=config.ahead,
+            min_fresh=config.buffer.min_fresh,
+            drop_stale=config.buffer.stale != "mask",
+            reissue=config.buffer.stale == "reissue",
+            drop_zero_variance=config.buffer.zero_variance == "drop",
+            deadline_s=config.buffer.group_deadline_s,
+            objective={name: getattr(learner, name) for name in _OBJECTIVE}
+            | {"temperature": config.rollout.temperature},
         )
 
 
 class BufferState(msgspec.Struct):
-    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
     packed: int
     trained: int
     groups: dict[str, Group] = {}
     ready: dict[Stage, dict[str, None]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}})  # complete
-    closed: Names = msgspec.field(default_factory=Names)
+    closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)
     waiting_drop: dict[str, None] = {}  # complete, with members to end
     issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
@@ -152,22 +153,22 @@ class BufferFold:
             self._on_dropped(message)
 
     def decide(self, now_s: float) -> list[Decision]:
-        """What to say now, at this moment of the server's clock (seconds since the epoch)."""
+        """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
         return decisions or self._pack()
 
     def next_deadline(self) -> float | None:
-        """When the oldest open group's deadline passes, seconds since the epoch; None when nothing is open."""
+        """Return the deadline of the oldest open group, seconds since the epoch; None when nothing is open."""
         for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
             if group is None or not group.complete:
                 return self._deadline_s(issued_ns)
         return None
 
-    def hopeless(self) -> str:
-        """Why going on would only issue one group after another that fails; empty while anything gets a grade."""
+    def should_give_up(self) -> str:
+        """Return why continuing would only issue groups that fail; empty while anything gets a grade."""
         since = max(self.state.graded_ns, self.state.opened_ns)
         for stage, failed in self.state.failures.items():
             if len(failed) == self._most_failed[stage] and failed[0] > since:
@@ -194,7 +195,7 @@ class BufferFold:
         self.state.issued_ns[prompt_id] = record.time_ns
         stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
         group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
-        group.size, group.stage = int(headers["group-size"]), stage  # a claim that was read before may say otherwise
+        group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
         if group.complete:
             self._settle(group)
 
@@ -249,7 +250,7 @@ class BufferFold:
                 self._settle(group)
 
     def _settle(self, group: Group) -> None:
-        """A group without open members is ready, unless something has to be said about it first."""
+        """A group without open members is ready, unless something has to be published about it first."""
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
         if ends_missing or live < min(2, group.size) or self._is_flat(group):
@@ -340,8 +341,7 @@ class BufferFold:
         return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
 
     def _in_data_order(self, count: int) -> list[str]:
-        """The next groups of the warm-up. They have no age, so their order can be that of the data: a warm-up is the
-        same every time, whoever was fast."""
+        """Return the next groups of the warm-up, in the order of the data: a warm-up is the same every time."""
         chosen: list[str] = []
         number = self.state.closed.least_missing("w")
         while len(chosen) < count:

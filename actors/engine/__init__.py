@@ -1,0 +1,1 @@
+"""Engine: give one inference server the published weights."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
 from asyncrl.engine.errors import EngineError
@@ -29,11 +29,11 @@ from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 from topics.wire import Message, WireError
 
-_NEWS_S = 2.0  # for a newer version to be heard of, once an older one is not there any more
+_NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
 
 
 async def main(context: Context) -> None:
-    """Play the engine until asked to stop."""
+    """Run the engine until asked to stop."""
     await EngineActor(context).run()
 
 
@@ -42,11 +42,11 @@ class EngineActor:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.settings = context.cast.engine
+        self.settings = context.config.engine
         self._target: WeightsPublished | None = None
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
-        self._found = ""  # what it called them when somebody had changed that
+        self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         self._server: EngineProcess | None = None
@@ -66,7 +66,7 @@ class EngineActor:
                 probes = [asyncio.create_task(probe(self._client)) for probe in (self._probe, self._watch_load)]
                 for probe in probes:
                     self.context.watch(probe)
-            await self._listener.caught_up()  # what was the newest in between may be pruned by now
+            await self._listener.caught_up()  # versions in between may be pruned by now
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
@@ -100,11 +100,11 @@ class EngineActor:
             self._address = settings.addresses[number - 1]
         else:
             log_file = files.logs / f"{self.context.actor_id}.server.log"
-            self._server = EngineProcess(settings, log_file, files.engine_key_file(self.context.cast))
-            model = files.model_path(self.context.cast)
+            self._server = EngineProcess(settings, log_file, files.engine_key_file(self.context.config))
+            model = files.model_path(self.context.config)
             self._address = await self._server.start(model, "none")
             self.context.watch(asyncio.create_task(self._watch_server(self._server)))
-        key = files.engine_key(self.context.cast)
+        key = files.engine_key(self.context.config)
         self._client = EngineClient(self._address, api_key=key, control_timeout_s=settings.update_deadline_s)
 
     async def _watch_server(self, server: EngineProcess) -> None:
@@ -114,7 +114,7 @@ class EngineActor:
 
     async def _probe(self, client: EngineClient) -> None:
         """Ask the server for its health all the time: a frozen one takes requests and answers none."""
-        lease_s, answered_at = self.context.cast.keepers.lease_s, time.monotonic()
+        lease_s, answered_at = self.context.config.keepers.lease_s, time.monotonic()
         while True:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError, EngineError):
@@ -123,7 +123,7 @@ class EngineActor:
                         answered_at = time.monotonic()
                         await self._compare(client)
             if self._updating and not (self._server is not None and self._server.frozen):
-                answered_at = time.monotonic()  # it may answer nobody while it loads, for engine.update_deadline_s
+                answered_at = time.monotonic()  # it may not answer while it loads, for engine.update_deadline_s
             silent_s = began - answered_at
             if silent_s > lease_s and self._answers:
                 words = f"its server at {self._address} has not answered for {silent_s:.0f} s"
@@ -137,7 +137,7 @@ class EngineActor:
             await asyncio.sleep(lease_s / 4)
 
     async def _compare(self, client: EngineClient) -> None:
-        """Ask the server which weights it has: somebody may have restarted or relabelled it. They are loaded again."""
+        """Ask the server which weights it has, and load them again if another client restarted or relabelled it."""
         loaded = self._loaded
         found = str((await client.model_info()).get("weight_version"))
         if loaded and found != loaded and self._loaded == loaded and not self._updating:
@@ -147,12 +147,12 @@ class EngineActor:
             self._news.set()
 
     async def _lose(self, words: str) -> None:
-        """Somebody else's server is away: it gets its weights again when it is back."""
+        """Wait for an external server that is away: it gets its weights again when it is back."""
         self._answers, self._loaded = False, ""
-        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, words))
+        await self._publish(ENGINE_GONE, EngineGone(self.context.actor_id, words))
 
     async def _watch_load(self, client: EngineClient) -> None:
-        """Tell in the vital signs when the server last answered, and when it last had nothing to do or came further."""
+        """Report in the vital signs when the server last answered, and when it was last idle or advanced."""
         last, vitals = EngineLoad(0, 0), self.context.vitals
         vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
         while True:
@@ -192,8 +192,8 @@ class EngineActor:
     async def _update(self, target: WeightsPublished) -> None:
         """Swap the weights, after all requests have come back with their partial tokens."""
         began, engine_id = time.monotonic(), self.context.actor_id
-        updating = EngineUpdating(engine_id, target.line, target.version, found=self._found)
-        await self._say(ENGINE_UPDATING, updating)
+        updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
+        await self._publish(ENGINE_UPDATING, updating)
         crash_point("engine.updating")
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
@@ -210,23 +210,23 @@ class EngineActor:
                 words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
                 raise EngineFailed(words) from None
             if confirmed != target.key:
-                raise EngineFailed(f"the server says it has weights {confirmed!r}, expected {target.key!r}")
+                raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
         self._loaded, self._found = target.key, ""
         seconds = round(time.monotonic() - began, 4)
         self.context.vitals.update(version=target.version, update_s=seconds)
         ready = EngineReady(
-            engine_id, self._address, target.line, target.version, target.digest, self.settings.max_running, seconds
+            engine_id, self._address, target.lineage, target.version, target.digest, self.settings.max_running, seconds
         )
-        await self._say(ENGINE_READY, ready)
+        await self._publish(ENGINE_READY, ready)
 
-    async def _say(self, topic: Topic[Any], message: Message) -> None:
-        await say(
+    async def _publish(self, topic: Topic[Any], message: Message) -> None:
+        await publish(
             self.context.bus, topic, message, key=self.context.actor_id, id=f"{self.context.actor_id}:{time.time_ns()}"
         )
 
     async def _leave(self) -> None:
-        await self._say(ENGINE_GONE, EngineGone(self.context.actor_id, ENGINE_STOPPED))
+        await self._publish(ENGINE_GONE, EngineGone(self.context.actor_id, ENGINE_STOPPED))
         await self._listener.close()
         if self._client is not None:
             await self._client.close()

@@ -1,0 +1,1 @@
+"""Evaluator: answer the prompts of an evaluation."""

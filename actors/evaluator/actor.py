@@ -1,4 +1,4 @@
-"""The evaluator: answers held-out prompts with a version and says how well."""
+"""The evaluator: answer held-out prompts with a version and publish the score."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.engine_pool import EnginePool
 from actors.runtime.generator import Asker, Generator, as_served
-from actors.runtime.poison_guard import Suspects
+from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.rows import as_faults, open_rows
 from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.crash import crash_point
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.row_maker import RowMaker
@@ -31,18 +31,18 @@ _SHOWN = 5
 
 
 async def main(context: Context) -> None:
-    """Play an evaluator until asked to stop."""
-    reward = context.cast.reward
+    """Run an evaluator until asked to stop."""
+    reward = context.config.reward
     try:
         grader = await open_grader(
             reward.function, base=context.files.base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb
         )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
-    cast = context.cast
+    config = context.config
     try:
-        labels_for = label_reader(cast.reward.function, warmup_steps=0)
-        source, seed = cast.eval.source or cast.task.source, cast.seed + _HELD_OUT
+        labels_for = label_reader(config.reward.function, warmup_steps=0)
+        source, seed = config.eval.source or config.task.source, config.seed + _HELD_OUT
         async with open_rows(context, source, seed, labels_for) as rows:
             await Evaluator(context, grader, rows).run()
     finally:
@@ -53,16 +53,16 @@ class Evaluator:
     """Takes one evaluation at a time, all its prompts at once."""
 
     def __init__(self, context: Context, grader: Grader, rows: RowMaker) -> None:
-        cast = context.cast
+        config = context.config
         self._context = context
         self._grader = grader
-        self._sampling = cast.rollout
+        self._sampling = config.rollout
         self._rows = rows
         self._pool = EnginePool(context)
-        self._suspects = Suspects(context)
+        self._suspects = PoisonGuard(context)
         try:
-            self._tokenizer = TaskTokenizer.load(context.files.model_path(cast))
-            served = as_served(check_model_directory(context.files.model_path(cast)), cast.engine)
+            self._tokenizer = TaskTokenizer.load(context.files.model_path(config))
+            served = as_served(check_model_directory(context.files.model_path(config)), config.engine)
         except (TokenizerError, ModelError) as error:
             raise ActorFault(str(error)) from error
         self._generator = Generator(context, self._pool, self._tokenizer, served, Asker())
@@ -99,7 +99,7 @@ class Evaluator:
             samples=answers[:_SHOWN],
         )
         with delivery.waiting(PUBLISHING):
-            await say(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
+            await publish(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
         return True
 
     async def _answer(self, number: int, request: EvalRequested) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Learner: train on batches, publish weights, save checkpoints."""

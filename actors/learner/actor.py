@@ -1,4 +1,4 @@
-"""The learner: a deterministic function of the batch log; says steps, versions and checkpoints."""
+"""The learner: a deterministic function of the batch log; publishes steps, versions and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.crash import crash_point
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 async def main(context: Context) -> None:
-    """Play the learner until its steps are done."""
+    """Run the learner until its steps are done."""
     await Learner(context).run()
 
 
@@ -58,10 +58,10 @@ class Learner:
     """Trains batch after batch, in the order of the batch log."""
 
     def __init__(self, context: Context) -> None:
-        cast = context.cast
+        config = context.config
         self.context = context
-        self.cast = cast
-        self.fold = LearnerFold(cast)
+        self.config = config
+        self.fold = LearnerFold(config)
         inputs = [
             Input(BATCHES, [BATCH_PACKED]),
             Input(FLEET, [CHECKPOINT_REQUESTED]),
@@ -69,36 +69,36 @@ class Learner:
         ]
         self.keeper = Keeper(context, TRAINING, inputs, self.fold)
         self.store = FileStore(context.files.weights)
-        self.payloads = Payloads(context.bus, context.cast.rollout.temperature)
-        self.step = cast.origin  # newest step in the weights
-        self.line = 0
+        self.payloads = Payloads(context.bus, context.config.rollout.temperature)
+        self.step = config.origin  # newest step in the weights
+        self.lineage = 0
         self.batch_sequence = 0
         self._differed = False  # the weights have other bits than those published
-        self._saying: asyncio.Task[None] | None = None
+        self._appending: asyncio.Task[None] | None = None
         self._waited_s = 0.0  # for the newest batch
         self._lost: list[CheckpointLost] = []  # that could not be read
-        self._resumed = False  # all that was said to be trained is in the weights
+        self._resumed = False  # all that was reported trained is in the weights
 
     async def run(self) -> None:
-        """Resume where the log says, then train to the end."""
+        """Resume from the log, then train to the end."""
         try:
             await self.keeper.start(self._make_ready)
             if self.context.stop.is_set():
                 return
             await self._resume()
-            while self.step < self.cast.learner.steps and not self.context.stop.is_set():
+            while self.step < self.config.learner.steps and not self.context.stop.is_set():
                 await self._train_next(publish=True)
             finished = self.fold.state.finished
-            if self.step >= self.cast.learner.steps and (finished is None or finished < self.step):
+            if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
                 await self._finish()
         except (NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
             raise ActorFault(self._advice(error)) from error
         finally:
-            await self._said()
+            await self._appended()
         await self.keeper.close()
 
-    def _advice(self, error: Fault) -> str:
-        """Why the next step could not be made, and what may be done."""
+    def _advice(self, error: AsyncRLError) -> str:
+        """Return the reason why the next step failed, and what to do."""
         step, saved = self.step + 1, self.fold.state.checkpoints
         reason = str(error).removeprefix(f"batch {step}: ")
         words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
@@ -113,22 +113,22 @@ class Learner:
         Only then is the log claimed; and a learner that stands by has none of this in memory.
         """
         self.context.doing("loads the model")
-        model = self.context.files.model_path(self.cast)
-        self.trainer = await asyncio.to_thread(open_trainer, self.cast, model)
+        model = self.context.files.model_path(self.config)
+        self.trainer = await asyncio.to_thread(open_trainer, self.config, model)
         for saved in reversed(self.fold.state.checkpoints):
             try:
                 found = await asyncio.to_thread(load_checkpoint, Path(saved.path), self.trainer)
             except CheckpointError as error:
                 self.context.log.warning("checkpoint unusable", path=saved.path, reason=str(error))
-                self._lost.append(CheckpointLost(saved.line, saved.step, saved.path, str(error)))
+                self._lost.append(CheckpointLost(saved.lineage, saved.step, saved.path, str(error)))
                 continue
             self.step, self.batch_sequence = found.step, found.batch_sequence
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
         else:
             await self.context.listen(BATCHES, self.fold.recall, [BATCH_PACKED]).read()
-            if self.cast.start.checkpoint:
-                path = self.context.files.base / self.cast.start.checkpoint
+            if self.config.start.checkpoint:
+                path = self.context.files.base / self.config.start.checkpoint
                 await asyncio.to_thread(load_checkpoint, path, self.trainer)
         self._differed = await self._differs()
         await self._train_again()
@@ -141,14 +141,14 @@ class Learner:
     async def _resume(self) -> None:
         """Go on from where the log ends, and publish only what differs."""
         await self._train_again()
-        await self._say([Decision(CHECKPOINT_LOST, lost, id=Path(lost.path).name) for lost in self._lost])
-        await self._said()
-        self.line = self.fold.state.line
+        await self._append([Decision(CHECKPOINT_LOST, lost, id=Path(lost.path).name) for lost in self._lost])
+        await self._appended()
+        self.lineage = self.fold.state.lineage
         if self._differed:
-            self.line += 1
-            self.context.log.warning("weights differ from those published; a new line begins", line=self.line)
+            self.lineage += 1
+            self.context.log.warning("weights differ from those published; a new lineage begins", lineage=self.lineage)
         if self._publishes(self.step) and (self._differed or self.step not in self.fold.state.published):
-            await self._say([await self._publish()])
+            await self._append([await self._publish()])
         await self._ask_for_evaluation()
         await self._save_if_due()  # it may have died between a step and its checkpoint
         self._resumed = True
@@ -157,12 +157,12 @@ class Learner:
         return await asyncio.to_thread(lambda: weights_digest(self.trainer.weights()))
 
     async def _differs(self) -> bool:
-        """Whether these weights were published with other bits."""
-        said = self.fold.state.published.get(self.step)
-        return said is not None and said != await self._digest()
+        """Return whether these weights were published with other bits."""
+        published = self.fold.state.published.get(self.step)
+        return published is not None and published != await self._digest()
 
     async def _train_next(self, *, publish: bool) -> None:
-        """One step: fetch, train, say. What it says reaches the log while the next step is under way."""
+        """Fetch and train one batch. Its messages reach the log while the next step is under way."""
         found = await self._batch(self.step + 1)
         if found is None:
             return
@@ -180,7 +180,7 @@ class Learner:
         decisions = [self._trained(packed, stats, metrics, skipped=skips)]
         if self._publishes(self.step):
             decisions.append(await self._publish())
-        await self._say(decisions)
+        await self._append(decisions)
         self.context.vitals.update(step=self.step, reward=stats.reward_mean)
         await self._ask_for_evaluation()
         await self._save_if_due()
@@ -198,14 +198,14 @@ class Learner:
         self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]
     ) -> tuple[BatchStats, dict[str, float]]:
         """Make the rows of a batch and step, in a thread of its own: large batches take seconds for either."""
-        rows, stats = build_rows(groups, batch_rules(self.cast, packed))
-        return stats, self.trainer.step(rows, step_spec(self.cast, packed.step))
+        rows, stats = build_rows(groups, batch_rules(self.config, packed))
+        return stats, self.trainer.step(rows, step_spec(self.config, packed.step))
 
     def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool) -> Decision:
         supervised = {-1: stats.tokens_trained}
         message = BatchTrained(
             step=packed.step,
-            line=self.line,
+            lineage=self.lineage,
             stage=packed.stage,
             metrics=metrics,
             lags=supervised if packed.stage == "warmup" else stats.lag_histogram,
@@ -215,73 +215,73 @@ class Learner:
             batch_sequence=self.batch_sequence,
             skipped=skipped,
         )
-        return Decision(BATCH_TRAINED, message, id=f"{self.line}:{packed.step}")
+        return Decision(BATCH_TRAINED, message, id=f"{self.lineage}:{packed.step}")
 
     def _publishes(self, step: int) -> bool:
-        always = (self.cast.start.step, self.cast.learner.steps)
-        return step >= 0 and (step % self.cast.learner.publish_every == 0 or step in always)
+        always = (self.config.start.step, self.config.learner.steps)
+        return step >= 0 and (step % self.config.learner.publish_every == 0 or step in always)
 
     async def _publish(self) -> Decision:
-        """Put the weights into the store; the decision says so."""
-        message = await asyncio.to_thread(self.store.publish, self.trainer, line=self.line, version=self.step)
+        """Put the weights into the store and return the decision that announces them."""
+        message = await asyncio.to_thread(self.store.publish, self.trainer, lineage=self.lineage, version=self.step)
         crash_point("weights.renamed")
         return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
 
     async def _ask_for_evaluation(self) -> None:
-        settings = self.cast.eval
-        ends = (self.cast.start.step, self.cast.learner.steps)
+        settings = self.config.eval
+        ends = (self.config.start.step, self.config.learner.steps)
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
         name, asked = f"v{self.step:06d}", self.fold.state.evaluated
         if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
             message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
-            await self._say([Decision(EVAL_REQUESTED, message, id=name)])
+            await self._append([Decision(EVAL_REQUESTED, message, id=name)])
 
     async def _save_if_due(self) -> None:
-        if self.fold.wants_checkpoint(self.step, every=self.cast.learner.checkpoint_every):
+        if self.fold.wants_checkpoint(self.step, every=self.config.learner.checkpoint_every):
             await self._save()
 
     async def _save(self) -> None:
-        """Write a checkpoint; it counts once it is said."""
+        """Write a checkpoint; it counts once it is published."""
         self.context.doing(f"saves checkpoint {self.step}")
-        await self._said()
+        await self._appended()
         crash_point("learner.saving")
-        if any(saved.step == self.step and saved.line == self.line for saved in self.fold.state.checkpoints):
+        if any(saved.step == self.step and saved.lineage == self.lineage for saved in self.fold.state.checkpoints):
             return
         digest = await self._digest()
-        checkpoint = Checkpoint(self.line, self.step, digest, self.batch_sequence)
+        checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)
         path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
         await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
         crash_point("checkpoint.renamed")
-        message = CheckpointSaved(self.line, self.step, digest, str(path), self.batch_sequence)
-        await self._say([Decision(CHECKPOINT_SAVED, message, id=path.name)])
-        await self._said()
-        crash_point("checkpoint.said")
+        message = CheckpointSaved(self.lineage, self.step, digest, str(path), self.batch_sequence)
+        await self._append([Decision(CHECKPOINT_SAVED, message, id=path.name)])
+        await self._appended()
+        crash_point("checkpoint.published")
 
     async def _finish(self) -> None:
-        """The last checkpoint, the model for everybody, and the word that training is over."""
+        """Write the last checkpoint and the exported model, and publish that training has finished."""
         await self._save()
         exported = self.context.files.root / "exported"
         await asyncio.to_thread(self._export, exported)
         crash_point("learner.exported")
         message = TrainingFinished(self.step, "steps", str(exported))
-        await self._say([Decision(TRAINING_FINISHED, message, id="finished")])
+        await self._append([Decision(TRAINING_FINISHED, message, id="finished")])
 
     def _export(self, directory: Path) -> None:
-        """Write the model; one that is there is of fewer steps, or of a learner that died before it said so."""
+        """Write the model; an existing one is of fewer steps, or of a learner that died before it announced it."""
         if directory.exists():
             remove_directory(directory)
         with written_aside(directory) as aside:
             self.trainer.export(aside)
 
-    async def _say(self, decisions: list[Decision]) -> None:
-        """Begin to say something, after all that was said before it."""
-        await self._said()
-        self._saying = asyncio.create_task(self.keeper.insist(decisions))
-        self.context.watch(self._saying)
+    async def _append(self, decisions: list[Decision]) -> None:
+        """Start to publish a message, behind all that were published before it."""
+        await self._appended()
+        self._appending = asyncio.create_task(self.keeper.append_until_stored(decisions))
+        self.context.watch(self._appending)
 
-    async def _said(self) -> None:
-        """Wait until everything said is on the log and read back."""
-        saying, self._saying = self._saying, None
+    async def _appended(self) -> None:
+        """Wait until everything published is on the log and read back."""
+        saying, self._appending = self._appending, None
         if saying is not None:
             await saying
 

@@ -1,4 +1,4 @@
-"""What the learner knows: a pure function of the batch log and of its own, which stays small however long a run is."""
+"""The fold of the learner: a pure function of the batch log and its own log, small however long a run is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.actors import SKIP_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.evals import EVAL_REQUESTED
@@ -19,28 +19,28 @@ _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at mo
 
 
 class LearnerState(msgspec.Struct):
-    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
-    trained: int  # newest step said to be trained
+    trained: int  # newest step reported trained
     asked_after: int  # a checkpoint is asked for of a later step than this
-    line: int = 0
-    published: dict[int, str] = {}  # newest line's digests, by version: of what may be trained again
+    lineage: int = 0
+    published: dict[int, str] = {}  # newest lineage's digests, by version: of what may be trained again
     checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
     evaluated: int | None = None  # newest version an evaluation was asked for
-    skip_requests: list[int] = []  # steps whose batches are to be passed over
+    skip_requests: list[int] = []  # steps whose batches are to be skipped
     skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
-    finished: int | None = None  # step at which training was said to be finished
+    finished: int | None = None  # step at which training was reported finished
 
 
 class LearnerFold:
-    """Batches to come, and how far training was said to be."""
+    """Batches to come, and how far training has been reported."""
 
-    def __init__(self, cast: Cast) -> None:
-        self._origin = cast.origin
-        self._keep = cast.learner.keep_checkpoints
+    def __init__(self, config: Config) -> None:
+        self._origin = config.origin
+        self._keep = config.learner.keep_checkpoints
         self._at_hand: dict[int, BatchPacked] = {}
-        self.state = LearnerState(cast.origin, cast.origin - 1)
+        self.state = LearnerState(config.origin, config.origin - 1)
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in."""
@@ -49,11 +49,11 @@ class LearnerFold:
             self._on_packed(message, record)
         elif topic is BATCH_TRAINED:
             state.trained = message.step
-            state.line = message.line
+            state.lineage = message.lineage
             if message.skipped:
                 state.skipped.append(message.step)
         elif topic is WEIGHTS_PUBLISHED:
-            state.line = message.line
+            state.lineage = message.lineage
             state.published[message.version] = message.digest
         elif topic is CHECKPOINT_SAVED:
             state.checkpoints = [*state.checkpoints, message][-self._keep :]
@@ -70,7 +70,7 @@ class LearnerFold:
             state.asked_after = max(state.asked_after, message.after)
 
     def sequence(self, step: int) -> int | None:
-        """Where the batch log has a batch, once packed."""
+        """Return the sequence of a batch on the batch log, once packed."""
         return self.state.batches.get(step)
 
     def at_hand(self, step: int) -> BatchPacked | None:
@@ -78,11 +78,11 @@ class LearnerFold:
         return self._at_hand.get(step)
 
     def skips(self, step: int) -> bool:
-        """Whether a batch is passed over: where it was trained once, that decides."""
+        """Return whether a batch is passed over: where it was trained once, that decides."""
         return step in (self.state.skipped if step <= self.state.trained else self.state.skip_requests)
 
     def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
-        """Whether a checkpoint of this step is wanted.
+        """Return whether a checkpoint of this step is wanted.
 
         Args:
             every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one

@@ -92,7 +92,7 @@ class Payloads:
 
 
 def _check_doubles(packed: BatchPacked) -> None:
-    """A batch trains nobody twice, and no tokens twice.
+    """Refuse a batch that would train a trajectory or its tokens twice.
 
     Raises:
         ActorFault: it would.

@@ -1,0 +1,1 @@
+"""Prompter: issue the prompts of a task, as far ahead as the lag allows."""

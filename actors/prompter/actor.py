@@ -28,9 +28,9 @@ _ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
 
 
 async def main(context: Context) -> None:
-    """Play the prompter until the run ends."""
-    cast = context.cast
-    fold = PrompterFold(cast)
+    """Run the prompter until the run ends."""
+    config = context.config
+    fold = PrompterFold(config)
     keeper = Keeper(
         context,
         PROMPTS,
@@ -45,10 +45,10 @@ async def main(context: Context) -> None:
     )
     opened = asyncio.Event()
     starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
-    labels_for = label_reader(cast.reward.function, warmup_steps=cast.warmup.steps)
-    async with open_rows(context, cast.task.source, cast.seed, labels_for, on_rows=keeper.wake) as rows:
+    labels_for = label_reader(config.reward.function, warmup_steps=config.warmup.steps)
+    async with open_rows(context, config.task.source, config.seed, labels_for, on_rows=keeper.wake) as rows:
         per_epoch = rows.opened.rows_per_epoch
-        fold.end = cast.task.epochs * per_epoch if cast.task.epochs and per_epoch else None
+        fold.end = config.task.epochs * per_epoch if config.task.epochs and per_epoch else None
         opened.set()
         await starting
         with as_faults():
@@ -64,7 +64,7 @@ class Prompter:
         self._keeper = keeper
         self._fold = fold
         self._rows = rows
-        self._rows_each = context.cast.warmup.rows_per_trajectory
+        self._rows_each = context.config.warmup.rows_per_trajectory
         self._waits_for: int | None = None  # a row
 
     async def run(self) -> None:
@@ -75,7 +75,7 @@ class Prompter:
             vitals["open_groups"] = fold.open_groups
             vitals["no_more_prompts"] = float(fold.at_end)
             decisions = self._decide(wanted[:_AT_ONCE])
-            self._tell(self._rows.making if wanted and not decisions else None)
+            self._report_activity(self._rows.making if wanted and not decisions else None)
             if decisions:
                 await self._keeper.append(decisions)
             else:
@@ -98,13 +98,13 @@ class Prompter:
             except DataError:
                 if not decisions:
                     raise
-                break  # what comes before it is issued first
+                break  # what precedes it is issued first
             if len(rows) < len(places):
                 break
-            decisions.append(decide(item, self._context.cast.seed, rows))
+            decisions.append(decide(item, self._context.config.seed, rows))
         return decisions
 
-    def _tell(self, row: int | None) -> None:
+    def _report_activity(self, row: int | None) -> None:
         """Let the vital signs show the row that everything waits for, and for how long."""
         if row != self._waits_for:
             self._waits_for = row
@@ -129,5 +129,5 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
 
 
 def sampling_seed(seed: int, trajectory_id: str, attempt: int) -> int:
-    """What an attempt at a trajectory is sampled with, by the seed of the run."""
+    """Return the sampling seed of an attempt at a trajectory, from the seed of the run."""
     return xxhash.xxh3_64_intdigest(f"{seed}:{trajectory_id}:{attempt}".encode()) >> 1

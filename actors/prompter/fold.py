@@ -1,4 +1,4 @@
-"""What the prompter knows, as a pure function of messages: which groups are open, and how many more may be."""
+"""The fold of the prompter, a pure function of messages: which groups are open, and how many more may be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
@@ -40,7 +40,7 @@ class Wanted(NamedTuple):
 
     @property
     def carries_rows(self) -> bool:
-        """Whether its message carries the rows of its group: one does, once."""
+        """Return whether its message carries the rows of its group: one does, once."""
         return self.member == 0 and self.attempt == 0
 
     def rows(self, rows_per_trajectory: int) -> range:
@@ -52,23 +52,23 @@ class Wanted(NamedTuple):
 
 
 class StagePlan(NamedTuple):
-    """How many groups of a stage there shall be."""
+    """The number of groups of a stage."""
 
     group_size: int
     batch_groups: int
     steps: int
 
 
-def stage_plans(cast: Cast) -> dict[Stage, StagePlan]:
+def stage_plans(config: Config) -> dict[Stage, StagePlan]:
     """The stages of a run and their sizes."""
     return {
-        "warmup": StagePlan(1, cast.warmup.batch_rows // cast.warmup.rows_per_trajectory, cast.warmup.steps),
-        "rl": StagePlan(cast.rollout.group_size, cast.buffer.batch_groups, cast.learner.steps),
+        "warmup": StagePlan(1, config.warmup.batch_rows // config.warmup.rows_per_trajectory, config.warmup.steps),
+        "rl": StagePlan(config.rollout.group_size, config.buffer.batch_groups, config.learner.steps),
     }
 
 
 class PrompterState(msgspec.Struct):
-    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
     issued: dict[Stage, int]  # groups whose every member is issued
     done: dict[Stage, int]  # trained batches
@@ -82,25 +82,25 @@ class PrompterState(msgspec.Struct):
     trained_ahead: set[int] = set()  # trained before their packing was read
     origins: list[str] = []  # prompts whose rows are to be issued again, in the order of the requests
     reissued: set[int] = set()  # requests whose every member is issued
-    finished_at: int | None = None  # step at which training was said to be finished
+    finished_at: int | None = None  # step at which training was reported finished
     paused: bool = False  # payload streams are nearly full
 
 
 class PrompterFold:
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
-    def __init__(self, cast: Cast, end: int | None = None) -> None:
+    def __init__(self, config: Config, end: int | None = None) -> None:
         """
         Args:
             end: number of the first prompt of RL that there is not; None where there is no end.
         """
         self.end = end
-        self._plans = stage_plans(cast)
-        self._max_lag = cast.buffer.max_lag
+        self._plans = stage_plans(config)
+        self._max_lag = config.buffer.max_lag
         self.state = PrompterState(
-            issued={"warmup": 0, "rl": cast.start.prompt},
-            done={"warmup": 0, "rl": cast.start.step},
-            trained=cast.origin,
+            issued={"warmup": 0, "rl": config.start.prompt},
+            done={"warmup": 0, "rl": config.start.step},
+            trained=config.origin,
         )
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -138,7 +138,7 @@ class PrompterFold:
             self.state.paused = topic is ADMISSION_PAUSED
 
     def wanted(self) -> list[Wanted]:
-        """What may be issued now, in order."""
+        """Return the messages that may be issued now, in order."""
         if self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps:
             return []
         again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
@@ -168,7 +168,7 @@ class PrompterFold:
 
     @property
     def at_end(self) -> bool:
-        """Whether every prompt of RL is issued."""
+        """Return whether every prompt of RL is issued."""
         return self.end is not None and self.state.issued["rl"] >= self.end
 
     @property

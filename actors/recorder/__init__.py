@@ -1,0 +1,1 @@
+"""Recorder: write metrics files from the logs."""

@@ -12,7 +12,7 @@ from actors.recorder.fold import RecorderFold
 from actors.recorder.samples import Sampler
 from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, patiently, read_last_of_each
+from asyncrl.bus.log import Record, read_last_of_each, retry_until_deadline
 from asyncrl.bus.provision import stream_states
 from asyncrl.telemetry.plot import draw_reward
 from topics.actors import KEEPER_TOPICS, RUN_OPENED
@@ -33,13 +33,13 @@ _ROWS = 1024  # rows that wait for being written
 
 
 async def main(context: Context) -> None:
-    """Play the recorder: rows while the run goes on, summary and plot when it ends."""
+    """Run the recorder: rows while the run goes on, summary and plot when it ends."""
     recorder = Recorder(context)
     await recorder.run()
 
 
 class Recorder:
-    """Folds every log, from where its files tell that they end."""
+    """Folds every log, from the positions that its files give."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
@@ -66,7 +66,7 @@ class Recorder:
             news = asyncio.create_task(self._news.wait())
             await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-        for stream, listener in listeners.items():  # what was said before the end belongs to the summary
+        for stream, listener in listeners.items():  # messages published before the end belong to the summary
             await listener.close()
             await self._listener(stream).read(after=listener.last)
         self._write_rows()
@@ -75,10 +75,10 @@ class Recorder:
         await self._samples.write()
 
     async def _go_on(self) -> None:
-        """Take up what the files tell; anew where they tell nothing, or of other logs."""
+        """Continue from the positions in the files; start anew where there are none, or those of other logs."""
         bus, recorded = self.context.bus, self._file.read()
         if recorded is not None:
-            states = await patiently(bus, lambda: stream_states(bus, list(_LOGS)))
+            states = await retry_until_deadline(bus, lambda: stream_states(bus, list(_LOGS)))
             ends = {name: int(state["last_seq"]) for name, state in states.items()}
             if recorded.positions.keys() == ends.keys() and all(
                 0 <= position <= ends[name] for name, position in recorded.positions.items()
@@ -94,7 +94,7 @@ class Recorder:
         self.fold.issued = await self._count_issued()
         summary = self.fold.summary(self.context.bus.run, steps)
         summary["metrics"] = str(self._file.path)
-        if self.context.cast.recorder.plot and steps:
+        if self.context.config.recorder.plot and steps:
             summary["plot"] = str(root / "reward.png")
             await asyncio.to_thread(
                 draw_reward,
@@ -112,11 +112,11 @@ class Recorder:
 
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
-        bus, cast = self.context.bus, self.context.cast
-        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
+        bus, config = self.context.bus, self.context.config
+        info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
-        warmup = cast.warmup.steps * (cast.warmup.batch_rows // cast.warmup.rows_per_trajectory)
+        warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -124,7 +124,7 @@ class Recorder:
             self.fold.apply(topic, message, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
-        if self._since >= self.context.cast.keepers.snapshot_every:
+        if self._since >= self.context.config.keepers.snapshot_every:
             self._write_rows()
             self._since = 0
             self._file.store(self._positions, self.fold.state)

@@ -1,7 +1,7 @@
 """The recorder's metrics file, and beside it how far the logs are in it: a later start goes on from there.
 
-Rows are appended first, then the position is replaced at once. Whatever lies between two of these effects when the
-process is killed, a later start cuts the file to what the position tells, and makes the rows behind it again.
+Rows are appended first, then the position is replaced atomically. If the process is killed between the two, the next
+start truncates the file to the recorded size and makes the rows behind it again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actors.runtime.snapshots import format_of
 
 
 class Recorded(msgspec.Struct):
-    """What was known when the metrics file had a size."""
+    """The state at a known size of the metrics file."""
 
     format: str  # of the state: that of another version of this program is of no use
     positions: dict[str, int]  # sequence of the newest message folded, by the name of the stream
@@ -33,7 +33,7 @@ class MetricsFile:
         self._recorded = root / "recorder.json"
 
     def read(self) -> Recorded | None:
-        """What was stored last; None where that is nothing, or cannot be gone on from."""
+        """Return the record stored last; None where there is none, or it cannot be continued."""
         try:
             found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
             whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes

@@ -1,4 +1,4 @@
-"""What a run amounts to: a pure function of its logs, of a size that does not grow with them."""
+"""The fold behind the metrics file and the summary: a pure function of the logs, of constant size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED
 from topics.weights import TRAINING_FINISHED
 
 _WINDOW = 5  # steps a reward is averaged over
-_UPDATES = 128  # newest updates of engines, whose median is told
+_UPDATES = 128  # newest updates of engines, for their median
 
 
 class StepRow(msgspec.Struct):
-    """What the summary needs of a row of the metrics file."""
+    """The part of a metrics row that the summary needs."""
 
     event: str
     stage: str = ""
@@ -32,7 +32,7 @@ class StepRow(msgspec.Struct):
 
 
 class Packed(msgspec.Struct):
-    """What a batch row takes from its packing."""
+    """The part of a batch row that comes from its packing."""
 
     time_ns: int
     tokens: int  # trainable, before stale ones are masked
@@ -40,17 +40,17 @@ class Packed(msgspec.Struct):
 
 
 class RecorderState(msgspec.Struct):
-    """All that was folded, as plain data. A field whose meaning changes gets another name."""
+    """The whole state as plain data. A field whose meaning changes gets another name."""
 
     first_eval: dict[str, Any] | None = None  # of the lowest version
     last_eval: dict[str, Any] | None = None  # of the highest
     lags: dict[int, int] = {}  # trained tokens per lag
     dropped: dict[str, int] = {}  # ends without training, by reason
-    failed: dict[str, int] = {}  # what workers claimed, by reason
+    failed: dict[str, int] = {}  # failures published by workers, by reason
     figures: dict[str, float] = {}  # of the newest batch of RL
-    flat_steps: int = 0  # the newest in a row whose rewards are all equal
+    flat_steps: int = 0  # newest steps in a row whose rewards are all equal
     exported: str = ""
-    steps_wanted: int = 0  # by who opened the run last
+    steps_wanted: int = 0  # by the newest `run.opened`
     finished_at: int | None = None
     first_ns: int = 0
     last_ns: int = 0
@@ -161,12 +161,12 @@ class RecorderFold:
     def _on_trained(self, message: Any, record: Record) -> None:
         state = self.state
         if state.trained is not None and message.step <= state.trained:
-            return  # trained again on a new line: the figures are those of the first time
+            return  # trained again on a new lineage: the figures are those of the first time
         state.trained = message.step
         row = {
             "step": message.step,
             "stage": message.stage,
-            "line": message.line,
+            "lineage": message.lineage,
             "time_s": round((record.time_ns - state.first_ns) / 1e9, 3),
             "reward_mean": message.rewards[0],
             "reward_std": message.rewards[1],

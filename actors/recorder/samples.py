@@ -7,7 +7,7 @@ from itertools import chain, islice, zip_longest
 from typing import Any
 
 from actors.runtime.actor import Context
-from asyncrl.bus.log import last_sequence, patiently, read_next
+from asyncrl.bus.log import last_sequence, read_next, retry_until_deadline
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, of_evaluation
@@ -24,17 +24,17 @@ class Sampler:
     """Reads batches and evaluations one after the other, from where the samples file ends."""
 
     def __init__(self, context: Context) -> None:
-        settings, self._bus = context.cast.recorder, context.bus
+        settings, self._bus = context.config.recorder, context.bus
         self._count = settings.samples
         self._file = SamplesFile(context.files.root, settings.samples_mb * _MB)
-        self._reader = SampleReader(context.bus, context.files.model_path(context.cast))
+        self._reader = SampleReader(context.bus, context.files.model_path(context.config))
         self._after: dict[Event, int] = {}  # sequence of the newest message that was read
         self._first = 0  # sequence of the oldest result that was stored at the start
 
     async def begin(self) -> None:
         """Take up where the file ends; anew where it is of other logs."""
         if self._count:
-            states = await patiently(self._bus, lambda: stream_states(self._bus, [TRAJECTORIES]))
+            states = await retry_until_deadline(self._bus, lambda: stream_states(self._bus, [TRAJECTORIES]))
             self._first = int(states[TRAJECTORIES.name]["first_seq"])
             self._after = self._file.begin()
             ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}

@@ -1,0 +1,1 @@
+"""Reward worker: grade trajectories."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import xxhash
 
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.failures import say_failure
-from actors.runtime.poison_guard import Suspects
+from actors.runtime.failures import publish_failure
+from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
 from asyncrl.bus.provision import QUEUES
-from asyncrl.bus.publish import body_of, say
+from asyncrl.bus.publish import body_of, publish
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.trajectories import (
@@ -24,8 +24,8 @@ from topics.wire import WireError
 
 
 async def main(context: Context) -> None:
-    """Play a reward worker until asked to stop."""
-    settings = context.cast.reward
+    """Run a reward worker until asked to stop."""
+    settings = context.config.reward
     try:
         grader = await open_grader(
             settings.function,
@@ -49,10 +49,10 @@ class RewardWorker:
     def __init__(self, context: Context, grader: Grader) -> None:
         self._context = context
         self._grader = grader
-        self._suspects = Suspects(context)
+        self._suspects = PoisonGuard(context)
 
     async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
-        """Say a grade, or the claim that there can be none."""
+        """Publish a grade, or the claim that there can be none."""
         if self._suspects.doubts(delivery.at.deliveries - 1):
             poison = await self._suspects.alone(delivery)
             return bool(poison) and await self._fail(generated, delivery, "poison", poison)
@@ -65,7 +65,7 @@ class RewardWorker:
 
     async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         if generated.stage == "warmup":
-            await self._say_grade(generated, delivery, 0.0, {})
+            await self._publish_grade(generated, delivery, 0.0, {})
             return True
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
@@ -82,7 +82,7 @@ class RewardWorker:
                 result = await self._grader.grade(request)
         except RewardFailed as error:
             return await self._fail(generated, delivery, "reward", str(error))
-        await self._say_grade(generated, delivery, result.reward, result.metrics)
+        await self._publish_grade(generated, delivery, result.reward, result.metrics)
         return True
 
     async def _fail(
@@ -93,9 +93,9 @@ class RewardWorker:
         detail: str,
     ) -> bool:
         tokens = tokens_sampled(generated)
-        return await say_failure(self._context, generated, delivery, reason, detail, tokens)
+        return await publish_failure(self._context, generated, delivery, reason, detail, tokens)
 
-    async def _say_grade(
+    async def _publish_grade(
         self,
         generated: TrajectoryGenerated,
         delivery: Delivery[TrajectoryGenerated],
@@ -121,5 +121,5 @@ class RewardWorker:
         )
         key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
         with delivery.waiting(PUBLISHING):
-            await say(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
+            await publish(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
         self._context.count("graded")

@@ -1,0 +1,1 @@
+"""Rollout worker: execute the rollout function for each issued prompt."""

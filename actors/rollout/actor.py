@@ -11,7 +11,7 @@ from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.engine_pool import EnginePool
 from actors.runtime.generator import as_served
-from actors.runtime.poison_guard import Suspects
+from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record, last_sequence
@@ -28,7 +28,7 @@ from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
 async def main(context: Context) -> None:
-    """Play a rollout worker until asked to stop."""
+    """Run a rollout worker until asked to stop."""
     worker = RolloutWorker(context)
     await worker.run()
 
@@ -38,11 +38,11 @@ class RolloutWorker:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        cast = context.cast
-        name = cast.task.rollout
+        config = context.config
+        name = config.task.rollout
         try:
-            model = check_model_directory(context.files.model_path(cast))
-            tokenizer = TaskTokenizer.load(context.files.model_path(cast))
+            model = check_model_directory(context.files.model_path(config))
+            tokenizer = TaskTokenizer.load(context.files.model_path(config))
             function: RolloutFunction = (
                 single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
             )
@@ -55,10 +55,10 @@ class RolloutWorker:
             tokenizer,
             function,
             set(),
-            Suspects(context),
+            PoisonGuard(context),
             GroupRows(context.bus),
             model.context,
-            as_served(model, cast.engine),
+            as_served(model, config.engine),
             ProgressLog(context),
             ProgressReader(context.bus, context.refuse),
         )
@@ -67,7 +67,7 @@ class RolloutWorker:
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
         self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
-            context, QUEUES["rollout"], PromptIssued, self.handle, cast.rollout.slots
+            context, QUEUES["rollout"], PromptIssued, self.handle, config.rollout.slots
         )
 
     async def run(self) -> None:
@@ -83,7 +83,7 @@ class RolloutWorker:
         await self.pool.close()
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
-        """Finish one trajectory, or find that somebody did, or that it has ended while it waited in the queue."""
+        """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""
         self.tools.rows.learn(issued)
         look = self._must_look(delivery, issued)
         self._working[issued.trajectory_id] = (issued.attempt, delivery)
@@ -98,10 +98,10 @@ class RolloutWorker:
                 del self._working[issued.trajectory_id]
 
     def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
-        """Whether somebody may have worked on it before.
+        """Return whether another worker may have worked on it before.
 
-        A first delivery of something issued while this worker was listening, on a connection that never broke, is new;
-        should that be wrong after all, the fence refuses what it says.
+        A first delivery of a message issued while this worker was subscribed, on a connection that never broke, is new.
+        Should that be wrong after all, the fence refuses the result.
         """
         fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
         return not fresh or delivery.at.stream_sequence <= self._old_work

@@ -23,7 +23,7 @@ class Ends:
     def __init__(self, most: int = _MOST) -> None:
         self._known: dict[str, tuple[int, int]] = {}  # newest attempt that has ended, and when; the newest last
         self._most = most
-        self._forgotten_ns = -1  # when the newest of the ends was stored that are not kept any more
+        self._forgotten_ns = -1  # when the newest of the ends that were evicted was stored
 
     def add(self, message: GroupDropped | TrajectoryDropped, time_ns: int) -> None:
         """Note an end.
@@ -42,23 +42,23 @@ class Ends:
             self._forgotten_ns = max(self._forgotten_ns, forgotten_ns)
 
     def include(self, issued: PromptIssued) -> bool:
-        """Whether this attempt has ended, as far as is known here."""
+        """Return whether this attempt has ended, as far as is known here."""
         own, _ = self._known.get(issued.trajectory_id, (-1, 0))
         of_group, _ = self._known.get(issued.prompt_id, (-1, 0))
         return issued.attempt <= max(own, of_group)
 
     def may_miss(self, issued_ns: int) -> bool:
-        """Whether an end may be on the log alone of what was issued at that time of the server's clock."""
+        """Return whether an end may be on the log alone of what was issued at that time of the server's clock."""
         return issued_ns <= self._forgotten_ns
 
     async def look_up(self, bus: Bus, issued: PromptIssued) -> bool:
-        """Whether the log has an end of this attempt."""
+        """Return whether the log has an end of this attempt."""
         subjects = [
             TRAJECTORY_DROPPED.subject(bus.run, issued.trajectory_id),
             GROUP_DROPPED.subject(bus.run, issued.prompt_id),
         ]
         found = Ends()
         for record in await read_last_of_each(bus, BATCHES, subjects):
-            with contextlib.suppress(WireError):  # whoever follows the log keeps it as a dead letter
+            with contextlib.suppress(WireError):  # the recorder of the log keeps it as a dead letter
                 found.add(unpack(record, record.data)[1], record.time_ns)
         return found.include(issued)

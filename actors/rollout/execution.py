@@ -1,4 +1,4 @@
-"""One trajectory on a rollout worker: run its function, keep its progress, say its result."""
+"""One trajectory on a rollout worker: run its function, store its progress, publish its result."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import Context
 from actors.runtime.engine_pool import EnginePool
-from actors.runtime.failures import say_failure
+from actors.runtime.failures import publish_failure
 from actors.runtime.generator import Asker, Generator
-from actors.runtime.poison_guard import Suspects
+from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
@@ -42,14 +42,14 @@ class RolloutFailed(Exception):
 
 
 class Tools(NamedTuple):
-    """What every trajectory of a worker shares."""
+    """The dependencies that all trajectories of a worker share."""
 
     context: Context
     pool: EnginePool
     tokenizer: TaskTokenizer
     function: RolloutFunction
     under_way: set[Progress]
-    suspects: Suspects
+    suspects: PoisonGuard
     rows: GroupRows
     model_context: int  # tokens that the trained model takes
     served: ModelInfo  # the model as engines serve it
@@ -58,25 +58,25 @@ class Tools(NamedTuple):
 
 
 class Execution(Asker):
-    """One trajectory on this worker: the host of its rollout context, and whoever asks for its generations."""
+    """One trajectory on this worker: the host of its rollout context, and the requester of its generations."""
 
     def __init__(self, tools: Tools, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
         self._tools = tools
         self._context = tools.context
-        self._settings = tools.context.cast.rollout
+        self._settings = tools.context.config.rollout
         self._issued = issued
         self._delivery = delivery
         self._progress = self._open_progress()
         self._generator = Generator(tools.context, tools.pool, tools.tokenizer, tools.served, self)
-        # What may be lost with the worker is bounded: what comes at a time is no more than that.
+        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
         self.chunk_tokens = min(self.chunk_tokens, self._settings.progress_limit)
         self.quiet_tokens = min(self.quiet_tokens, self._settings.progress_limit)
 
     async def run(self, *, look: bool) -> bool:
-        """Run the rollout function and publish what came of it; True when the work is done and said.
+        """Run the rollout function and publish its outcome; True when the work is done and published.
 
         Args:
-            look: whether somebody may have worked on it before.
+            look: whether another worker may have worked on it before.
         """
         progress = self._progress
         try:
@@ -87,20 +87,21 @@ class Execution(Asker):
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
                 if self._tools.suspects.doubts(progress.fruitless):
                     poison = await self._tools.suspects.alone(self._delivery, self._came_to)
-                    return bool(poison) and await self._say_failure("poison", poison)
-                await progress.hold()  # from here on nothing of whoever had it before passes the fence
+                    return bool(poison) and await self._publish_failure("poison", poison)
+                await progress.hold()  # from here on the fence refuses every earlier holder
             failed = await self._attempt()
             if failed is None:
                 return True
-            return await self._say_failure(*failed)
+            return await self._publish_failure(*failed)
         except Fenced:
             self._context.count("fenced")
             return await progress.is_generated()
         except asyncio.CancelledError:
             leaves = self._context.stop.is_set() and self._delivery.verdict is None
-            if leaves and (progress.unkept or progress.is_in_vain):
-                # Asked to leave: whoever comes next goes on from here, and does not count this run as a death. The
-                # fence may already hold what was being published when this came; then there is nothing to add.
+            if leaves and (progress.unsaved or progress.is_in_vain):
+                # Asked to leave: the next worker resumes from here and does not count this run as a death. The fence
+                # may already hold the message that was being published when the request came; then there is nothing to
+                # add.
                 with contextlib.suppress(Fenced):
                     await progress.keep()
             raise
@@ -108,11 +109,11 @@ class Execution(Asker):
             progress.close()
 
     async def _attempt(self) -> tuple[FailureReason, str] | None:
-        """Run the rollout function and publish its result, or say why there can be none."""
+        """Run the rollout function and publish its result, or the reason why there is none."""
         try:
             rows = await self._tools.rows.of(self._issued)
             if self._issued.stage == "warmup":
-                await self._say_result([], self._supervised(rows), "", truncated=False)
+                await self._publish_result([], self._supervised(rows), "", truncated=False)
             else:
                 self._tools.under_way.add(self._progress)
                 await self._roll_out(rows)
@@ -126,15 +127,15 @@ class Execution(Asker):
             self._tools.under_way.discard(self._progress)
         return None
 
-    async def _say_failure(self, reason: FailureReason, detail: str) -> bool:
+    async def _publish_failure(self, reason: FailureReason, detail: str) -> bool:
         tokens = self._delivery.tokens + self._progress.discarded
-        return await say_failure(self._context, self._issued, self._delivery, reason, detail, tokens)
+        return await publish_failure(self._context, self._issued, self._delivery, reason, detail, tokens)
 
     def _open_progress(self) -> Progress:
         return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
 
     async def _came_to(self) -> int:
-        """How far it has come, with whichever worker."""
+        """Return the progress so far, of any worker."""
         progress = self._open_progress()
         await progress.look()
         return progress.came_to
@@ -164,8 +165,8 @@ class Execution(Asker):
     # -- what the generator tells
 
     async def prepare(self, budget: int) -> None:
-        """Keep what would be lost by more than the bound: a short request tells nothing while it is under way."""
-        if self._progress.unkept + min(budget, self.quiet_tokens) > self._settings.progress_limit:
+        """Store progress that would exceed the bound: a short request reports nothing while it is under way."""
+        if self._progress.unsaved + min(budget, self.quiet_tokens) > self._settings.progress_limit:
             await self.keep()
 
     def waiting(self, place: str) -> AbstractContextManager[None]:
@@ -177,9 +178,9 @@ class Execution(Asker):
         self._delivery.place = engine_id
         self._progress.left += budget
 
-    def sampled(self, tokens: int, line: int) -> None:
+    def sampled(self, tokens: int, lineage: int) -> None:
         """New tokens came."""
-        self._progress.lines.add(line)
+        self._progress.lineages.add(lineage)
         self._progress.left -= tokens
         self._delivery.tokens += tokens
         self._delivery.advanced()
@@ -193,7 +194,7 @@ class Execution(Asker):
         """A chunk of a longer request came: progress may be due."""
         if self._progress.due:
             for progress in list(self._tools.under_way):
-                progress.keep_with_others()
+                progress.publish_with_others()
 
     def ended(self, rest: int) -> None:
         """The request is over; so many of its tokens did not come."""
@@ -223,10 +224,10 @@ class Execution(Asker):
         segments = rollout.segments()
         if not segments:
             raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
-        await self._say_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
+        await self._publish_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
 
     async def keep(self) -> None:
-        """Publish what the rollout function was told; returns when it is stored."""
+        """Publish the answers that the rollout function got; returns when they are stored."""
         await self._progress.keep()
 
     def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
@@ -238,7 +239,7 @@ class Execution(Asker):
             segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
         return segments
 
-    async def _say_result(
+    async def _publish_result(
         self, rows: list[PromptRow], segments: list[Segment], completion: str, *, truncated: bool
     ) -> None:
         issued = self._issued
@@ -255,8 +256,8 @@ class Execution(Asker):
             completion=completion,
             versions=count_versions(segments),
             truncated=truncated,
-            lines=sorted(self._progress.lines),
+            lineages=sorted(self._progress.lineages),
             discarded=self._progress.discarded,
         )
-        await self._progress.say_result(message)
+        await self._progress.publish_result(message)
         self._context.count("generated")

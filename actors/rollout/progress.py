@@ -1,7 +1,7 @@
 """The progress of one trajectory on a rollout worker: stored in the worker's log, and found again by the next worker.
 
 The first time, a message inside the trajectory's fence names the log. After that an entry costs little, because it
-shares a message with others: whoever is due takes along those that are nearly so.
+shares a message with others: a trajectory that is due takes along those that are nearly so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from actors.rollout.progress_log import ProgressLog, ProgressReader, StoredEntry
 from actors.runtime.actor import Context
 from actors.runtime.worker import PUBLISHING, Delivery
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, read, say_fenced
+from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, publish_if_latest, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued
@@ -35,7 +35,7 @@ _COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the 
 
 
 class Progress:
-    """What a rollout function was answered, and how much of it is stored.
+    """The answers that a rollout function got, and how much of them is stored.
 
     Raises, from whatever publishes:
         Fenced: another worker holds the trajectory; this one has lost it.
@@ -50,12 +50,12 @@ class Progress:
         reader: ProgressReader,
     ) -> None:
         self.journal = Journal()
-        self.lines: set[int] = set()  # of weights that sampled tokens
+        self.lineages: set[int] = set()  # of weights that sampled tokens
         self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
         self.discarded = 0  # sampled tokens that belong to no answer
         self.left = 0  # tokens that the requests under way may still bring
         self._context = context
-        self._limit = context.cast.rollout.progress_limit
+        self._limit = context.config.rollout.progress_limit
         self._issued = issued
         self._delivery = delivery
         self._log = log
@@ -65,7 +65,7 @@ class Progress:
         self._before: list[Holding] = []  # the progress that this delivery continues
         self._is_held = False  # the fence names this worker's log
         self._is_stored = False  # and something is there
-        self._reconnects = context.bus.reconnects  # when the fence was last known to be ours
+        self._reconnects = context.bus.reconnects  # when the fence was last known to be held here
         self._stored_tokens = 0
         self._entries = 0  # stored, those that this delivery continues among them
         self._holding = asyncio.Lock()
@@ -80,19 +80,21 @@ class Progress:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether the fence names this run, and nothing that it stored."""
+        """Return whether the fence names this run, and nothing that it stored."""
         return self._is_held and not self._is_stored
 
     @property
-    def unkept(self) -> int:
+    def unsaved(self) -> int:
         """Sampled tokens that are lost if this process dies now."""
         return self._delivery.tokens - self._stored_tokens
 
     @property
     def due(self) -> bool:
-        """Whether more than the limit could be lost before long: tokens go on coming until it is stored."""
+        """Return whether more than the limit could be lost before long: tokens go on coming until it is stored."""
         return (
-            self.unkept >= self._limit - self._limit // 32 and self._can_exceed and not (self._over or self._is_offered)
+            self.unsaved >= self._limit - self._limit // 32
+            and self._can_exceed
+            and not (self._over or self._is_offered)
         )
 
     async def look(self) -> bool:
@@ -112,7 +114,7 @@ class Progress:
         return False
 
     async def is_generated(self) -> bool:
-        """Whether this attempt has its result."""
+        """Return whether this attempt has its result."""
         newest = await self._read_newest()
         return (
             newest is not None
@@ -136,7 +138,7 @@ class Progress:
                 fruitless=self.fruitless + 1,
             )
             reconnects = self._context.bus.reconnects
-            await self._say(TRAJECTORY_PROGRESSED, message)
+            await self._publish(TRAJECTORY_PROGRESSED, message)
             self._is_held, self._reconnects = True, reconnects
             crash_point("progress.held")
 
@@ -146,9 +148,9 @@ class Progress:
         with self._delivery.waiting(PUBLISHING):
             await self._log.store(self)
 
-    def keep_with_others(self) -> None:
+    def publish_with_others(self) -> None:
         """Store it with the next message of the log if it is due or nearly so; a lost fence ends the work here."""
-        if self.unkept < _COMPANY * self._limit or not self._can_exceed or self._over or self._is_offered:
+        if self.unsaved < _COMPANY * self._limit or not self._can_exceed or self._over or self._is_offered:
             return
         self._is_offered = True
         if self._is_held and self._is_certain:
@@ -158,14 +160,14 @@ class Progress:
             self._background.add_done_callback(self._kept)
 
     def entry(self) -> ProgressEntry:
-        """Return what is new, for the worker's log."""
+        """Return the new entries, for the worker's log."""
         return ProgressEntry(
             trajectory_id=self._name,
             attempt=self._issued.attempt,
             delivery=self._delivery.at.deliveries,
             offset=self.journal.tokens,
             journal=self.journal.news(),
-            lines=sorted(self.lines),
+            lineages=sorted(self.lineages),
             discarded=self.discarded,
             follows=self._entries,
         )
@@ -173,38 +175,38 @@ class Progress:
     def stored(self, entry: ProgressEntry) -> None:
         """Note that an entry is stored."""
         self._is_offered = False
-        self.journal.told(entry.journal)
+        self.journal.published(entry.journal)
         self._stored_tokens, self._is_stored = entry.offset, True
         self._entries += 1
         self._context.count("progressed")
         self._delivery.advanced()
 
-    async def say_result(self, message: TrajectoryGenerated) -> None:
+    async def publish_result(self, message: TrajectoryGenerated) -> None:
         """Publish the result; no progress comes any more."""
         self.close()
         if self._background is not None:
             await asyncio.wait({self._background})
-        await self._say(TRAJECTORY_GENERATED, message)
+        await self._publish(TRAJECTORY_GENERATED, message)
 
     def close(self) -> None:
-        """Begin no more messages of its own accord."""
+        """Start no more messages unless asked to."""
         self._over = True
         self._log.withdraw(self)
 
-    async def _say(self, topic: Topic[M], message: M) -> None:
+    async def _publish(self, topic: Topic[M], message: M) -> None:
         id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
         bus = self._context.bus
         with self._delivery.waiting(PUBLISHING):
-            self._newest = await say_fenced(bus, topic, message, key=self._name, id=id, expected=self._newest)
+            self._newest = await publish_if_latest(bus, topic, message, key=self._name, id=id, expected=self._newest)
 
     @property
     def _can_exceed(self) -> bool:
-        """Whether more than the limit could be lost with the tokens that the requests under way may still bring."""
-        return self.unkept + self.left > self._limit
+        """Return whether the requests under way may still bring more tokens than the limit allows to lose."""
+        return self.unsaved + self.left > self._limit
 
     @property
     def _is_certain(self) -> bool:
-        """Whether nobody else can have taken it over since the fence was last known to be this worker's."""
+        """Return whether no other worker can have taken it over since the fence was last known to be held here."""
         return not self._delivery.lapsed and self._context.bus.reconnects == self._reconnects
 
     async def _check_fence(self) -> None:
@@ -246,7 +248,7 @@ class Progress:
                 self._before.append(Holding(holding.log, holding.delivery, used[0].record.sequence, until))
                 self.fruitless = 0 if holding is last else self.fruitless
             if len(used) < len(entries):
-                break  # what follows continues something that is lost
+                break  # the entries that follow continue a lost one
         self._stored_tokens = self._delivery.tokens = self.journal.tokens
         if self._before:
             self._context.count("resumed_elsewhere")
@@ -264,7 +266,7 @@ class Progress:
             except WireError as error:
                 self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
                 break
-            self.lines.update(stored.entry.lines)
+            self.lineages.update(stored.entry.lineages)
             self.discarded = stored.entry.discarded
             self._entries += 1
             used.append(stored)
@@ -272,5 +274,5 @@ class Progress:
 
     def _pass_over(self, newest: Record, reason: str) -> None:
         """Keep as a dead letter what stands last inside the fence and cannot be read; the work goes on behind it."""
-        self._context.bury_soon(newest, reason)
+        self._context.reject_soon(newest, reason)
         self._newest = newest.sequence

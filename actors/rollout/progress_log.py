@@ -16,7 +16,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next
-from asyncrl.bus.publish import INLINE_BYTES, BlobMissing, read, say
+from asyncrl.bus.publish import INLINE_BYTES, BlobMissing, publish, read
 from asyncrl.crash import crash_point
 from topics.topic import TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Holding, ProgressEntry, ProgressStored
@@ -24,14 +24,14 @@ from topics.wire import WireError
 
 _ENTRY_BYTES = 512  # of an entry, besides its tokens and answers
 _TOKEN_BYTES = 12
-_LOGS_KEPT = 2  # of dead workers, whose trajectories come one after the other
+_LOGS_KEPT = 2  # of dead workers, whose trajectories arrive one after the other
 
 
 class Storable(Protocol):
     """A trajectory's progress, as the log needs it."""
 
     def entry(self) -> ProgressEntry:
-        """Return what is new."""
+        """Return the new parts."""
         ...
 
     def stored(self, entry: ProgressEntry) -> None:
@@ -55,7 +55,7 @@ class ProgressLog:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     def withdraw(self, progress: Storable) -> None:
-        """Do not store it, unless somebody waits for that."""
+        """Discard the entry, unless a caller waits for it."""
         if not self._offered.get(progress, True):
             del self._offered[progress]
 
@@ -74,7 +74,7 @@ class ProgressLog:
         try:
             while self._offered:
                 await self._write_one()
-        except Exception as error:  # nobody awaits this task: its fault ends the actor
+        except Exception as error:  # this task is not awaited: its fault ends the actor
             self._context.fail(error)
         finally:
             self._writing = None
@@ -90,7 +90,7 @@ class ProgressLog:
                 entries.append(progress.entry())
                 size += _size_of(entries[-1])
             crash_point("progress.before")
-            await say(self._context.bus, PROGRESS_STORED, ProgressStored(self.key, entries), key=self.key)
+            await publish(self._context.bus, PROGRESS_STORED, ProgressStored(self.key, entries), key=self.key)
             crash_point("progress.stored")
             for progress, entry in zip(taken, entries, strict=True):
                 progress.stored(entry)
@@ -151,7 +151,7 @@ class ProgressReader:
 
 
 class _Log:
-    """What was read of one log."""
+    """The entries read from one log."""
 
     def __init__(self, key: str, since: int) -> None:
         self.since = since

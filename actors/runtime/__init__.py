@@ -1,0 +1,1 @@
+"""What all actors share: worker loop, keeper loop, context, dead letters, isolation."""

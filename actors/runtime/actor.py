@@ -1,4 +1,4 @@
-"""What every actor has: its settings, its connection, its log, its vital signs, and a way to be stopped."""
+"""What every actor gets: its settings, its connection, its log, its vital signs, and a stop event."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, say
+from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish
 from asyncrl.bus.pull import Source
-from asyncrl.config.settings import Cast
-from asyncrl.errors import Fault
+from asyncrl.config.settings import Config
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import FATAL, descendants, living_processes, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from topics.actors import (
@@ -48,8 +48,8 @@ _LETTERS_WHOLE = 256  # letters that wait; of those on top, only the first bytes
 _LETTERS_AT_ONCE = 32
 
 
-class ActorFault(Fault):
-    """An actor cannot go on, and another start would not help; the message says what to do."""
+class ActorFault(AsyncRLError):
+    """An error that another start would not mend; the message states what to do."""
 
 
 class ActorDown(Exception):
@@ -58,11 +58,11 @@ class ActorDown(Exception):
 
 @dataclass
 class Context:
-    """What an actor is given."""
+    """The environment of an actor: settings, connection, log, vital signs, stop event."""
 
     role: str
     actor_id: str
-    cast: Cast
+    config: Config
     files: RunFiles
     bus: Bus
     log: Any
@@ -70,18 +70,18 @@ class Context:
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
-    handed: Callable[[Callable[[Msg], None]], Source] | None = None  # where work comes from, if not from a queue
+    handed: Callable[[Callable[[Msg], None]], Source] | None = None  # source of work other than a queue
     _doing: tuple[str, float] = ("", 0.0)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
-    _burying: asyncio.Task[None] | None = None
+    _rejecting: asyncio.Task[None] | None = None
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
         self.vitals[name] = self.vitals.get(name, 0) + by
 
     def doing(self, what: str) -> None:
-        """From now on it does this: its vital signs tell, and for how long."""
+        """Set the current activity, which the vital signs report with its duration."""
         self._doing = (what, time.monotonic())
 
     def take_vitals(self) -> Vitals:
@@ -119,7 +119,7 @@ class Context:
     def listen(
         self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = (), *, unread: Collection[str] = ()
     ) -> Listener:
-        """A listener to a log, or to some of its topics; a message that is not what it must be is buried.
+        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected.
 
         Args:
             unread: subjects of which only headers are read.
@@ -128,20 +128,20 @@ class Context:
         return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
 
     def refuse(self, record: Record, error: Exception) -> None:
-        """Bury a message that is not what it must be, beside the work that goes on."""
+        """Reject a message that is not what it must be, beside the work that goes on."""
         says = isinstance(error, WireError | BlobMissing)
-        self.bury_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
+        self.reject_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
 
-    async def bury(self, record: Record, reason: str) -> None:
+    async def reject(self, record: Record, reason: str) -> None:
         """Keep a message that cannot be read, or that ends its workers, with the reason."""
         await self._keep_letter(self._letter(record, reason))
 
-    def bury_soon(self, record: Record, reason: str) -> None:
-        """Bury a message beside the work that goes on; however many come, few are under way at once."""
+    def reject_soon(self, record: Record, reason: str) -> None:
+        """Reject a message beside the work that goes on; however many come, few are under way at once."""
         self._letters.append(self._letter(record, reason))
-        if self._burying is None or self._burying.done():
-            self._burying = asyncio.create_task(self._keep_letters())
-            self.watch(self._burying)
+        if self._rejecting is None or self._rejecting.done():
+            self._rejecting = asyncio.create_task(self._keep_letters())
+            self.watch(self._rejecting)
 
     def _letter(self, record: Record, reason: str) -> DeadLetter:
         topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name
@@ -150,7 +150,7 @@ class Context:
         headers = {name[:128]: value[:1024] for name, value in list(record.headers.items())[:32]}
         if self.vitals["dead_letters"] <= _LETTERS_WHOLE or self.vitals["dead_letters"] % _LETTERS_WHOLE == 0:
             self.log.warning(
-                "message buried", topic=topic, stream=stream, sequence=record.sequence, reason=reason[:1024]
+                "message rejected", topic=topic, stream=stream, sequence=record.sequence, reason=reason[:1024]
             )
         return DeadLetter(topic, stream, record.sequence, reason[:1024], headers, record.data[:most])
 
@@ -160,9 +160,9 @@ class Context:
             await asyncio.gather(*map(self._keep_letter, some))
 
     async def _keep_letter(self, letter: DeadLetter) -> None:
-        with contextlib.suppress(WrongSequence):  # another listener, or an earlier life, has buried it
+        with contextlib.suppress(WrongSequence):  # another listener, or an earlier start, has rejected it
             first = {EXPECT_SUBJECT: "0"}
-            await say(
+            await publish(
                 self.bus, DEAD_LETTER, letter, key=letter.place, id=f"{letter.place}:{self.actor_id}", headers=first
             )
 
@@ -170,28 +170,28 @@ class Context:
 async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Context:
     """Read the run's files and connect."""
     files = RunFiles(run_dir)
-    cast = files.read_cast()
+    config = files.read_config()
     bus = await Bus.connect(
         BusAddress.read(files.credentials / f"{role}.json"),
-        cast.run,
+        config.run,
         name=actor_id,
         deadline_s=30,
-        publish_deadline_s=cast.nats.publish_deadline_s,
+        publish_deadline_s=config.nats.publish_deadline_s,
     )
-    context = Context(role, actor_id, cast, files, bus, log)
+    context = Context(role, actor_id, config, files, bus, log)
     bus.on_fault = context.fail
     return context
 
 
-async def play(context: Context, main: Any) -> int:
+async def run_actor(context: Context, main: Any) -> int:
     """Run an actor's main coroutine until it ends or is asked to stop; returns the exit code."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stop.set)
     bus, actor_id = context.bus, context.actor_id
     started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
-    await say(bus, ACTOR_STARTED, started, key=actor_id, id=_life_id(actor_id))
-    vitals = asyncio.create_task(_tell_vitals(context))
+    await publish(bus, ACTOR_STARTED, started, key=actor_id, id=_start_id(actor_id))
+    vitals = asyncio.create_task(_publish_vitals(context))
     reason, code = "", 0
     try:
         await main(context)
@@ -200,26 +200,26 @@ async def play(context: Context, main: Any) -> int:
     except (ActorFault, ActorDown, BusError) as error:
         reason, code = str(error), FATAL if isinstance(error, ActorFault | BusDenied) else 1
         context.log.error("actor stopped", reason=reason)
-    except Exception as error:  # whatever it is, the warden and the log must hear of it before the process ends
+    except Exception as error:  # whatever it is, the supervisor and the log must have it before the process ends
         reason, code = f"{type(error).__name__}: {error}", 1
         context.log.error("actor crashed", reason=reason, exc_info=error)
     vitals.cancel()
     try:
         async with asyncio.timeout(3):
             stopped = ActorStopped(context.role, actor_id, reason)
-            await say(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_life_id(actor_id))
+            await publish(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_start_id(actor_id))
             await bus.close()
     except (BusError, TimeoutError):
-        pass  # the server is gone too; the exit code speaks
+        pass  # the server is gone too; the exit code reports the failure
     return code
 
 
-def _life_id(actor_id: str) -> str:
-    """An actor says the same words in each of its lives, and each time they are news."""
+def _start_id(actor_id: str) -> str:
+    """Return a message id unique to this process start, so that deduplication does not drop the message."""
     return f"{actor_id}:{time.time_ns()}"
 
 
-_WITH_CHILDREN = ("engine", "reward", "evaluator", "prompter")  # whose work is done by processes that are no actors
+_WITH_CHILDREN = ("engine", "reward", "evaluator", "prompter")  # roles whose work runs in processes that are not actors
 
 
 def cpu_s(role: str) -> float:
@@ -229,21 +229,21 @@ def cpu_s(role: str) -> float:
 
 
 def server_cpu_s() -> float:
-    """CPU seconds of the NATS servers that the run's owner, who started the supervisor, has started too."""
+    """Return the CPU seconds of the NATS servers that the run's owner, who started the supervisor, started too."""
     siblings = descendants(os.getppid(), living_processes())
     return sum(process_cpu_s(pid) for pid in siblings if name_of(pid) == "nats-server")
 
 
-async def _tell_vitals(context: Context) -> None:
+async def _publish_vitals(context: Context) -> None:
     started, cpu = time.monotonic(), cpu_s(context.role)
-    server = server_cpu_s() if context.role == "warden" else 0.0
+    server = server_cpu_s() if context.role == "supervisor" else 0.0
     subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
     while True:
         message = context.take_vitals()
         now_cpu = cpu_s(context.role)
         message.values["cpu_s"] = round(now_cpu, 3)
         message.values["cpu_share"] = round(max(0.0, now_cpu - cpu) / max(1e-9, time.monotonic() - started), 4)
-        if context.role == "warden":
+        if context.role == "supervisor":
             now_server = server_cpu_s()
             message.values["nats_cpu_share"] = round(
                 max(0.0, now_server - server) / max(1e-9, time.monotonic() - started), 4
@@ -253,4 +253,4 @@ async def _tell_vitals(context: Context) -> None:
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))
-        await asyncio.sleep(min(VITALS_S, context.cast.keepers.lease_s / 4))
+        await asyncio.sleep(min(VITALS_S, context.config.keepers.lease_s / 4))

@@ -1,4 +1,4 @@
-"""The engines as a rollout worker or evaluator sees them: who is ready, with which weights, how loaded."""
+"""Engines as a rollout worker or evaluator sees them: which are ready, with which weights, how loaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two questions whether an 
 
 
 class Sampler(Protocol):
-    """What generates: a client of an inference server."""
+    """A source of generations: a client of an inference server."""
 
     async def generate(
         self,
@@ -56,9 +56,9 @@ class Engine:
         self.exact = not self.scripted  # tokens of a request all come from the version it was sent to
         self.ready: EngineReady | None = None  # None: updating, gone, or not answering
         self.running = 0  # requests of this worker
-        self.words = 0  # facts it has said
+        self.num_messages = 0  # facts it has published
         self.checking = False  # its health is being asked for
-        self.doubts = 0  # how often it was asked whether it is well again, since tokens came from it
+        self.doubts = 0  # number of health checks since it last returned tokens
 
     @property
     def load(self) -> float:
@@ -67,7 +67,7 @@ class Engine:
 
 
 class EnginePool:
-    """Follows what engines say of themselves and hands out the least loaded one."""
+    """Follows the state that engines publish and hands out the least loaded one."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -82,7 +82,7 @@ class EnginePool:
         subjects = [topic.pattern(bus.run) for topic in (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE)]
         newest = sorted(await read_last_of_each(bus, ENGINES, subjects), key=lambda record: record.sequence)
         for record in newest:
-            self._listener.hear(record)
+            self._listener.subscribe(record)
         await self._listener.handed_over()
         await self._listener.start(newest[-1].sequence if newest else 0)
 
@@ -105,10 +105,10 @@ class EnginePool:
         return engine
 
     def release(self, engine: Engine) -> None:
-        """Give a place back; somebody may wait for it."""
+        """Release a slot; another caller may wait for it."""
         engine.running -= 1
         if engine.ready is not None and engine.running == engine.ready.slots - 1:
-            self._tell()
+            self._wake()
 
     def _least_loaded(self, min_version: int) -> Engine | None:
         ready = [
@@ -119,19 +119,19 @@ class EnginePool:
         return min(ready, key=lambda engine: engine.load) if ready else None
 
     def suspect(self, engine: Engine, *, mislabelled: bool = False) -> None:
-        """Send an engine no more requests until it is well again, with the weights it said it has.
+        """Send an engine no more requests until it is healthy again, with the weights it announced.
 
         Args:
             mislabelled: its tokens came from other weights; else it did not answer, or is not well.
         """
-        said, engine.ready = engine.ready, None
-        if said is not None and isinstance(engine.client, EngineClient):
-            confirming = self._confirm(engine, engine.client, said, mislabelled=mislabelled)
+        announced, engine.ready = engine.ready, None
+        if announced is not None and isinstance(engine.client, EngineClient):
+            confirming = self._confirm(engine, engine.client, announced, mislabelled=mislabelled)
             self._context.watch(asyncio.create_task(confirming))
 
     def mislabelled(self, engine: Engine, label: str) -> None:
-        """An engine sampled with other weights than it was asked for. Those of the update that it has told of since
-        are no reason to doubt it: the request was late."""
+        """Note that an engine sampled with other weights than were asked for. If it has announced an update since, the
+        request was merely late."""
         if engine.ready is not None and engine.ready.key != label:
             self.suspect(engine, mislabelled=True)
 
@@ -148,28 +148,30 @@ class EnginePool:
         finally:
             engine.checking = False
 
-    async def _confirm(self, engine: Engine, client: EngineClient, said: EngineReady, *, mislabelled: bool) -> None:
-        """Ask until the server is well or the engine has said something new: nothing else tells that a fault passed."""
-        words = engine.words
+    async def _confirm(
+        self, engine: Engine, client: EngineClient, announced: EngineReady, *, mislabelled: bool
+    ) -> None:
+        """Poll until the server is healthy or the engine has published: no event announces the end of a fault."""
+        num_messages = engine.num_messages
         while True:
             engine.doubts += 1
             await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(engine.doubts - 1, 10)))
-            if engine.words != words or self._context.stop.is_set():
+            if engine.num_messages != num_messages or self._context.stop.is_set():
                 return
-            if mislabelled:  # and it is no update, which would have been told of by now
+            if mislabelled:  # and it is no update, which would have been published by now
                 self._context.vitals["mislabelled_at_s"] = time.time()
                 mislabelled = False
             with contextlib.suppress(EngineError):
-                well = await client.health() and (await client.model_info()).get("weight_version") == said.key
-                if engine.words == words and well:
-                    engine.ready = said
+                well = await client.health() and (await client.model_info()).get("weight_version") == announced.key
+                if engine.num_messages == num_messages and well:
+                    engine.ready = announced
                     await self._notify()
                     return
 
     def _fold(self, topic: Topic[Any], message: Any, _: Record) -> None:
         engine = self._engines.get(message.engine_id)
         if engine is not None:
-            engine.words += 1
+            engine.num_messages += 1
         if topic is ENGINE_READY:
             if engine is None or engine.address != message.address:
                 client = self._open(message.address)
@@ -182,7 +184,7 @@ class EnginePool:
             self._retire(message.engine_id)
         elif engine is not None and topic is ENGINE_UPDATING:
             engine.ready = None
-        self._tell()
+        self._wake()
 
     def _retire(self, engine_id: str) -> None:
         """An engine left, or has another address: what is under way there goes on elsewhere."""
@@ -192,16 +194,16 @@ class EnginePool:
             self._spawn(engine.client.close())
 
     def _open(self, address: str) -> Sampler:
-        settings = self._context.cast.engine
+        settings = self._context.config.engine
         if address.startswith("scripted:") and settings.kind == "scripted":
             return ScriptedClient(
                 mean_s=settings.scripted_mean_s, sigma=settings.scripted_sigma, tokens=settings.scripted_tokens
             )
         if not _ADDRESS.match(address):
             raise WireError(f"{address!r} is no address of an engine; expected http://host:port")
-        return EngineClient(address, api_key=self._context.files.engine_key(self._context.cast))
+        return EngineClient(address, api_key=self._context.files.engine_key(self._context.config))
 
-    def _tell(self) -> None:
+    def _wake(self) -> None:
         self._spawn(self._notify())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -215,6 +217,6 @@ class EnginePool:
 
 
 def version_of(key: str) -> tuple[int, int]:
-    """Line and version of an engine's weights name `line:version:digest`."""
-    line, version, _ = key.split(":", 2)
-    return int(line), int(version)
+    """Line and version of an engine's weights name `lineage:version:digest`."""
+    lineage, version, _ = key.split(":", 2)
+    return int(lineage), int(version)

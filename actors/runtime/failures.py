@@ -6,12 +6,12 @@ from typing import Any
 
 from actors.runtime.actor import Context
 from actors.runtime.worker import PUBLISHING, Delivery
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from topics.prompts import PromptIssued
 from topics.trajectories import TRAJECTORY_FAILED, FailureReason, TrajectoryFailed, TrajectoryGenerated
 
 
-async def say_failure(
+async def publish_failure(
     context: Context,
     work: PromptIssued | TrajectoryGenerated,
     delivery: Delivery[Any],
@@ -19,8 +19,8 @@ async def say_failure(
     detail: str,
     tokens: int,
 ) -> bool:
-    """Say it; False, and not a word, where the lease has run out: a clock that went on while its process was frozen
-    makes calls fail, and somebody else may be on the way to a result.
+    """Publish `trajectory.failed`. Returns False without publishing if the lease has run out: while a process is frozen
+    calls time out, and another worker may be about to finish.
 
     Args:
         tokens: sampled for it, all in vain.
@@ -45,5 +45,5 @@ async def say_failure(
     context.count("failed")
     id = f"{name}:{work.attempt}:{delivery.at.deliveries}:{reason}"
     with delivery.waiting(PUBLISHING):
-        await say(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
+        await publish(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
     return True

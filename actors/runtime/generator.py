@@ -34,7 +34,7 @@ def as_served(model: ModelInfo, settings: EngineSettings) -> ModelInfo:
 
 
 class Asker:
-    """Whoever asks for a generation, and is told how it comes on. This one takes no part."""
+    """The requester of a generation, notified of its progress. This one ignores it."""
 
     chunk_tokens = _STREAM_INTERVAL  # of a streamed generation come at a time
     quiet_tokens = _QUIET_TOKENS  # of a request that need not be streamed
@@ -43,14 +43,14 @@ class Asker:
         """Do what must be done before a request for so many tokens."""
 
     def waiting(self, place: str) -> AbstractContextManager[None]:
-        """The time in which the generation waits for somebody else."""
+        """A context for the time in which the generation waits for another process."""
         return nullcontext()
 
     def requested(self, engine_id: str, budget: int) -> None:
         """A request for so many tokens is made."""
 
-    def sampled(self, tokens: int, line: int) -> None:
-        """New tokens came, from weights of this line."""
+    def sampled(self, tokens: int, lineage: int) -> None:
+        """New tokens came, from weights of this lineage."""
 
     def discarded(self, tokens: int) -> None:
         """Tokens came that belong to no answer."""
@@ -77,7 +77,8 @@ class Generator:
     async def extend(self, ids: Int32Array, answer: Answer, sampling: SamplingParams, min_version: int) -> None:
         """Extend an open answer to a prompt until it is done.
 
-        It goes on from the tokens that the answer has. Where the context ends, it ends as one that reached its limit.
+        It continues from the tokens that the answer has. At the end of the context it ends as if it had reached its
+        limit.
 
         Args:
             sampling: of the whole answer.
@@ -178,7 +179,7 @@ class Generator:
 
 
 class _Faults:
-    """What went wrong with a generation since the last token of it."""
+    """The faults of a generation since its last token."""
 
     def __init__(self) -> None:
         self.words = ""  # of the newest
@@ -187,14 +188,14 @@ class _Faults:
 
     @property
     def any(self) -> bool:
-        """Whether there was one."""
+        """Return whether there was one."""
         return bool(self._met)
 
     def add(self, words: str, engine: Engine | None = None) -> None:
         """Note a fault.
 
         Args:
-            engine: whose fault it is, unless it turns out to be well.
+            engine: the one at fault, unless it turns out to be healthy.
         """
         self.words = words
         self._met.append(engine)
@@ -203,7 +204,7 @@ class _Faults:
         """Refuse to go on after `TRIES` of them that were no engine's fault.
 
         Raises:
-            EngineRefused: with the words of the newest.
+            EngineRefused: with the text of the newest refusal.
         """
         tries = sum(engine is None or engine.ready is not None for engine in self._met)
         if tries >= TRIES:
@@ -258,14 +259,14 @@ class _Intake:
             self.discarded += len(tokens)
             return False
         wanted = self._wanted(tokens)
-        line, version = version_of(label)
+        lineage, version = version_of(label)
         self._tape.extend(tokens[:wanted], logprobs[:wanted], version)
-        self._asker.sampled(wanted, line)
+        self._asker.sampled(wanted, lineage)
         self.discarded += len(tokens) - wanted
         return not self.stopped
 
     def _wanted(self, tokens: Int32Array) -> int:
-        """How many of the new tokens belong to the answer: those up to the one that completes a stop string."""
+        """Return how many of the new tokens belong to the answer: those up to the one that completes a stop string."""
         had = len(self._answer.tokens)
         if had < self._seam_end:
             known = self._answer.tokens.tolist() + tokens.tolist()

@@ -1,7 +1,7 @@
 """A process of a worker's own role that has one piece of work at a time, watched by the worker.
 
-What a piece of work does to its process is known for certain there: the worker survives it, and nothing else was in
-that process. When the worker itself is killed, the kernel ends the process with it, and nobody counts that death.
+The effect of a piece of work on its process is certain there: the worker survives it, and no other work was in that
+process. When the worker itself is killed, the kernel ends the process with it, and that death is not counted.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from topics.actors import HeldWork
 
 _START_S = 120.0  # for a process to load what its role needs
 _LEAVE_S = 4.0  # for one that is asked to leave to store the progress of its work
-_LAST_WORDS_S = 1.0  # for what it sent before its end: what it forked may keep the socket open
-_BEAT_S = 1.0
+_LAST_ERROR_S = 1.0  # for what it sent before its end: what it forked may keep the socket open
+_HEARTBEAT_S = 1.0
 _READ_BYTES = 1 << 18
 
 
@@ -46,10 +46,10 @@ class Handed(msgspec.Struct, array_like=True):
     data: bytes
 
 
-class Told(msgspec.Struct, array_like=True):
-    """What the process sends: at each change, and every second."""
+class WorkResult(msgspec.Struct, array_like=True):
+    """A report of the process: at each change, and every second."""
 
-    state: Literal["ready", "begun", "lives", "over", "left"]  # left: for a reason that is not the work's
+    state: Literal["ready", "begun", "alive", "over", "left"]  # left: for a reason that is not the work's
     held: HeldWork | None = None
 
 
@@ -65,7 +65,7 @@ class IsolatedProcess:
         self._process = process
         self._writer = streams[1]
         self._silence_s = silence_s
-        self._told: asyncio.Queue[Told | None] = asyncio.Queue()  # None: nothing more will come
+        self._results: asyncio.Queue[WorkResult | None] = asyncio.Queue()  # None: nothing more will come
         self._following = asyncio.create_task(self._follow(streams[0]))
 
     @classmethod
@@ -76,7 +76,7 @@ class IsolatedProcess:
             files, actor_id, number = context.files, context.actor_id, theirs.fileno()
             words = ("actors.runtime.isolation", context.role, actor_id, str(files.root), str(number))
             process = await start_process(files, actor_id, *words, own_session=True, inherits=(number,))
-        made = cls(process, await asyncio.open_connection(sock=ours), context.cast.keepers.lease_s)
+        made = cls(process, await asyncio.open_connection(sock=ours), context.config.keepers.lease_s)
         ready = False
         try:
             ready = await made._next(_START_S) is not None
@@ -87,33 +87,34 @@ class IsolatedProcess:
         return made if ready else None
 
     @property
-    def lives(self) -> bool:
-        """Whether it can be given work."""
+    def alive(self) -> bool:
+        """Return whether it can be given work."""
         return self._process.returncode is None
 
     async def do(self, delivery: Delivery[Any]) -> str:
-        """Hand a piece of work over and wait until it is over; whoever is cancelled meanwhile must `end` the process.
+        """Hand over a piece of work and wait until it is over; a caller that is cancelled meanwhile must `end` the
+        process.
 
         Returns:
-            How the process ended of it; nothing where it did not: the work is done, or given back.
+            How the process ended because of it; empty where it did not: the work is done, or given back.
         """
         message, begun = delivery.message, False
         self._writer.write(pack(Handed(message.subject, message.reply, message.headers or {}, message.data)))
-        while (told := await self._next(self._silence_s)) is not None:
-            begun = (begun or told.state == "begun") and told.state != "left"
-            if told.state == "over":
+        while (result := await self._next(self._silence_s)) is not None:
+            begun = (begun or result.state == "begun") and result.state != "left"
+            if result.state == "over":
                 return ""
-            if told.held is not None:
-                delivery.place, delivery.tokens = told.held.place, told.held.tokens
-                delivery.advanced_at = time.monotonic() - told.held.quiet_s
-        silent = self.lives
+            if result.held is not None:
+                delivery.place, delivery.tokens = result.held.place, result.held.tokens
+                delivery.advanced_at = time.monotonic() - result.held.quiet_s
+        silent = self.alive
         await self.end(_LEAVE_S if not silent else 0.0)
-        how = "no sign of life" if silent else f"exit code {self._process.returncode}"
+        how = "no heartbeat" if silent else f"exit code {self._process.returncode}"
         return how if begun else ""
 
     async def end(self, within_s: float = _LEAVE_S) -> None:
         """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
-        if within_s and self.lives:
+        if within_s and self.alive:
             self._process.terminate()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(within_s):
@@ -124,12 +125,12 @@ class IsolatedProcess:
         self._following.cancel()
         self._writer.close()
 
-    async def _next(self, silence_s: float) -> Told | None:
-        """What comes next; None where it is silent, or has ended."""
+    async def _next(self, silence_s: float) -> WorkResult | None:
+        """Return the next report; None where the process is silent or has ended."""
         for _ in range(2):  # once more: it may have been this process that stood still
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(silence_s):
-                    return await self._told.get()
+                    return await self._results.get()
         return None
 
     async def _follow(self, reader: asyncio.StreamReader) -> None:
@@ -137,17 +138,17 @@ class IsolatedProcess:
         reading = asyncio.create_task(self._read(reader))
         try:
             await self._process.wait()
-            await asyncio.wait({reading}, timeout=_LAST_WORDS_S)
+            await asyncio.wait({reading}, timeout=_LAST_ERROR_S)
         finally:
             reading.cancel()
-            self._told.put_nowait(None)
+            self._results.put_nowait(None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         frames = Frames()
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 for frame in frames.feed(data):
-                    self._told.put_nowait(msgspec.msgpack.decode(frame, type=Told))
+                    self._results.put_nowait(msgspec.msgpack.decode(frame, type=WorkResult))
 
 
 class Hands:
@@ -161,30 +162,30 @@ class Hands:
         self._tasks: list[asyncio.Task[None]] = []
 
     def open(self, receive: Callable[[Msg], None]) -> Hands:
-        """What a worker's loop takes for its queue."""
+        """Return a stand-in for the queue of a worker's loop."""
         self._receive = receive
         return self
 
     async def start(self, credit: int) -> None:
-        """Tell that work may come, one piece after another whatever the credit."""
+        """Report that work may come, one piece after another whatever the credit."""
         reader, self._writer = await asyncio.open_connection(sock=self._sock)
-        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._beat())]
-        await self.tell("ready")
+        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._heartbeat())]
+        await self.report("ready")
 
     def grant(self, count: int = 1) -> None:
         """The work is over, unless it was a fault that ended it."""
         if not self._context.faults:
-            self._tasks.append(asyncio.create_task(self.tell("over")))
+            self._tasks.append(asyncio.create_task(self.report("over")))
 
     async def close(self) -> None:
         """Take no more work."""
         if self._tasks:
             self._tasks[0].cancel()
 
-    async def tell(self, state: Literal["ready", "begun", "lives", "over", "left"]) -> None:
+    async def report(self, state: Literal["ready", "begun", "alive", "over", "left"]) -> None:
         """Send a state, and what the oldest work is at."""
         if self._writer is not None:
-            self._writer.write(pack(Told(state, next(iter(self._context.holding()), None))))
+            self._writer.write(pack(WorkResult(state, next(iter(self._context.holding()), None))))
             with contextlib.suppress(OSError):
                 await self._writer.drain()
 
@@ -193,17 +194,17 @@ class Hands:
         while data := await reader.read(_READ_BYTES):
             for frame in frames.feed(data):
                 handed = msgspec.msgpack.decode(frame, type=Handed)
-                await self.tell("begun")
+                await self.report("begun")
                 bus = self._context.bus
                 self._receive(Msg(bus.client, handed.subject, handed.reply, handed.data, handed.headers))
 
-    async def _beat(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
-            await asyncio.sleep(_BEAT_S)
-            await self.tell("lives")
+            await asyncio.sleep(_HEARTBEAT_S)
+            await self.report("alive")
 
 
-async def play(role: str, actor_id: str, root: Path, sock: socket.socket) -> None:
+async def run_actor(role: str, actor_id: str, root: Path, sock: socket.socket) -> None:
     """Do what is handed over until asked to leave.
 
     Raises:
@@ -214,12 +215,12 @@ async def play(role: str, actor_id: str, root: Path, sock: socket.socket) -> Non
     context.handed = hands.open
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
     try:
-        await importlib.import_module(f"actors.{role}").main(context)
+        await importlib.import_module(f"actors.{role}.actor").main(context)
         if context.faults:
             raise context.faults[0]
     except BusError as error:
         context.log.error("isolated process left", reason=str(error))
-    await hands.tell("left")
+    await hands.report("left")
     await context.bus.close()
 
 
@@ -227,7 +228,7 @@ if __name__ == "__main__":
     loop = uvloop.new_event_loop()
     try:
         loop.run_until_complete(
-            play(sys.argv[1], sys.argv[2], Path(sys.argv[3]), socket.socket(fileno=int(sys.argv[4])))
+            run_actor(sys.argv[1], sys.argv[2], Path(sys.argv[3]), socket.socket(fileno=int(sys.argv[4])))
         )
-    except SystemExit:  # what the work raised ends its process: no task of it may tell that it is over
+    except SystemExit:  # an exception of the work ends its process: no task of it may report that it is over
         os._exit(1)

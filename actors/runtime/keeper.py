@@ -1,7 +1,7 @@
 """The loop of all keepers: fold the inputs and the own log, decide, append with compare-and-set, read back.
 
 A decision takes effect when it is read back from the own log. An append that fails, times out or comes second is
-therefore no special case: the keeper reads on, folds whoever's record is there, and decides anew.
+therefore no special case: the keeper reads on, folds the record that is there, and decides anew.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, patiently, read_message, read_newest
-from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, say
+from asyncrl.bus.log import Record, read_message, read_newest, retry_until_deadline
+from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
-from topics.actors import KeeperBeat, KeeperClaimed, KeeperFolded
+from topics.actors import KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
 from topics.table import BY_NAME, TOPICS
 from topics.topic import Stream, Topic
 from topics.wire import Message, prepare
 
-BEAT_S = 3.0
+HEARTBEAT_S = 3.0
 
 
 class Decision(NamedTuple):
-    """Something a keeper wants to say."""
+    """A message that a keeper wants to append."""
 
     topic: Topic[Any]
     message: Message
@@ -65,16 +65,16 @@ class Keeper:
         self._fold = fold
         self._snapshots = Snapshots(context, own, fold)
         self._tail = 0  # sequence up to which the own log is folded or this writer's
-        self._foreign = 0  # sequence of the newest record on the own log that somebody else appended
+        self._foreign = 0  # sequence of the newest record on the own log that another process appended
         self._claimed = False
         self._rival_at = -math.inf  # when the own log last grew by a record of another process of this role
         self._clock = time.time() - time.monotonic()  # the server's clock ahead of this process's monotonic one
-        self._deposed = False  # somebody else claimed the log later: not another word
+        self._deposed = False  # another process claimed the log; stop writing
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
         self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
-        heard = [topic for entry in inputs for topic in entry.topics]
-        for topic in [*heard, *(topic for topic in TOPICS if topic.stream is own)]:
+        followed = [topic for entry in inputs for topic in entry.topics]
+        for topic in [*followed, *(topic for topic in TOPICS if topic.stream is own)]:
             prepare(topic.message)
         self._own_log = self._listener(Input(own, [], own_headers_only))
         self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
@@ -83,12 +83,12 @@ class Keeper:
         """Fold all logs, then claim the own log once no other process of this role writes it.
 
         Args:
-            make_ready: what has to be done before this process can write; nobody else does it meanwhile.
+            make_ready: work to be done before this process can write; no other process does it meanwhile.
 
         Raises:
             ActorDown: another process wrote the log while this one made ready.
         """
-        self.context.watch(asyncio.create_task(self._hear_stop()))
+        self.context.watch(asyncio.create_task(self._watch_stop_requests()))
         folded = await self._snapshots.restore(list(self._listeners))
         for stream, listener in self._listeners.items():
             await listener.start(folded.get(stream.name, 0))
@@ -97,7 +97,7 @@ class Keeper:
         await self._be_next()
         if self.context.stop.is_set():
             return
-        self.context.watch(asyncio.create_task(self._beat()))
+        self.context.watch(asyncio.create_task(self._send_heartbeats()))
         if make_ready is not None:
             await make_ready()
         crash_point("keeper.claiming")
@@ -113,13 +113,13 @@ class Keeper:
     async def append(self, decisions: Sequence[Decision]) -> bool:
         """Append decisions in order, all or a prefix of them; True when all were appended.
 
-        Call it without an await after deciding: what somebody else says on this log from then on refuses the append.
-        Returns once what was appended, or what came before it, has been read back and folded.
+        Call it without an await after deciding: a record that another process appends from then on refuses this append.
+        Returns once these records, or those that came before them, have been read back and folded.
         """
         return await self._append(decisions) == len(decisions)
 
-    async def insist(self, facts: Sequence[Decision]) -> None:
-        """Append what stands whatever else is on the log: again until all of it is there, or somebody took over."""
+    async def append_until_stored(self, facts: Sequence[Decision]) -> None:
+        """Append unconditionally: retry until all records are there, or another process took over."""
         left = list(facts)
         while left and not self._deposed:
             left = left[await self._append(left) :]
@@ -131,22 +131,22 @@ class Keeper:
     async def _be_next(self) -> None:
         """Stand by while another process of this role writes the own log; returns once this one may make ready.
 
-        Of those who stand by one is first: the heartbeats of the others are refused, and they go on standing by.
+        Of the standby processes one is first: the heartbeats of the others are refused, and they stay on standby.
         """
         bus, links = self.context.bus, self.context.bus.reconnects
         while not self.context.stop.is_set():
             if (left_s := self._rival_lease_s()) > 0:
                 self.context.doing("stands by")
                 await self.changes(until=self.now() + left_s)
-                if bus.reconnects != links or not bus.client.is_connected:  # it could not be heard
+                if bus.reconnects != links or not bus.client.is_connected:  # it could not be read
                     links, self._rival_at = bus.reconnects, time.monotonic()
             elif await self.append([self._heartbeat()]):
                 self.context.doing("takes over")
                 return
 
     def _rival_lease_s(self) -> float:
-        """Seconds for which the own log is still another process's; an earlier life of this one has ended."""
-        return self._rival_at + self.context.cast.keepers.lease_s - time.monotonic()
+        """Seconds for which the own log is still another process's; an earlier start of this one has ended."""
+        return self._rival_at + self.context.config.keepers.lease_s - time.monotonic()
 
     async def _append(self, decisions: Sequence[Decision]) -> int:
         """Append a prefix of the decisions; returns its length."""
@@ -172,7 +172,7 @@ class Keeper:
         return count
 
     async def _count_stored(self, decisions: Sequence[Decision], base: int) -> int:
-        """How many are on the log: one whose acknowledgement was lost is there although its repeat was refused."""
+        """Return how many are on the log: one without acknowledgement is there although its repeat was refused."""
         for number, decision in enumerate(decisions):
             record = await read_message(self.context.bus, self.own, base + number + 1)
             if record is None or record.headers.get(MESSAGE_ID) != self._name(decision, base + number):
@@ -194,7 +194,7 @@ class Keeper:
         """Let `changes` return: something new has come from elsewhere than the logs."""
         self._news.set()
 
-    async def _hear_stop(self) -> None:
+    async def _watch_stop_requests(self) -> None:
         await self.context.stop.wait()
         self._news.set()
 
@@ -206,7 +206,7 @@ class Keeper:
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._check_claim(topic, record)
-        if topic.message not in (KeeperBeat, KeeperClaimed, KeeperFolded):
+        if topic.message not in (KeeperHeartbeat, KeeperClaimed, KeeperSnapshot):
             self._fold.apply(topic, message, record)
         self._passed(record)
 
@@ -215,7 +215,7 @@ class Keeper:
         self._passed(record)
 
     def _passed(self, record: Record) -> None:
-        """A record is behind us, folded or buried."""
+        """A record is behind us, folded or rejected."""
         self._snapshots.count(record)
         if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
             self._foreign = record.sequence
@@ -232,7 +232,7 @@ class Keeper:
                     entry[1].set_result(None)
         if self._claimed and self._snapshots.due and not any(listener.waits for listener in self._listeners.values()):
             positions = {stream.name: listener.last for stream, listener in self._listeners.items()}
-            self.context.watch(asyncio.create_task(self._say_snapshot(self._snapshots.take(positions))))
+            self.context.watch(asyncio.create_task(self._publish_snapshot(self._snapshots.take(positions))))
 
     def _check_claim(self, topic: Topic[Any], record: Record) -> None:
         if topic.message is not KeeperClaimed or record.stream is not self.own:
@@ -247,11 +247,11 @@ class Keeper:
         decision, expected = decisions[number], base + number
         headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: self._name(decision, expected)}
         if number:
-            # Somebody else's record in the place of the one before would satisfy the sequence alone.
+            # Another process's record in the place of the one before would satisfy the sequence alone.
             headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
-        if decision.topic.message is KeeperBeat:
+        if decision.topic.message is KeeperHeartbeat:
             headers[TIME_TO_LIVE] = "60s"
-        return await say(self.context.bus, decision.topic, decision.message, key=decision.key, headers=headers)
+        return await publish(self.context.bus, decision.topic, decision.message, key=decision.key, headers=headers)
 
     def _name(self, decision: Decision, expected: int) -> str:
         return f"{decision.topic.name}:{decision.id}:{self.nonce}:{expected}"
@@ -259,8 +259,8 @@ class Keeper:
     async def _catch_up(self) -> None:
         """Fold all that is on the own log now, and learn the sequence of its end."""
         bus = self.context.bus
-        info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
-        # The newest records may be heartbeats that have expired: nobody will ever read back the end itself.
+        info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
+        # The newest records may be heartbeats that have expired: the end itself is never read back.
         newest = await read_newest(self.context.bus, self.own)
         sequence = newest.sequence if newest is not None else 0
         await self._read_back(sequence)
@@ -294,17 +294,17 @@ class Keeper:
                 raise ActorDown(f"another {self.context.role} writes this log; leaving it to that one")
             await self.append([Decision(claimed, message)])
 
-    async def _say_snapshot(self, snapshot: KeeperFolded) -> None:
+    async def _publish_snapshot(self, snapshot: KeeperSnapshot) -> None:
         """Put a snapshot on the log; one that comes second is left out, another follows."""
         assert self._snapshots.topic is not None
         crash_point("snapshot.taken")
         await self.append([Decision(self._snapshots.topic, snapshot)])
-        crash_point("snapshot.said")
+        crash_point("snapshot.published")
 
     def _heartbeat(self) -> Decision:
-        return Decision(BY_NAME[f"{self.context.role}.beat"], KeeperBeat(self.nonce))
+        return Decision(BY_NAME[f"{self.context.role}.heartbeat"], KeeperHeartbeat(self.nonce))
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(min(BEAT_S, self.context.cast.keepers.lease_s / 3))
+            await asyncio.sleep(min(HEARTBEAT_S, self.context.config.keepers.lease_s / 3))
             await self.append([self._heartbeat()])

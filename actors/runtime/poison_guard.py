@@ -1,4 +1,4 @@
-"""Telling what kills its workers from what was merely there when they died.
+"""Tell work that kills its workers from work that was merely there when they died.
 
 A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
 times and brought nothing is therefore done in a process of its own: only what ends that process, again and again, is
@@ -16,14 +16,14 @@ from actors.runtime.actor import Context
 from actors.runtime.isolation import IsolatedProcess
 from actors.runtime.worker import Delivery
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import read, say
+from asyncrl.bus.publish import publish, read
 from topics.actors import WORK_ISOLATED, WorkIsolated
 from topics.topic import ACTORS
 from topics.wire import WireError
 
 TURN = "its turn"
 _ALONE = "alone"
-_SUSPECT = 3  # runs without progress after which work is done alone
+_SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone
 
 
@@ -31,19 +31,20 @@ async def _nowhere() -> int:
     return 0
 
 
-class Suspects:
+class PoisonGuard:
     """The work of one worker that is done alone."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        most = context.cast.rollout.poison_after
-        self._beside = min(_SUSPECT, most)  # runs beside other work
+        most = context.config.rollout.poison_after
+        self._beside = min(_SUSPECTED, most)  # runs beside other work
         self._alone = max(1, most - self._beside)  # and alone, after which work is poison
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._idle: list[IsolatedProcess] = []
 
     def doubts(self, fruitless: int) -> bool:
-        """Whether work shall be done alone that was begun so often without coming further; not if it is so already."""
+        """Return whether to isolate work that was begun so often without progress; False where it is isolated
+        already."""
         return self._context.handed is None and fruitless >= self._beside
 
     async def alone(self, delivery: Delivery[Any], came_to: Callable[[], Awaitable[int]] = _nowhere) -> str:
@@ -53,7 +54,7 @@ class Suspects:
             came_to: how far the work has come: deaths at another place than this are past.
 
         Returns:
-            Why it is poison, which its message is buried for; nothing where it is over here.
+            Why it is poison, which its message is rejected for; empty where the work is over here.
         """
         bus, record = self._context.bus, delivery.record
         place = f"{record.stream.name}-{record.sequence}"
@@ -63,7 +64,7 @@ class Suspects:
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:
                 poison = f"{self._beside} runs without progress, then {tries} alone that ended in {known.how}"
-                await self._context.bury(record, f"poison: {poison}")
+                await self._context.reject(record, f"poison: {poison}")
                 return poison
             self._context.count("isolated")
             how = await self._run(delivery)
@@ -71,7 +72,7 @@ class Suspects:
                 return ""
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
             death = WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how)
-            await say(bus, WORK_ISOLATED, death, key=place)
+            await publish(bus, WORK_ISOLATED, death, key=place)
 
     async def close(self) -> None:
         """End the processes that wait for work."""
@@ -90,26 +91,26 @@ class Suspects:
             if process is not None:
                 await process.end()
                 if delivery.verdict is None:
-                    delivery.verdict = False  # it was given back from there
+                    delivery.verdict = False  # that process gave it back
             raise
         finally:
             self._places.release()
-        if process is not None and process.lives:
+        if process is not None and process.alive:
             self._idle.append(process)
         return how
 
     async def _take_process(self) -> IsolatedProcess | None:
         while self._idle:
             process = self._idle.pop()
-            if process.lives:
+            if process.alive:
                 return process
             await process.end()
         return await IsolatedProcess.start(self._context)
 
     async def _deaths(self, place: str) -> WorkIsolated | None:
-        """What is known of its deaths alone."""
+        """Return the record of its isolated deaths."""
         bus = self._context.bus
         newest = await read_last(bus, ACTORS, WORK_ISOLATED.subject(bus.run, place))
-        with contextlib.suppress(WireError):  # garbage under its name tells nothing
+        with contextlib.suppress(WireError):  # an unreadable entry under its name is ignored
             return None if newest is None else await read(bus, WorkIsolated, newest)
         return None

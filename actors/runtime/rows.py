@@ -1,4 +1,4 @@
-"""Rows for an actor: made in a process that ends with it, and whose faults are the actor's."""
+"""Rows for an actor, made in a process that ends with it and whose faults are the actor's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def open_rows(
         ActorFault: the data cannot serve.
         ActorDown: the process that makes rows ended.
     """
-    task = context.cast.task
+    task = context.config.task
     setup = RowSetup(spec, task.options, seed, str(context.files.base), labels_for)
     with as_faults():
         rows = await RowMaker.open(setup, limit_s=task.row_limit_s, on_rows=on_rows)

@@ -11,7 +11,7 @@ import xxhash
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, last_sequence, read_last
 from asyncrl.bus.publish import BlobMissing, read
-from topics.actors import KeeperFolded
+from topics.actors import KeeperSnapshot
 from topics.table import BY_NAME
 from topics.topic import Stream
 from topics.wire import WireError, decode, encode
@@ -23,14 +23,14 @@ _COUNTED_BYTES = 512
 class Restorable(Protocol):
     """A fold that is nothing but its state."""
 
-    state: msgspec.Struct  # plain data; fields whose meaning changes change their names
+    state: msgspec.Struct  # plain data; a field whose meaning changes gets another name
 
 
 class Snapshots:
     """Takes and restores the snapshots of one keeper's fold; where its log has no topic for them, there are none."""
 
     def __init__(self, context: Context, own: Stream, fold: object) -> None:
-        self.topic = BY_NAME.get(f"{context.role}.folded")
+        self.topic = BY_NAME.get(f"{context.role}.snapshot")
         self.subject = self.topic.subject(context.bus.run) if self.topic is not None else ""
         self.since = 0  # records folded since the newest snapshot, large ones more than once
         self._context = context
@@ -43,10 +43,10 @@ class Snapshots:
 
     @property
     def due(self) -> bool:
-        """Whether so much was folded that the next start should not fold it again."""
-        return self.topic is not None and self.since >= self._context.cast.keepers.snapshot_every
+        """Return whether so much was folded that the next start should not fold it again."""
+        return self.topic is not None and self.since >= self._context.config.keepers.snapshot_every
 
-    def take(self, positions: Mapping[str, int]) -> KeeperFolded:
+    def take(self, positions: Mapping[str, int]) -> KeeperSnapshot:
         """The fold as it is now, between two records.
 
         Args:
@@ -54,7 +54,7 @@ class Snapshots:
         """
         assert isinstance(self._fold, Restorable)
         self.since = 0
-        return KeeperFolded(format_of(type(self._fold.state)), dict(positions), encode(self._fold.state))
+        return KeeperSnapshot(format_of(type(self._fold.state)), dict(positions), encode(self._fold.state))
 
     async def restore(self, streams: Sequence[Stream]) -> Mapping[str, int]:
         """Put the newest snapshot into the fold, if it can be trusted.
@@ -69,7 +69,7 @@ class Snapshots:
         if record is None:
             return {}
         try:
-            snapshot = await read(bus, KeeperFolded, record)
+            snapshot = await read(bus, KeeperSnapshot, record)
             if snapshot.format != format_of(type(self._fold.state)):
                 raise WireError("another version of this program took it")
             ends = {stream.name: await last_sequence(bus, stream) for stream in streams} | {
@@ -89,5 +89,5 @@ class Snapshots:
 
 
 def format_of(kind: type[msgspec.Struct]) -> str:
-    """What the fields are called and hold: a snapshot of other fields is no state of this fold."""
+    """Describe names and types of the fields: a snapshot of other fields is no state of this fold."""
     return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.json.schema(kind)))

@@ -26,9 +26,9 @@ from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
 
-PUBLISHING = "a publish"  # what is published has nats.publish_deadline_s to be stored
-_TOLD = 8  # pieces of held work that the vital signs tell of
-_TOLD_AFTER_S = 2.0
+PUBLISHING = "a publish"  # a message has nats.publish_deadline_s to be stored
+_REPORTED = 8  # pieces of held work that the vital signs list
+_REPORTED_AFTER_S = 2.0
 
 
 class Delivery(Generic[M]):
@@ -42,13 +42,13 @@ class Delivery(Generic[M]):
         "lease_s",
         "lost",
         "message",
-        "parked",
         "place",
         "record",
         "renewed_at",
         "task",
         "tokens",
         "verdict",
+        "waiting_on_others",
     )
 
     def __init__(self, context: Context, record: Record, at: Position, raw: Msg) -> None:
@@ -57,15 +57,15 @@ class Delivery(Generic[M]):
         self.at = at
         self.message = raw
         self.began_at = self.advanced_at = self.renewed_at = time.monotonic()
-        self.lease_s, self.lost = context.cast.rollout.lease_s, False
-        self.place = ""  # what it waits for, or which part of it runs, as its vital signs tell it
+        self.lease_s, self.lost = context.config.rollout.lease_s, False
+        self.place = ""  # what it waits for, or which part of it runs, for the vital signs
         self.tokens = 0  # sampled so far
-        self.parked = 0  # parts of it for which nobody thinks that it hangs
+        self.waiting_on_others = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
         self.task: asyncio.Task[None] | None = None
-        self.verdict: bool | None = None  # why it was ended from outside: done, or somebody else's
+        self.verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
 
     def end(self, *, done: bool) -> None:
-        """Stop the work: it is done with (and will be acknowledged), or somebody else has it."""
+        """Stop the work: it is done (and will be acknowledged), or another worker has it."""
         self.verdict = done
         if self.task is not None:
             self.task.cancel()
@@ -77,25 +77,25 @@ class Delivery(Generic[M]):
     @contextmanager
     def waiting(self, place: str) -> Iterator[None]:
         """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
-        self.parked += 1
+        self.waiting_on_others += 1
         self.place = place
         try:
             yield
         finally:
-            self.parked -= 1
+            self.waiting_on_others -= 1
             if self.place == place:
                 self.place = ""
             self.advanced()
 
-    def told(self, now: float) -> HeldWork:
-        """What the vital signs tell of it."""
+    def vitals_entry(self, now: float) -> HeldWork:
+        """Return its entry in the vital signs."""
         name = self.record.subject.rsplit(".", 1)[1]
         held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
         return HeldWork(name, held_s, quiet_s, self.place, self.tokens)
 
     @property
     def lapsed(self) -> bool:
-        """Whether the lease has run out once, as while a process is frozen: the work may be somebody else's."""
+        """Return whether the lease has run out once, as while a process is frozen: another worker may have the work."""
         return self.lost or time.monotonic() > self.renewed_at + self.lease_s
 
     async def renew(self) -> None:
@@ -104,11 +104,11 @@ class Delivery(Generic[M]):
         await self._bus.send(self.message.reply, b"+WPI")
 
     def granted_again(self, message: Msg) -> None:
-        """It came to the same worker once more. One that was frozen cannot tell when: a lapsed lease stays lapsed."""
+        """Note a delivery to the same worker. One that was frozen cannot know when: a lapsed lease stays lapsed."""
         self.lost, self.message, self.renewed_at = self.lapsed, message, time.monotonic()
 
     async def give_back(self) -> None:
-        """Let somebody else have it at once."""
+        """Give it back for immediate redelivery."""
         await self._bus.send(self.message.reply, b"-NAK")
 
 
@@ -118,8 +118,8 @@ Handler = Callable[[M, Delivery[M]], Awaitable[bool]]
 class WorkerLoop(Generic[M]):
     """Holds up to `slots` deliveries at once, one task each.
 
-    The handler returns True when the work is done and said (it is then acknowledged), False to leave it to whoever
-    has it now. A handler that raises `BusError` ends the worker: nothing is assumed stored.
+    The handler returns True when the work is done and published (it is then acknowledged), False to leave it to its
+    present holder. A handler that raises `BusError` ends the worker: nothing is assumed stored.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class WorkerLoop(Generic[M]):
         prepare(kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
         context.holding = self._oldest
-        self._done: list[Delivery[M]] = []  # said, and not yet acknowledged
+        self._done: list[Delivery[M]] = []  # published, and not yet acknowledged
         self._acking: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
@@ -176,14 +176,14 @@ class WorkerLoop(Generic[M]):
         at = position(raw.reply)
         record = Record(self._queue.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)
         delivery: Delivery[M] = Delivery(self._context, record, at, raw)
-        mine = self._held.get(record.sequence)
-        if mine is not None:
+        held = self._held.get(record.sequence)
+        if held is not None:
             # The lease ran out under our own hands: go on with it, unless that work hangs.
-            if time.monotonic() - mine.advanced_at < self._context.cast.rollout.stall_s or mine.parked:
-                mine.granted_again(raw)
+            if time.monotonic() - held.advanced_at < self._context.config.rollout.stall_s or held.waiting_on_others:
+                held.granted_again(raw)
                 self._source.grant()
                 return
-            mine.end(done=False)
+            held.end(done=False)
         self._held[record.sequence] = delivery
         self._idle.clear()
         delivery.task = asyncio.create_task(self._work(delivery))
@@ -203,7 +203,7 @@ class WorkerLoop(Generic[M]):
             with contextlib.suppress(NatsError):
                 await self._source.close()  # else it comes straight back to this worker
                 await delivery.give_back()
-        except Exception as error:  # a fault of ours must not end silently with its task: the actor dies aloud
+        except Exception as error:  # a fault of ours must not end silently with its task: the actor dies with an error
             context.fail(error)
         finally:
             if self._held.get(delivery.record.sequence) is delivery:
@@ -224,14 +224,14 @@ class WorkerLoop(Generic[M]):
             message = await read(context.bus, self._kind, delivery.record)
             return await self._handler(message, delivery)
         except (WireError, BlobMissing) as error:
-            await context.bury(delivery.record, str(error))
+            await context.reject(delivery.record, str(error))
             return True
 
     async def _acknowledge(self) -> None:
-        """Acknowledge what is done and said. The server takes acknowledgements in order: its answer to the last of a
-        few is its word for all. A lost answer only means one more delivery."""
+        """Acknowledge work that is done and published. The server processes acknowledgements in order, so the
+        confirmation of the last one confirms all. A lost confirmation only means one more delivery."""
         while self._done:
-            crash_point("work.said")
+            crash_point("work.published")
             done, self._done = self._done, []
             with contextlib.suppress(TimeoutError, Disconnected, NatsError):
                 for delivery in done[:-1]:
@@ -240,22 +240,22 @@ class WorkerLoop(Generic[M]):
             crash_point("work.acknowledged")
 
     def _oldest(self) -> list[HeldWork]:
-        """What is held for seconds, the oldest first. A dictionary keeps the order in which work came."""
+        """Return the work held for seconds, the oldest first; a dictionary keeps the order of arrival."""
         now = time.monotonic()
-        oldest = islice(self._held.values(), _TOLD)
-        return [delivery.told(now) for delivery in oldest if now - delivery.began_at > _TOLD_AFTER_S]
+        oldest = islice(self._held.values(), _REPORTED)
+        return [delivery.vitals_entry(now) for delivery in oldest if now - delivery.began_at > _REPORTED_AFTER_S]
 
     async def _renew_leases(self) -> None:
-        settings = self._context.cast.rollout
+        settings = self._context.config.rollout
         while True:
             await asyncio.sleep(settings.lease_s / 3)
             now = time.monotonic()
             self._context.vitals["held"] = len(self._held)
             for delivery in list(self._held.values()):
-                quiet_s = 0.0 if delivery.parked else now - delivery.advanced_at
+                quiet_s = 0.0 if delivery.waiting_on_others else now - delivery.advanced_at
                 if quiet_s < settings.stall_s:
                     with contextlib.suppress(NatsError):
                         await delivery.renew()
                 elif quiet_s > settings.stall_s + settings.lease_s:
                     self._context.log.warning("work hangs", subject=delivery.record.subject, quiet_s=round(quiet_s, 1))
-                    delivery.end(done=False)  # its lease has run out: it is somebody else's
+                    delivery.end(done=False)  # its lease has run out: another worker has it

@@ -1,0 +1,1 @@
+"""Supervisor: start, watch, restart and scale the actors; trim streams; find stalls."""

@@ -1,4 +1,4 @@
-"""The warden: starts the actors of a run, watches them, restarts and scales them, and ends the run."""
+"""The supervisor: starts the actors of a run, watches them, restarts and scales them, and ends the run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Decision, Input, Keeper
-from actors.supervisor.fold import WardenFold, WardenState, warden_inputs
+from actors.supervisor.fold import SupervisorFold, SupervisorState, supervisor_inputs
 from actors.supervisor.stall_monitor import watch_for_stalls
 from actors.supervisor.trimmer import Trimmer
-from asyncrl.bus.liveness import Pulses
-from asyncrl.config.settings import Cast
+from asyncrl.bus.liveness import Liveness
+from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
-from asyncrl.process import FATAL, Deaths, exit_text, log_size
+from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
 from asyncrl.run.placement import start_actor
 from topics.actors import FLEET_SCALED, FleetScaled
 from topics.topic import FLEET
@@ -24,71 +24,71 @@ _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 _MOST = 1024  # processes of one role
 
 
-def first_fleet(cast: Cast) -> dict[str, int]:
-    """How many processes play each role at the start."""
-    engines = len(cast.engine.addresses) if cast.engine.kind == "external" else cast.engine.count
-    keepers = 1 + cast.keepers.spares  # the first of a role writes, the others stand by
+def first_fleet(config: Config) -> dict[str, int]:
+    """Return how many processes run each role at the start."""
+    engines = len(config.engine.addresses) if config.engine.kind == "external" else config.engine.count
+    keepers = 1 + config.keepers.spares  # the first of a role writes, the others stand by
     return {
         "learner": keepers,
         "engine": engines,
         "prompter": keepers,
         "buffer": keepers,
-        "rollout": cast.rollout.workers,
-        "reward": cast.reward.workers,
-        "evaluator": cast.eval.workers if cast.eval.prompts else 0,
+        "rollout": config.rollout.workers,
+        "reward": config.reward.workers,
+        "evaluator": config.eval.workers if config.eval.prompts else 0,
         "recorder": 1,
     }
 
 
 class _Child:
-    """A process that plays a role, and how often it died."""
+    """A process that runs a role, and how often it died."""
 
     def __init__(self, role: str, actor_id: str) -> None:
         self.role = role
         self.actor_id = actor_id
         self.process: asyncio.subprocess.Process | None = None
-        self.deaths = Deaths()
+        self.deaths = RestartPolicy()
         self.trained = 0  # batches when it died last
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
 
 
 async def main(context: Context) -> None:
-    """Keep the cast on stage until the run ends."""
-    await Warden(context).run()
+    """Keep the config on stage until the run ends."""
+    await Supervisor(context).run()
 
 
-class Warden:
+class Supervisor:
     """Starts and watches one process per actor."""
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.fold = WardenFold(context.cast)
+        self.fold = SupervisorFold(context.config)
         self._children: dict[str, _Child] = {}
         self._failed = asyncio.Event()
-        self._lingering: set[str] = set()  # who has said a last word, and was given time to end
-        self._pulses = Pulses(context.bus, context.cast.keepers.lease_s, self._on_silent)
+        self._lingering: set[str] = set()  # actors that published their end and have time to exit
+        self._liveness = Liveness(context.bus, context.config.keepers.lease_s, self._on_silent)
         self._failure = ""
-        inputs = [Input(stream, topics) for stream, topics in warden_inputs(context.cast).items()]
+        inputs = [Input(stream, topics) for stream, topics in supervisor_inputs(context.config).items()]
         self.keeper = Keeper(context, FLEET, inputs, self.fold)
 
     @property
-    def _state(self) -> WardenState:
+    def _state(self) -> SupervisorState:
         return self.fold.state
 
     async def run(self) -> None:
-        """Start everybody, then follow what is asked until the run ends."""
+        """Start all actors, then follow requests until the run ends."""
         await self.keeper.start()
-        self.context.watch(asyncio.create_task(self._pulses.watch()))
+        self.context.watch(asyncio.create_task(self._liveness.watch()))
         self.context.watch(
             asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self._state.trained))
         )
         trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold.room).run())
         self.context.watch(trimming)
         if not self._state.wanted:
-            await self._scale(first_fleet(self.context.cast))
+            await self._scale(first_fleet(self.context.config))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
-            self._begin("recorder", "recorder-1")  # a warden died while the run ended: the summary may be missing
+            self._begin("recorder", "recorder-1")  # a supervisor died while the run ended: the summary may be missing
         else:
             self._reconcile()
         finished_at = 0.0
@@ -112,18 +112,18 @@ class Warden:
             raise ActorFault(self._failure)
 
     def _most(self, role: str) -> int:
-        """External servers are as many as the cast has addresses; everybody else is started at will."""
-        engine = self.context.cast.engine
+        """Return the wanted number of processes; external servers are as many as the config has addresses."""
+        engine = self.context.config.engine
         return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))
-        await self.keeper.insist([decision])
+        await self.keeper.append_until_stored([decision])
         crash_point("fleet.scaled")
         self.context.log.info("fleet scaled", **wanted)
 
     def _reconcile(self) -> None:
-        """Start who is missing, ask to leave who is too many."""
+        """Start missing actors, and ask surplus ones to leave."""
         for role, count in self._state.wanted.items():
             names = [f"{role}-{number}" for number in range(1, count + 1)]
             for name in names:
@@ -147,7 +147,7 @@ class Warden:
         """Run one actor, again and again, until it leaves on purpose or cannot be helped."""
         while not child.leaving:
             code, words = await self._live(child)
-            self._pulses.end(child.actor_id)
+            self._liveness.end(child.actor_id)
             self._lingering.discard(child.actor_id)
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
@@ -157,7 +157,7 @@ class Warden:
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
-            if code == FATAL or child.deaths.hopeless:
+            if code == FATAL or child.deaths.should_give_up:
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
                 self._failed.set()
                 self.context.stop.set()
@@ -166,7 +166,7 @@ class Warden:
             await asyncio.sleep(child.deaths.pause_s)  # back-off: nothing announces that a cause has gone
 
     async def _live(self, child: _Child) -> tuple[int, str]:
-        """One life of an actor; returns its exit code, and what to say of its end if it says nothing itself."""
+        """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""
         log = self.context.files.logs / f"{child.actor_id}.log"
         logged = log_size(log)
         try:
@@ -181,22 +181,22 @@ class Warden:
         child.deaths.begin()
         child.process = await start_actor(self.context.files, child.role, child.actor_id)
         crash_point("actor.started")
-        self._pulses.begin(child.actor_id)
+        self._liveness.begin(child.actor_id)
         if child.leaving:
             child.process.terminate()
 
     def _on_silent(self, actor_id: str) -> None:
-        """A process that says nothing is frozen: SIGKILL ends it where SIGTERM would wait with it."""
+        """Kill a process that stopped sending heartbeats: a stopped process does not handle SIGTERM."""
         child = self._children.get(actor_id)
         if actor_id in self._state.left and actor_id not in self._lingering:
             self._lingering.add(actor_id)
-            self._pulses.begin(actor_id)  # it has said its last word, and may take its time to end
+            self._liveness.begin(actor_id)  # it has published its end, and may take its time to exit
         elif child is not None and child.process is not None and child.process.returncode is None:
             self.context.log.warning("actor is silent; killed", actor=actor_id)
             child.process.kill()
 
     async def _listening(self, child: _Child) -> None:
-        """Wait until an actor hears that it shall leave: before that, the signal ends it without a word."""
+        """Wait until an actor handles a request to leave: before that, the signal ends it without any report."""
         deadline = time.monotonic() + _STOP_S
         while child.task is not None and not child.task.done() and time.monotonic() < deadline:
             if child.process is not None and self._state.pids.get(child.actor_id) == child.process.pid:
@@ -204,12 +204,12 @@ class Warden:
             await asyncio.wait({child.task}, timeout=0.02)  # the keeper announces no news to one that shall stop
 
     async def _stop_all(self) -> None:
-        """Ask everybody to leave, those first who make work for others; kill who does not."""
+        """Ask all actors to leave, those first that make work for others; kill those that do not."""
         for roles in _STOP_ORDER:
             leaving = [child for child in self._children.values() if child.role in roles]
             for child in leaving:
                 if child.role == "recorder":
-                    await self._listening(child)  # the summary is its last word
+                    await self._listening(child)  # the summary is the last thing it writes
                 self._dismiss(child)
             tasks = {child.task for child in leaving if child.task is not None}
             if not tasks:

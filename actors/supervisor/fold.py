@@ -1,4 +1,4 @@
-"""What the warden knows: a pure function of messages, which stays small however long a run is."""
+"""The fold of the supervisor: a pure function of messages, small however long a run is."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold, trimmer_inputs
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
@@ -25,54 +25,54 @@ from topics.weights import TRAINING_FINISHED
 SCALABLE = ("rollout", "reward", "engine", "evaluator")
 
 
-def warden_inputs(cast: Cast) -> dict[Stream, list[Topic[Any]]]:
-    """The logs that the warden folds besides its own, with those that its trimmer needs."""
+def supervisor_inputs(config: Config) -> dict[Stream, list[Topic[Any]]]:
+    """The logs that the supervisor folds besides its own, with those that its trimmer needs."""
     inputs: dict[Stream, list[Topic[Any]]] = {
         ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
         TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
         EVALS: [EVAL_SCORED],
     }
-    for stream, topics in trimmer_inputs(cast).items():
+    for stream, topics in trimmer_inputs(config).items():
         inputs.setdefault(stream, []).extend(topics)
     return inputs
 
 
-class WardenState(msgspec.Struct):
-    """All that was folded, as plain data: a snapshot holds it. A field whose meaning changes gets another name."""
+class SupervisorState(msgspec.Struct):
+    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
     room: RoomState
     wanted: dict[str, int] = {}
     asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
     stopping: str = ""
-    finished_at: int | None = None  # step at which training was said to be finished
-    trained: int = 0  # batches said to be trained
-    reasons: dict[str, str] = {}  # last words of each actor
+    finished_at: int | None = None  # step at which training was reported finished
+    trained: int = 0  # batches reported trained
+    reasons: dict[str, str] = {}  # last output of each actor
     pids: dict[str, int] = {}  # process that played each actor last
-    left: set[str] = set()  # actors that have said their last word
+    left: set[str] = set()  # actors that have published their end
     evals_open: set[str] = set()
     scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
 
 
-class WardenFold:
-    """What people asked for, whether the run has ended, and what is needed still of tokens, weights and checkpoints."""
+class SupervisorFold:
+    """Requests of operators, whether the run has ended, and which tokens, weights and checkpoints are needed."""
 
-    def __init__(self, cast: Cast) -> None:
-        self.room = TrimmerFold(cast)
-        self._state = WardenState(self.room.state)
-        self._steps = cast.learner.steps
+    def __init__(self, config: Config) -> None:
+        self.room = TrimmerFold(config)
+        self._state = SupervisorState(self.room.state)
+        self._steps = config.learner.steps
 
     @property
-    def state(self) -> WardenState:
+    def state(self) -> SupervisorState:
         """All that was folded, but for what the payload stream itself holds."""
         return self._state
 
     @state.setter
-    def state(self, state: WardenState) -> None:
+    def state(self, state: SupervisorState) -> None:
         self._state, self.room.state = state, state.room
 
     @property
     def finished(self) -> bool:
-        """Whether training is over: a run that was made longer has finished before and goes on."""
+        """Return whether training is over: a run that was made longer has finished before and goes on."""
         return self._state.finished_at is not None and self._state.finished_at >= self._steps
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -84,7 +84,7 @@ class WardenFold:
         elif topic is SCALE_REQUESTED:
             state.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
         elif topic is RUN_OPENED:
-            state.stopping = ""  # what was asked before the run was opened again has been done
+            state.stopping = ""  # requests from before the run was opened again have been served
         elif topic is STOP_REQUESTED:
             state.stopping = message.reason or "asked to stop"
         elif topic is BATCH_TRAINED:

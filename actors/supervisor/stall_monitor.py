@@ -1,4 +1,4 @@
-"""The warden's watchman: where nothing is trained for seconds, it looks for the cause and says what it found."""
+"""The stall monitor of the supervisor: where nothing is trained for seconds, it finds the cause and publishes it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from topics.stalls import STALL_ENDED, STALL_FOUND, StallEnded, StallFound
 
 _QUIET_S = 4.0  # a run that trains is well, and pays nothing
 _AGAIN_S = 3.0
-_TOLD_ELSEWHERE = ("dead letters",)  # they have a topic of their own, and stall nobody
+_REPORTED_ELSEWHERE = ("dead letters",)  # they have a topic of their own and do not stall the run
 
 
 async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[], int]) -> None:
-    """Say `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
+    """Publish `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
 
     Args:
         trained: how many batches are known to be trained.
     """
-    count, since, found = -1, time.monotonic(), True  # a warden before this one may have found something
+    count, since, found = -1, time.monotonic(), True  # a supervisor before this one may have found something
     while not context.stop.is_set():
         await asyncio.sleep(_AGAIN_S)
         if trained() != count:
@@ -34,25 +34,27 @@ async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[
             continue
         try:
             picture = await look_from_inside(context.bus, context.files.root)
-            found_now = [finding for finding in diagnose(picture) if finding.cause not in _TOLD_ELSEWHERE]
-        except Exception as error:  # whatever it is, a doctor's mistake must not end the warden, which heals the run
+            found_now = [finding for finding in diagnose(picture) if finding.cause not in _REPORTED_ELSEWHERE]
+        except (
+            Exception
+        ) as error:  # whatever it is, a doctor's mistake must not end the supervisor, which heals the run
             context.log.warning("no look at the run", reason=f"{type(error).__name__}: {error}")
             continue
         if context.stop.is_set():
-            return  # who leaves now is asked to
+            return  # an actor that leaves now was asked to
         findings = {(finding.cause, finding.object): finding for finding in found_now}
-        told = [
+        decisions = [
             Decision(STALL_FOUND, StallFound(*key, new.evidence, new.advice), id=f"{key}:{picture.now_ns}")
             for key, new in findings.items()
             if key not in picture.stalls
         ]
-        told += [
+        decisions += [
             Decision(STALL_ENDED, StallEnded(old.cause, old.object), id=f"{key}:{picture.now_ns}")
             for key, old in picture.stalls.items()
             if key not in findings
         ]
         found = bool(findings)
-        for decision in told:
+        for decision in decisions:
             context.log.warning(decision.topic.name, **msgspec.to_builtins(decision.message))
-        if told:
-            await keeper.insist(told)
+        if decisions:
+            await keeper.append_until_stored(decisions)

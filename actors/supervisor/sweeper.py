@@ -18,7 +18,7 @@ from typing import Any
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, patiently, read_message
+from asyncrl.bus.log import Record, read_message, retry_until_deadline
 from asyncrl.bus.publish import BLOB, CHUNKS, Blob, blob_named, blob_owner
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.wire import WireError
@@ -35,7 +35,7 @@ class Sweeper:
         self._bus = context.bus
         self._context = context
         # A blob's chunks and its message are each acknowledged within the deadline, or given up.
-        self._under_way_s = 2 * context.cast.nats.publish_deadline_s
+        self._under_way_s = 2 * context.config.nats.publish_deadline_s
         self._looked_at = dict.fromkeys(_EVERY_S, 0.0)
         self._named: dict[Stream, set[str]] = defaultdict(set)  # blobs that a message was found to name
         self._read: dict[str, int] = {}  # how far the messages of a topic were read, by the name of the topic
@@ -120,7 +120,7 @@ class Sweeper:
 
     async def _info(self, stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
         call = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
-        return await patiently(self._bus, lambda: self._bus.api(call, body))
+        return await retry_until_deadline(self._bus, lambda: self._bus.api(call, body))
 
 
 async def purge_blobs(bus: Bus, stream: Stream, blobs: Iterable[Blob]) -> int:
@@ -137,11 +137,11 @@ async def purge_blobs(bus: Bus, stream: Stream, blobs: Iterable[Blob]) -> int:
 
 
 async def purge(bus: Bus, stream: Stream, wanted: list[dict[str, Any]]) -> int:
-    """Purge messages of a stream, each as one request tells; returns how many there were."""
+    """Purge messages of a stream, one request each; returns how many there were."""
     subject = f"STREAM.PURGE.{stream.full_name(bus.run)}"
 
     async def purge_one(body: dict[str, Any]) -> int:
-        return int((await patiently(bus, lambda: bus.api(subject, body)))["purged"])
+        return int((await retry_until_deadline(bus, lambda: bus.api(subject, body)))["purged"])
 
     count = 0
     for start in range(0, len(wanted), _AT_ONCE):

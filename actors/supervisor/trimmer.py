@@ -1,8 +1,8 @@
-"""The trimmer, a part of the warden: keeps payload streams, weights and checkpoints within their bounds.
+"""The trimmer, a part of the supervisor: keeps payload streams, weights and checkpoints within their bounds.
 
 Its effects come one after the other, and a crash between any two is harmless:
 1. Blobs go before the messages that name them. What is left below the floor is found and purged again.
-2. Messages go before `stream.trimmed` is said. They were needless before; whoever audits knows that from the logs.
+2. Messages go before `stream.trimmed` is published. They were needless before, which an audit knows from the logs.
 3. Directories are renamed aside before they are removed. The next pruning removes what it finds aside.
 """
 
@@ -18,7 +18,7 @@ from actors.runtime.keeper import Decision, Keeper
 from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold, trims
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, patiently, read_last, read_last_of_each
+from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline
 from asyncrl.bus.provision import QUEUES
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
@@ -43,14 +43,14 @@ from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
-_HEAR_S = 30.0  # for a log to arrive here up to where it ends
+_NEWS_S = 30.0  # for a log to arrive here up to where it ends
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
 _STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
 
 
 class _Fill(NamedTuple):
-    """How full a payload stream is."""
+    """The fill level of a payload stream."""
 
     name: str
     bytes: int
@@ -67,24 +67,24 @@ class _Fill(NamedTuple):
 
 
 class Trimmer:
-    """Looks at the streams once a second, and acts on what the logs say is needless."""
+    """Examines the streams once a second, and purges what the logs show to be needless."""
 
     def __init__(self, context: Context, keeper: Keeper, fold: TrimmerFold) -> None:
         """
         Args:
-            keeper: of the warden's own log, with the trimmer's inputs among its own.
+            keeper: of the supervisor's own log, with the trimmer's inputs among its own.
             fold: that this keeper folds them into.
         """
         self.fold = fold
         self._context = context
         self._bus = context.bus
         self._keeper = keeper
-        self._trims = trims(context.cast)
+        self._trims = trims(context.config)
         self._store = FileStore(context.files.weights)
         self._sweeper = Sweeper(context)
-        self._heard = asyncio.Event()
+        self._received = asyncio.Event()
         self._trimmed_at = 0.0
-        self._trimmed_for = context.cast.origin  # oldest kept checkpoint at the last trim
+        self._trimmed_for = context.config.origin  # oldest kept checkpoint at the last trim
         self._pruned: tuple[Kept | None, Kept | None] = (None, None)
         subjects = [topic.pattern(self._bus.run) for topic in _STORED]
         self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
@@ -102,12 +102,12 @@ class Trimmer:
             await self._stored.close()
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        self._heard.set()
+        self._received.set()
         self.fold.apply(topic, message, record)
 
     def _refuse(self, record: Record, _error: Exception) -> None:
-        """Who acts on it buries it; what is stored takes room, whatever it is."""
-        self._heard.set()
+        """Ignore it: its consumers reject it; here it only counts towards the size of the stream."""
+        self._received.set()
         topic = topic_of(record.subject)
         if topic is not None:
             with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
@@ -148,16 +148,16 @@ class Trimmer:
         freed = sum(fill.bytes for fill in before) - sum(fill.bytes for fill in after)
         message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
         self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
-        await self._say(STREAM_TRIMMED, message, f"{gone.below}")
+        await self._publish(STREAM_TRIMMED, message, f"{gone.below}")
 
     async def _arrived(self) -> bool:
         """Wait until everything that the payload stream holds now was folded; False if that does not come."""
         fill = await self._fill(TRAJECTORIES)
         try:
-            async with asyncio.timeout(_HEAR_S):
+            async with asyncio.timeout(_NEWS_S):
                 while fill.first <= fill.last > self._stored.last:
-                    self._heard.clear()
-                    await self._heard.wait()
+                    self._received.clear()
+                    await self._received.wait()
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
             return False
@@ -170,7 +170,7 @@ class Trimmer:
             return None
         queue = QUEUES["reward"]
         subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
-        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        info = await retry_until_deadline(self._bus, lambda: self._bus.api(subject))
         waits = info["num_pending"] or info["num_ack_pending"]
         return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
 
@@ -189,7 +189,7 @@ class Trimmer:
         return self.fold.kept_step
 
     async def _strangers(self) -> set[str]:
-        """Trajectories that somebody stored something of, and nobody issued."""
+        """Trajectories with stored messages that were never issued."""
         strangers = set(self.fold.open)
         names = sorted(strangers)
         for start in range(0, len(names), _NAMES_AT_ONCE):
@@ -211,14 +211,14 @@ class Trimmer:
         """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""
         saved = self.fold.saved_step
         if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.state.asked_after < saved:
-            await self._say(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
+            await self._publish(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
         if fullest.share > PAUSE_SHARE and not self.fold.state.paused:
-            await self._say(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
+            await self._publish(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
         elif fullest.share <= PAUSE_SHARE and self.fold.state.paused:
-            await self._say(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
+            await self._publish(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
 
     async def _prune(self) -> None:
-        """Remove old weights and checkpoints, where the logs say something new about them."""
+        """Remove old weights and checkpoints, where the logs have news about them."""
         kept = self.fold.versions(), self.fold.checkpoints()
         versions, checkpoints = kept
         if kept == self._pruned:
@@ -234,9 +234,9 @@ class Trimmer:
 
     async def _fill(self, stream: Stream) -> _Fill:
         subject = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
-        info = await patiently(self._bus, lambda: self._bus.api(subject))
+        info = await retry_until_deadline(self._bus, lambda: self._bus.api(subject))
         state, most = info["state"], info["config"]["max_bytes"]
         return _Fill(stream.name, state["bytes"], most, state["first_seq"], state["last_seq"])
 
-    async def _say(self, topic: Topic[Any], message: Message, id: str) -> None:
-        await self._keeper.insist([Decision(topic, message, id=id)])
+    async def _publish(self, topic: Topic[Any], message: Message, id: str) -> None:
+        await self._keeper.append_until_stored([Decision(topic, message, id=id)])

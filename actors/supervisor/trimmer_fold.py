@@ -1,6 +1,6 @@
-"""What is needed still of tokens, weights and checkpoints: a pure function of messages, in any order between logs.
+"""Which tokens, weights and checkpoints are still needed: a pure function of messages, in any order between logs.
 
-What was not read yet is taken for needed: an end read late, or a checkpoint, leaves a message for the next time.
+Unread messages count as needed: an end or a checkpoint that is read late leaves a message for the next time.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ import msgspec
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.groups import GROUP_DROPPED
-from topics.ids import Names
+from topics.ids import PromptIdSet
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
 
-def trimmer_inputs(cast: Cast) -> dict[Stream, tuple[Topic[Any], ...]]:
+def trimmer_inputs(config: Config) -> dict[Stream, tuple[Topic[Any], ...]]:
     """The logs that a supervisor folds for its trimmer, besides its own."""
     inputs: dict[Stream, tuple[Topic[Any], ...]] = {
         TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
         ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
     }
-    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if trims(cast) else {})
+    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if trims(config) else {})
 
 
-def trims(cast: Cast) -> bool:
-    """Whether the payload streams are trimmed."""
-    return cast.nats.keep == "checkpoint"
+def trims(config: Config) -> bool:
+    """Return whether the payload streams are trimmed."""
+    return config.nats.keep == "checkpoint"
 
 
 class Version(NamedTuple):
     """A version in the weight store."""
 
-    line: int
+    lineage: int
     version: int
     name: str  # of its directory
 
 
 class Needless(NamedTuple):
-    """What nothing needs any more."""
+    """Messages that nothing needs any more."""
 
     below: int  # every message below this sequence
     logs: dict[str, int]  # progress logs whose every message below this sequence is of no use
@@ -59,7 +59,7 @@ class Kept(NamedTuple):
     """Directories that stay, of one kind."""
 
     names: frozenset[str]
-    newest: tuple[int, int]  # line and number of the newest one said
+    newest: tuple[int, int]  # lineage and number of the newest one published
 
 
 class _Named(NamedTuple):
@@ -67,19 +67,19 @@ class _Named(NamedTuple):
     owner: str  # a trajectory, or a progress log
 
     def goes(self, at: int, gone: Needless) -> bool:
-        """Whether the message that names it, of this sequence, is gone."""
+        """Return whether the message that names it, of this sequence, is gone."""
         return at < max(gone.below, gone.logs.get(self.owner, 0), gone.ended.get(self.owner, 0))
 
 
 class _Stretch(NamedTuple):
-    """Where the messages of a progress log lie."""
+    """The positions of a progress log's messages."""
 
     first: int  # sequence of the oldest that was not purged
     last: int
 
 
 class Batch(msgspec.Struct):
-    """What a batch names."""
+    """The references of a batch."""
 
     lowest: int  # least sequence
     members: dict[str, list[int]]  # by prompt
@@ -93,7 +93,7 @@ class RoomState(msgspec.Struct):
     """All that was folded of ledger logs, as plain data: a snapshot holds it."""
 
     asked_after: int  # step that a checkpoint was asked for after
-    closed: Names = msgspec.field(default_factory=Names)  # prompts whose group has ended
+    closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)  # prompts whose group has ended
     batches: dict[int, Batch] = {}  # after the oldest kept checkpoint, by step
     checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
     published: list[Version] = []  # in the order of the log, without those that need not stay
@@ -102,15 +102,16 @@ class RoomState(msgspec.Struct):
 
 
 class TrimmerFold:
-    """Open groups, batches after the oldest kept checkpoint, what the stream holds, and who has which weights.
+    """Open groups, batches after the oldest kept checkpoint, contents of the stream, and which weights engines have.
 
-    What is known of the payload stream is not in the state: it is read from there, and is as large as the stream.
+    The contents of the payload stream are not part of the state: they are read from there, and are as large as the
+    stream.
     """
 
-    def __init__(self, cast: Cast) -> None:
-        self._keep_checkpoints = cast.learner.keep_checkpoints
-        self._keep_versions = cast.learner.keep_versions
-        self._origin = cast.origin
+    def __init__(self, config: Config) -> None:
+        self._keep_checkpoints = config.learner.keep_checkpoints
+        self._keep_versions = config.learner.keep_versions
+        self._origin = config.origin
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
@@ -135,11 +136,11 @@ class TrimmerFold:
         elif topic is CHECKPOINT_LOST:
             state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
         elif topic is WEIGHTS_PUBLISHED:
-            state.published.append(Version(message.line, message.version, Path(message.location).name))
+            state.published.append(Version(message.lineage, message.version, Path(message.location).name))
         elif topic is ENGINE_UPDATING:
-            state.engines.setdefault(message.engine_id, set()).add((message.line, message.version))
+            state.engines.setdefault(message.engine_id, set()).add((message.lineage, message.version))
         elif topic is ENGINE_READY:
-            state.engines[message.engine_id] = {(message.line, message.version)}
+            state.engines[message.engine_id] = {(message.lineage, message.version)}
         elif topic is ENGINE_GONE:
             state.engines.pop(message.engine_id, None)
         elif topic is CHECKPOINT_REQUESTED:
@@ -163,17 +164,17 @@ class TrimmerFold:
 
         Args:
             end: everything below it has been folded, and the reward queue has nothing below it to hand out (a purge
-                takes what is not acknowledged without a word).
+                silently takes unacknowledged messages).
             contained: batches up to this step are needed no more; unless given, those in the oldest kept checkpoint.
         """
         lowest = [batch.lowest for batch in self._needed(contained)]
-        # Who is sampled or graded, or waits for a batch: the newest message inside the fence names its progress, is its
-        # result, or what the next attempt begins behind.
+        # Of a trajectory that is sampled, graded or waits for a batch the newest message inside the fence is needed: it
+        # names its progress, is its result, or is what the next attempt begins behind.
         open_now = (min((self._newest[name], *self._since[name].values())) for name in self.open)
         return min((end, *lowest, *open_now))
 
     def needless(self, end: int, contained: int | None = None, *, pressed: bool) -> Needless:
-        """What to purge.
+        """Return the purge plan.
 
         Args:
             end, contained: as for `floor`.
@@ -210,12 +211,12 @@ class TrimmerFold:
         return [name for names in self._open.values() for name in names]
 
     def disown(self, names: Collection[str]) -> None:
-        """Nobody ever issued these: what is stored of them is nobody's."""
+        """Drop messages of trajectories that were never issued."""
         for name in names:
             self._open[name.rsplit("-", 1)[0]].discard(name)
 
     def forget(self, gone: Needless) -> None:
-        """It was purged."""
+        """Forget purged messages."""
         for name in [name for name, at in self._newest.items() if at < max(gone.below, gone.ended.get(name, 0))]:
             del self._newest[name], self._since[name]
         for log, stretch in list(self._logs.items()):
@@ -244,7 +245,7 @@ class TrimmerFold:
         if not kept:
             return None
         newest = kept[-1]
-        return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.line, newest.step))
+        return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.lineage, newest.step))
 
     def _on_progress(self, record: Record) -> None:
         log = record.subject.rsplit(".", 1)[1]

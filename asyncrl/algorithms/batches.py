@@ -52,7 +52,7 @@ class TrainRow:
 
 @dataclass(frozen=True, slots=True)
 class BatchStats:
-    """What a batch consists of."""
+    """The contents of a batch."""
 
     trajectories: int
     tokens_trained: int

@@ -26,7 +26,7 @@ def token_lags(versions: Int32Array, *, step: int) -> npt.NDArray[np.int32]:
         step: number of the batch, from 1.
 
     Returns:
-        [T] lags in versions, never below 0 (a token of an older line may carry a larger version); 0 where
+        [T] lags in versions, never below 0 (a token of an older lineage may carry a larger version); 0 where
         the version is -1.
     """
     lags: npt.NDArray[np.int32] = np.maximum(step - 1 - versions, 0)

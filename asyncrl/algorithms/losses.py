@@ -18,18 +18,18 @@ _MAX_LOG_RATIO = 20.0
 
 
 class Correction(NamedTuple):
-    """How tokens sampled by other weights, or by another program, than the trainer's are corrected."""
+    """How to correct for tokens sampled by other weights, or by another program, than the trainer's."""
 
     proximal: Literal["current", "behaviour"] = "current"
     """Anchor of the clipped ratio: the trainer at the start of the step, or the sampler (bypass)."""
     mode: Literal["none", "clamp", "mask"] = "clamp"
-    """What happens to weights proximal/behaviour outside [floor, cap]; `none` leaves all weights at 1."""
+    """Treatment of weights proximal/behaviour outside [floor, cap]; `none` leaves all weights at 1."""
     cap: float = 2.0
     floor: float = 0.0
 
 
 class Tokens(NamedTuple):
-    """What a policy loss needs to know of each token. All tensors have one shape."""
+    """The inputs of a policy loss for each token. All tensors have one shape."""
 
     behaviour: torch.Tensor  # natural log of the sampler's probability
     advantages: torch.Tensor

@@ -1,4 +1,4 @@
-"""The server's word on a publish into a stream: stored, not yet, or never."""
+"""Parse JetStream's acknowledgement of a publish: stored, not yet, or never."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _AckError(msgspec.Struct):
 
 
 class Ack(msgspec.Struct):
-    """The server's word that a message is stored."""
+    """The server's acknowledgement that a message is stored."""
 
     stream: str = ""
     seq: int = 0

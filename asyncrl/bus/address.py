@@ -1,4 +1,4 @@
-"""How to reach a NATS server and as whom: what lies in the private files of a run."""
+"""Addresses and logins of NATS servers, as they lie in the private files of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _matters(record: logging.LogRecord) -> bool:
 
 
 class BusAddress(msgspec.Struct, omit_defaults=True):
-    """How to reach the topics of a run, and as whom."""
+    """The address and login of a run's topics."""
 
     url: str
     user: str = ""
@@ -35,7 +35,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
     tls_ca: str = ""  # the certificates that the server's must be signed by, in PEM or a file; empty for the system's
     tls_cert: str = ""  # client certificate, where the server asks for one
     tls_key: str = ""
-    runs: list[str] = []  # that this user serves, where it was made for some
+    runs: list[str] = []  # runs that this user serves, where it was made for some
 
     def __repr__(self) -> str:
         return f"BusAddress({self.who} at {self.url})"  # logs and tracebacks show no password
@@ -49,12 +49,12 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
 
     @property
     def ca(self) -> str:
-        """Whose certificates are trusted, for people."""
+        """The trusted certificates, for display."""
         return "the CA in the credentials" if _PEM in self.tls_ca else self.tls_ca or "the CAs that this system trusts"
 
     @property
     def inbox(self) -> str:
-        """What this user's answers begin with: nobody else may listen there."""
+        """Return the prefix of this user's inboxes: no other user may subscribe there."""
         return f"_INBOX.{re.sub(r'[^a-zA-Z0-9-]', '_', self.user) or 'asyncrl'}"
 
     def save(self, path: Path) -> None:
@@ -74,11 +74,11 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
             raise DamagedFile(f"{path} holds no credentials: {error}") from error
 
     def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:
-        """What the client is given besides the URL.
+        """Return what the client is given besides the URL.
 
         Args:
-            speaks_tls: whether the server that was reached speaks TLS. No password goes to one that does not where the
-                URL insists on it: the client itself would follow a server, or whoever stands between, that does not.
+            speaks_tls: whether the server that was reached speaks TLS. Where the URL insists on TLS no password goes to
+                one that does not: the client itself would follow a server, or a man in the middle, that does not.
 
         Raises:
             BusUnreachable: a file of it is missing, or not what it must be.

@@ -45,7 +45,7 @@ cluster {{
         """Start all servers and return once each takes connections.
 
         Raises:
-            BusUnreachable: with the last words of one that does not come up.
+            BusUnreachable: with the last output of one that does not come up.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
         self.address.save(self.directory / "nats.json")
@@ -70,7 +70,7 @@ def own_server(directory: Path, run: str, servers: int, listen: Listen) -> OwnSe
 
 
 def server_left_in(directory: Path) -> OwnServer | None:
-    """What holds the topics of a run that is over, where it had servers of its own."""
+    """Return the server with the topics of a run that is over, where it had its own."""
     if (directory / "nats-1").is_dir():
         return EmbeddedCluster(directory)
     return EmbeddedServer(directory) if (directory / "nats").is_dir() else None

@@ -1,4 +1,4 @@
-"""One connection to NATS: requests with many answers under way, durable publishes, faults that speak.
+"""One connection to NATS: concurrent requests, durable publishes, explicit faults.
 
 nats-py carries the bytes. Its own JetStream publish is not used: `publish_async` never resolves when the server
 answers with an error or dies, and `publish` makes a task and a random token for each message.
@@ -25,7 +25,7 @@ from asyncrl.bus.refusals import denied_subject, refusal
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 
-_LAST_WORDS_S = 3.0  # for a server to take in what was said before the connection is closed
+_LAST_ERROR_S = 3.0  # for a server to take in what was published before the connection is closed
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 
 
@@ -40,13 +40,13 @@ class Bus:
         self.client = client
         self.address = address
         self.run = run
-        self.name = ""  # who speaks here
+        self.name = ""  # the name of this client
         self.publish_deadline_s = publish_deadline_s
         self.reconnects = 0
         self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_fault: Callable[[Exception], None] | None = None  # a reader raised, or the connection ended
-        self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed from here
+        self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed here
         self._prefix = ""
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
@@ -58,7 +58,7 @@ class Bus:
     async def connect(
         cls, address: BusAddress, run: str, *, name: str = "", deadline_s: float = 10.0, publish_deadline_s: float = 120
     ) -> Bus:
-        """Connect, or say why not.
+        """Connect, or report why not.
 
         Raises:
             BusUnreachable: nothing answered within `deadline_s`.
@@ -81,14 +81,14 @@ class Bus:
                             await _close_quietly(bus.client, 0.1)  # a handshake that failed is never quite closed
                             raise final from error
                         await _close_quietly(bus.client)
-                        await asyncio.sleep(0.1)  # a server that starts, or that hung up on us: it tells nobody when
+                        await asyncio.sleep(0.1)  # no event announces its return
                     else:
                         return bus
         except TimeoutError as error:
             await _close_quietly(bus.client)
-            said = next((fault for fault in reversed(faults) if fault), "no answer")
+            failure = next((fault for fault in reversed(faults) if fault), "no answer")
             raise BusUnreachable(
-                f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({said}); is the server running there?"
+                f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({failure}); is it running there?"
             ) from error
 
     async def _open(self, name: str, faults: list[str]) -> None:
@@ -133,7 +133,7 @@ class Bus:
         """Send what is buffered, then disconnect."""
         self._closing = True
         if self.client.is_connected:
-            await self.answers(_LAST_WORDS_S)
+            await self.answers(_LAST_ERROR_S)
         await _close_quietly(self.client)
 
     @property
@@ -143,7 +143,7 @@ class Bus:
 
     @property
     def clustered(self) -> bool:
-        """Whether several servers keep copies, so that a reader may be behind a writer."""
+        """Return whether several servers keep copies, so that a reader may be behind a writer."""
         return bool(self.client._server_info.get("cluster"))
 
     async def subscribe(
@@ -168,7 +168,7 @@ class Bus:
             self._waiting.pop(f"subscribe {subject}", None)
 
     async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]]) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """A place for answers that nobody else may read: its name, for replies to `name.anything`, and what ends it."""
+        """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and its end."""
         inbox = self._new_inbox()
         return inbox, await self._listen(f"{inbox}.*", callback)
 
@@ -181,7 +181,7 @@ class Bus:
                 subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
             )
         except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
-            raise BusUnreachable(f"the connection broke while {subject} was to be heard") from error
+            raise BusUnreachable(f"the connection broke while {subject} was subscribed to") from error
 
         async def end() -> None:
             with contextlib.suppress(nats.errors.Error, OSError, RuntimeError):  # a lost connection has forgotten it
@@ -190,10 +190,10 @@ class Bus:
         return end
 
     async def answers(self, within_s: float) -> bool:
-        """Whether the server answers a ping in time; then everything said before it has arrived.
+        """Return whether the server answers a ping in time; then everything published before it has arrived.
 
-        `flush` of nats-py gives up what it waits for, and the late answer to that ends its reading without a word: the
-        client stays connected and deaf.
+        `flush` of nats-py drops its pending pings, and the late pong then ends its read loop silently: the client stays
+        connected and deaf.
         """
         answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         try:
@@ -233,7 +233,7 @@ class Bus:
                 await end()
 
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
-        """Say something that nobody needs to keep."""
+        """Publish a message that need not be stored."""
         try:
             await self.client.publish(subject, payload, headers=headers)
         except (nats.errors.OutboundBufferLimitError, RuntimeError):  # as in _publish, and without its price
@@ -278,7 +278,7 @@ class Bus:
         Raises:
             BusGone: no acknowledgement within the deadline.
             WrongSequence: the compare-and-set expectation in the headers did not hold.
-            BusDenied, BusRefused: the server said no.
+            BusDenied, BusRefused: the server refused.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.publish_deadline_s
@@ -326,8 +326,8 @@ class Bus:
             )
         answer: dict[str, Any] = msgspec.json.decode(reply.data)
         if "error" in answer:
-            said = answer["error"]
-            code, words = int(said.get("err_code", said["code"])), str(said.get("description", ""))
+            failure = answer["error"]
+            code, words = int(failure.get("err_code", failure["code"])), str(failure.get("description", ""))
             if code in PASSING and "insufficient" not in words:  # room does not come by waiting
                 raise BusUnreachable(f"the NATS cluster is not ready for {subject}: {words}")
             raise BusRefused(subject, code, words)
@@ -349,24 +349,24 @@ class Bus:
     def _on_error(self, error: Exception) -> None:
         """Turn a refusal that the server reports out of band into the fault of the request that caused it.
 
-        What a callback raised arrives here too, and must not end silently.
+        An exception of a callback arrives here too, and must not be lost.
         """
         if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError) and self.on_fault is not None:
             self.on_fault(error)
         denied = denied_subject(error)
         if denied is None:
             return
-        refused, heard = denied.error(self.address, self.run), False
+        refused, handled = denied.error(self.address, self.run), False
         for subject, future in list(self._waiting.values()):
             if subject.lower() == denied.subject and not future.done():
-                refused, heard = denied.error(self.address, self.run, subject), True
+                refused, handled = denied.error(self.address, self.run, subject), True
                 future.set_exception(refused)
         self.denied = str(refused)
-        if not heard and self.on_fault is not None:
+        if not handled and self.on_fault is not None:
             self.on_fault(refused)
 
     def _end(self, error: BusError) -> None:
-        """The connection is over for good: whoever waits hears why, and nobody tries again."""
+        """End the connection for good: waiting callers get the reason, and no retry follows."""
         if self._closing:
             return
         self._closing, self.ended_by = True, error
@@ -376,7 +376,7 @@ class Bus:
 
         async def end() -> None:
             await _close_quietly(self.client, 0.1)
-            self._tell_waiting(error)  # who came while the client was not closed yet
+            self._tell_waiting(error)  # calls made before the client was closed
 
         self._ending = asyncio.create_task(end())
 

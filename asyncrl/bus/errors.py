@@ -1,11 +1,11 @@
-"""What can go wrong between an actor and its topics."""
+"""Errors between an actor and its topics."""
 
 from __future__ import annotations
 
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 
-class BusError(Fault):
+class BusError(AsyncRLError):
     """Base of all faults of the bus."""
 
 
@@ -18,7 +18,7 @@ class BusGone(BusError):
 
 
 class BusDenied(BusError):
-    """The server's permissions do not allow this actor to say that."""
+    """The server's permissions do not allow this actor to publish that."""
 
 
 class BusRefused(BusError):

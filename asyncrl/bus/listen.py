@@ -15,7 +15,7 @@ from topics.topic import Stream, Topic
 from topics.wire import WireError
 
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
-_READ_SILENT_S = 30.0  # the same where nothing is followed: somebody waits for an answer
+_READ_SILENT_S = 30.0  # the same while reading to the end: a caller waits for the answer
 
 Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message is None where only headers are read
 Refuse: TypeAlias = Callable[[Record, Exception], None]
@@ -24,8 +24,8 @@ Refuse: TypeAlias = Callable[[Record, Exception], None]
 class Listener:
     """Hands every message of a log to `take`, in order; one that is not what it must be goes to `refuse`.
 
-    A body that lies in the blob stream is fetched first, and whatever comes meanwhile waits. A LookupError or
-    ValueError from `take` tells that a message is not what it must be.
+    A body that lies in the blob stream is fetched first, and messages that arrive meanwhile wait. A LookupError or
+    ValueError from `take` means that a message is invalid.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Listener:
         self._take, self._refuse = take, refuse
         self._subjects = subjects
         self._headers_only, self._unread = headers_only, unread
-        self._reader = LogReader(bus, stream, self.hear, subjects=subjects, headers_only=headers_only)
+        self._reader = LogReader(bus, stream, self.subscribe, subjects=subjects, headers_only=headers_only)
         self._late: deque[Record] = deque()  # not yet handed over
         self._handing: asyncio.Task[None] | None = None
-        self._reads = False  # for a caller who waits: in a task, as a callback's faults are the connection's
+        self._reads = False  # for a caller that waits: in a task, because faults of a callback are the connection's
 
     async def start(self, after: int = 0) -> None:
         """Begin to listen, behind a sequence.
@@ -103,7 +103,7 @@ class Listener:
         try:
             if newest:
                 for record in await read_last_of_each(self._bus, self._stream, self._subjects):
-                    self.hear(record)
+                    self.subscribe(record)
                 await self.handed_over()
             else:
                 await self.start(after)
@@ -113,10 +113,10 @@ class Listener:
 
     @property
     def waits(self) -> bool:
-        """Whether a message waits for its body or one before it."""
+        """Return whether a message waits for its body or one before it."""
         return bool(self._late)
 
-    def hear(self, record: Record) -> None:
+    def subscribe(self, record: Record) -> None:
         """Hand a record over in its turn."""
         if not (self._reads or self._late or self._lies_elsewhere(record)):
             self._hand_over(record)
@@ -164,7 +164,7 @@ class Listener:
 
 
 class Reading(Protocol):
-    """What takes in logs."""
+    """A consumer of log messages."""
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in; `message` is None where only headers are read."""

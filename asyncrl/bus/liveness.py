@@ -12,24 +12,24 @@ from asyncrl.bus.log import read_last_of_each
 from topics.actors import VITALS_TAKEN
 from topics.topic import VITALS
 
-_ANSWER_S = 2.0  # for the server to say what the newest vital signs are
+_ANSWER_S = 2.0  # for the server to answer with the newest vital signs
 _START_S = 60.0  # for a process to come to its first vital sign
 _AT_ONCE = 500  # actors asked for in one request; the server answers 1,024 at most
 
 
-class Pulses:
-    """When each actor's vital signs were last new, as its log tells."""
+class Liveness:
+    """When each actor last published new vital signs, as its log has it."""
 
     def __init__(self, bus: Bus, silence_s: float, on_silent: Callable[[str], None]) -> None:
         """
         Args:
             silence_s: seconds without a vital sign after which an actor counts as frozen.
-            on_silent: told the actor's id, once per silence.
+            on_silent: called with the actor's id, once per silence.
         """
         self._bus = bus
         self._silence_s = silence_s
         self._on_silent = on_silent
-        self._heard_at: dict[str, float] = {}
+        self._seen_at: dict[str, float] = {}
         self._newest: dict[str, int] = {}  # sequence of the newest vital signs of each actor
 
     async def watch(self) -> None:
@@ -41,24 +41,24 @@ class Pulses:
             answers = await self._look()
             now = time.monotonic()
             if not answers or now - began > 2 * tick + _ANSWER_S:
-                self._heard_at = {actor_id: max(now, heard_at) for actor_id, heard_at in self._heard_at.items()}
-            for actor_id, heard_at in list(self._heard_at.items()):
-                if now - heard_at > self._silence_s:
-                    del self._heard_at[actor_id]
+                self._seen_at = {actor_id: max(now, seen_at) for actor_id, seen_at in self._seen_at.items()}
+            for actor_id, seen_at in list(self._seen_at.items()):
+                if now - seen_at > self._silence_s:
+                    del self._seen_at[actor_id]
                     self._on_silent(actor_id)
 
     def begin(self, actor_id: str) -> None:
         """Its process is started, and may take its time to the first vital sign."""
-        self._heard_at[actor_id] = time.monotonic() + _START_S
-        self._newest.pop(actor_id, None)  # what is found first may be of an earlier life
+        self._seen_at[actor_id] = time.monotonic() + _START_S
+        self._newest.pop(actor_id, None)  # the first ones found may be of an earlier start
 
     def end(self, actor_id: str) -> None:
         """Its process has ended."""
-        self._heard_at.pop(actor_id, None)
+        self._seen_at.pop(actor_id, None)
 
     async def _look(self) -> bool:
         """Read the newest vital signs; False where the server does not answer in time."""
-        names = list(self._heard_at)
+        names = list(self._seen_at)
         try:
             for start in range(0, len(names), _AT_ONCE):
                 subjects = [VITALS_TAKEN.subject(self._bus.run, name) for name in names[start : start + _AT_ONCE]]
@@ -72,5 +72,5 @@ class Pulses:
 
     def _take(self, actor_id: str, sequence: int) -> None:
         before, self._newest[actor_id] = self._newest.get(actor_id), sequence
-        if before not in (None, sequence) and actor_id in self._heard_at:
-            self._heard_at[actor_id] = time.monotonic()
+        if before not in (None, sequence) and actor_id in self._seen_at:
+            self._seen_at[actor_id] = time.monotonic()

@@ -41,8 +41,8 @@ class Record(NamedTuple):
 class LogReader:
     """Hands every message of a stream to `on_record`, in order and without gaps.
 
-    It reads through a consumer of its own which it makes again, from the last message seen, when the server forgot it
-    or a message is missing. `caught_up` is set once everything that was there at the start has been read.
+    It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it or
+    a message is missing. `caught_up` is set once everything that was there at the start has been read.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LogReader:
         Raises:
             BusError: the stream is not there, or may not be read.
         """
-        self._consumer, answer = await patiently(self._bus, self._create)
+        self._consumer, answer = await retry_until_deadline(self._bus, self._create)
         self._expected = 1
         if not answer.get("num_pending"):
             self.caught_up.set()
@@ -144,7 +144,7 @@ class LogReader:
             self._puller.grant(count)
 
     async def _look_for_the_end(self) -> None:
-        """What was to come last may expire or be trimmed on its way: then no message tells that it is the last."""
+        """Detect the end of a log whose last messages expire or are trimmed before they arrive."""
         while not self.caught_up.is_set():
             await asyncio.sleep(_LOOK_S)
             with contextlib.suppress(BusError):  # asked again
@@ -173,24 +173,24 @@ class LogReader:
                 await self.start()
                 break
             except (BusError, TimeoutError):
-                await asyncio.sleep(pause)  # the server is away: nothing tells when it is back
+                await asyncio.sleep(pause)  # the server is away: no event announces its return
                 pause = min(1.0, pause * 2)
         self._restart = None
 
 
 async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None:
     """One message by its sequence, or None when it is not there (any more)."""
-    return await patiently(bus, lambda: _get(bus, stream, {"seq": sequence}))
+    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence}))
 
 
 async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Record | None:
     """The first message of a subject at or above a sequence; None where there is none."""
-    return await patiently(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
+    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
 
 
 async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The newest message of a subject, or of all that a pattern matches; None where there is none."""
-    return await patiently(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
+    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
 
 
 async def read_newest(bus: Bus, stream: Stream) -> Record | None:
@@ -204,18 +204,18 @@ async def read_newest(bus: Bus, stream: Stream) -> Record | None:
 
 async def last_sequence(bus: Bus, stream: Stream) -> int:
     """Sequence of the last message that a log was given, also where that is gone by now; 0 for none."""
-    info = await patiently(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
+    info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
     return int(info["state"]["last_seq"])
 
 
 async def read_first(bus: Bus, stream: Stream, subject: str) -> Record | None:
     """The oldest message of a subject; None where there is none."""
-    return await patiently(bus, lambda: _get(bus, stream, {"seq": 1, "next_by_subj": subject}))
+    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": 1, "next_by_subj": subject}))
 
 
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
-    return await patiently(bus, lambda: _last_of_each(bus, stream, subjects))
+    return await retry_until_deadline(bus, lambda: _last_of_each(bus, stream, subjects))
 
 
 async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
@@ -253,7 +253,7 @@ async def _get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
 
 
 async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
-    """What the leader has: any copy answers a direct get, and one that is behind would deny what was acknowledged."""
+    """Read from the leader: any copy answers a direct get, and one that is behind lacks new messages."""
     try:
         answer = await bus.api(f"STREAM.MSG.GET.{stream.full_name(bus.run)}", body)
     except BusRefused as error:
@@ -267,7 +267,7 @@ async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Re
     return Record(stream, found["seq"], found["subject"], headers, data, server_time_ns(found["time"]))
 
 
-async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
+async def retry_until_deadline(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
     """Ask again while the server is away.
 
     Raises:
@@ -283,7 +283,7 @@ async def patiently(bus: Bus, ask: Callable[[], Awaitable[T]]) -> T:
                 raise BusGone(f"no answer within {bus.publish_deadline_s:.0f} s: {error}") from error
         except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
             raise bus.ended_by or BusGone("a read: the connection is closed") from error
-        await asyncio.sleep(0.1)  # nothing tells when the server is back
+        await asyncio.sleep(0.1)  # no event announces the server's return
 
 
 def _record(stream: Stream, message: Msg) -> Record:

@@ -1,4 +1,4 @@
-"""The users of a run: made here for its own server, or given for somebody else's. Secrets lie in private files only."""
+"""The users of a run: made here for its own server, or given for an external one. Secrets lie in private files only."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def save_logins(logins: Mapping[str, BusAddress], folder: Path) -> None:
 def write_accounts(
     runs: Sequence[str], folder: Path, *, url: str = "", tls_ca: str = "", rotate: bool = False
 ) -> BusAddress:
-    """Make users for somebody's own server: `nats-accounts.conf` for it, and one file per role for the runs.
+    """Make users for an external server: `nats-accounts.conf` for it, and one file per role for the runs.
 
-    What a folder already has is kept, so that no login in use ends: its users with their passwords serve the new runs
-    as well as those they have served.
+    Existing files of the folder are kept, so that no login in use ends: their users serve the new runs as well as the
+    old ones, with the same passwords.
 
     Args:
         url: of the server; empty for the one that is known.

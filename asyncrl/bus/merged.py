@@ -38,7 +38,7 @@ class Part(NamedTuple):
 async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refuse) -> None:
     """Hand all messages of some logs to `take`, the oldest of all first; one that is not what it must be to `refuse`.
 
-    A LookupError or ValueError from `take` tells that a message is not what it must be.
+    A LookupError or ValueError from `take` means that a message is invalid.
 
     Raises:
         BusGone: the server sends nothing more.
@@ -96,7 +96,7 @@ class _Source:
         await self._reader.close()
 
     def by_headers(self, record: Record) -> bool:
-        """Whether a record is read by its headers alone."""
+        """Return whether a record is read by its headers alone."""
         return self._part.headers_only or record.subject in self._part.unread
 
     def next_ns(self) -> int:
@@ -123,7 +123,7 @@ class _Source:
             try:
                 async with asyncio.timeout(_LOOK_S):
                     await self._news.wait()
-            except TimeoutError:  # that a log was read to its end is not told where its last messages have expired
+            except TimeoutError:  # the end of a log is not announced where its last messages have expired
                 silent_s = silent_s + _LOOK_S if self._reader.last == last else 0.0
                 last = self._reader.last
             if silent_s >= _SILENT_S:

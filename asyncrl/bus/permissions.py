@@ -1,7 +1,7 @@
-"""What the server lets each role do: made from the topic table, the work queues and the calls that readers make.
+"""Permissions of each role: made from the topic table, the work queues and the calls that readers make.
 
 A role publishes its own topics, and reads logs through consumers that it makes for itself, whose messages and answers
-come to an inbox that only it may subscribe to. The work queues are closed to everybody but their own pool.
+come to an inbox that only it may subscribe to. The work queues are closed to all but their own pool.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import QUEUES, WorkQueue
 from topics.actors import ACTOR_STARTED
 from topics.table import TOPICS
-from topics.topic import LEDGER_BLOBS, STREAMS, Keep, Stream, Topic
+from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
 MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
-WARDEN = "warden"  # watches over the whole run: reads everything, and trims what nobody needs any more
-ROLES = (OPERATOR, *ACTOR_STARTED.said_by, MONITOR)
+SUPERVISOR = "supervisor"  # observes the whole run: reads everything, and trims what is no longer needed
+ROLES = (OPERATOR, *ACTOR_STARTED.publishers, MONITOR)
 
 
 class Permissions(NamedTuple):
@@ -31,12 +31,12 @@ class Permissions(NamedTuple):
 
 
 def user_of(run: str, role: str) -> str:
-    """Name of the user that plays a role of a run."""
+    """Return the name of the user for a role of a run."""
     return f"{run}-{role}"
 
 
 def permissions(role: str, runs: Sequence[str]) -> Permissions:
-    """What a role may do in each of some runs, and nothing else; its user has the name of the first run.
+    """Return what a role may do in each of some runs, and nothing else; its user has the name of the first run.
 
     Raises:
         ValueError: no such role.
@@ -65,17 +65,17 @@ def _everything(stream: Stream, run: str) -> list[str]:
 
 def _allowed(role: str, stream: Stream, run: str) -> list[str]:
     name, queue = stream.full_name(run), QUEUES.get(role)
-    said = [topic for topic in TOPICS if topic.stream is stream and role in topic.said_by]
-    calls = [stream.ingest(topic.pattern(run)) for topic in said]
-    if said or _heard(role, stream):  # who publishes reads back what a repeat met
+    published = [topic for topic in TOPICS if topic.stream is stream and role in topic.publishers]
+    calls = [stream.ingest(topic.pattern(run)) for topic in published]
+    if published or _subscribed(role, stream):  # publishers read back the message that a repeat met
         calls += [f"$JS.API.{call}.{name}" for call in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
     if role == MONITOR:
         calls += _of_any_client(stream, run)
     elif _follows(role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
-    if role == WARDEN:
+    if role == SUPERVISOR:
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
-        calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Keep.PAYLOAD or stream is LEDGER_BLOBS else []
+        calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
     if queue is not None and queue.stream is stream:
         pool = f"{name}.{queue.name}"
         calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
@@ -93,7 +93,7 @@ def _of_any_client(stream: Stream, run: str) -> list[str]:
 
 
 def _denied(role: str, stream: Stream, run: str) -> list[str]:
-    """What could take work out of the queues of a stream that a role reads, or alter or remove them."""
+    """Return the calls that could take work from the queues of a stream that a role reads, or change them."""
     calls = []
     for queue in _queues(stream) if role == MONITOR or _follows(role, stream) else []:
         pool = f"{stream.full_name(run)}.{queue.name}"
@@ -107,16 +107,16 @@ def _queues(stream: Stream) -> list[WorkQueue]:
     return [queue for queue in QUEUES.values() if queue.stream is stream]
 
 
-def _heard(role: str, stream: Stream) -> list[Topic[Any]]:
+def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
     """The topics of a stream that a role reads; a keeper reads its own log back."""
-    everything = role in (WARDEN, MONITOR) or role == stream.keeper
-    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in topic.heard_by)]
+    everything = role in (SUPERVISOR, MONITOR) or role == stream.keeper
+    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in topic.subscribers)]
 
 
 def _follows(role: str, stream: Stream) -> bool:
-    """Whether it reads more of a stream than the work that its queue hands out."""
+    """Return whether it reads more of a stream than the work that its queue hands out."""
     queue = QUEUES.get(role)
-    return any(queue is None or topic is not queue.topic for topic in _heard(role, stream))
+    return any(queue is None or topic is not queue.topic for topic in _subscribed(role, stream))
 
 
 def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str:

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
-from asyncrl.bus.log import patiently
+from asyncrl.bus.log import retry_until_deadline
 from topics.evals import EVAL_REQUESTED
 from topics.prompts import PROMPT_ISSUED
-from topics.topic import DEAD, PROMPTS, STREAMS, Keep, Stream, Topic
+from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 
 NO_STREAM = 10059
@@ -42,21 +42,21 @@ QUEUES = {
 
 def equal_sizes(*, payload_mb: int, ledger_mb: int) -> dict[str, int]:
     """Bytes that each stream may hold, by name, where all of one kind are equal."""
-    megabytes = {Keep.PAYLOAD: payload_mb, Keep.LEDGER: ledger_mb, Keep.LAST: 64}
+    megabytes = {Retention.PAYLOAD: payload_mb, Retention.LEDGER: ledger_mb, Retention.LAST: 64}
     return {stream.name: megabytes[stream.keep] * _MB for stream in STREAMS}
 
 
 def stream_config(run: str, stream: Stream, size: int, *, copies: int = 1) -> dict[str, Any]:
     """The server-side configuration of one stream."""
     stored, published = f"asyncrl.{run}.>", stream.ingest(f"asyncrl.{run}.>")
-    last = stream.keep is Keep.LAST
+    last = stream.keep is Retention.LAST
     return {
         "name": stream.full_name(run),
         "subjects": [published],
         "subject_transform": {"src": published, "dest": stored},
         "retention": "limits",
         "storage": "memory" if last else "file",
-        "discard": "old" if last or stream is DEAD else "new",  # no flood of bad messages stops who reports them
+        "discard": "old" if last or stream is DEAD else "new",  # a flood of bad messages does not stop their reporting
         "max_bytes": size,
         "max_msgs_per_subject": 1 if last else -1,
         "allow_direct": True,
@@ -68,7 +68,7 @@ def stream_config(run: str, stream: Stream, size: int, *, copies: int = 1) -> di
 
 
 async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copies: int = 1) -> None:
-    """Make what is missing, and give each stream its size; what is there must otherwise be as the table says.
+    """Create missing streams and give each its size; existing ones must otherwise match the table.
 
     Args:
         sizes: bytes that each stream may hold, by name.
@@ -92,7 +92,7 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
             for changed in reversed(done):
                 await _give_back(bus, changed, found.get(changed))
             if error.code in _NO_ROOM and config["storage"] == "file":
-                total = sum(sizes[stream.name] for stream in STREAMS if stream.keep is not Keep.LAST)
+                total = sum(sizes[stream.name] for stream in STREAMS if stream.keep is not Retention.LAST)
                 raise ServerFull(total, await _room(bus, total, copies)) from error
             raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
     for queue in QUEUES.values():
@@ -123,7 +123,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
 
 
 async def is_provisioned(bus: Bus) -> bool:
-    """Whether the run has streams on this server."""
+    """Return whether the run has streams on this server."""
     return await _info(bus, STREAMS[0].full_name(bus.run)) is not None
 
 
@@ -135,10 +135,10 @@ class Held(NamedTuple):
 
 
 async def held_bytes(bus: Bus) -> dict[str, Held]:
-    """What is in each of a run's streams on the disk that are there, and what it may hold, by name."""
+    """Return content and size of each of a run's streams on disk, by name."""
     held = {}
     for stream in STREAMS:
-        info = await _info(bus, stream.full_name(bus.run)) if stream.keep is not Keep.LAST else None
+        info = await _info(bus, stream.full_name(bus.run)) if stream.keep is not Retention.LAST else None
         if info is not None:
             held[stream.name] = Held(int(info["state"]["bytes"]), int(info["config"]["max_bytes"]))
     return held
@@ -186,7 +186,7 @@ async def stream_states(bus: Bus, streams: Sequence[Stream] = STREAMS) -> dict[s
 
 
 async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
-    """What waits, what is under way, and how many workers ask, in each work queue."""
+    """Return the numbers of waiting and delivered messages and of waiting workers of each work queue."""
     states = {}
     for name, queue in QUEUES.items():
         info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
@@ -219,7 +219,7 @@ async def _ask(bus: Bus, call: str, body: object = None) -> dict[str, Any]:
     """Call the API; where several servers elect a leader first, again until they have one."""
     if not bus.clustered:
         return await bus.api(call, body)
-    return await patiently(bus, lambda: bus.api(call, body))
+    return await retry_until_deadline(bus, lambda: bus.api(call, body))
 
 
 async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) -> None:
@@ -237,12 +237,12 @@ async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) 
         return
     differing = [key for key, value in config.items() if found.get(key, "") != value and key != "max_bytes"]
     if differing:
-        told = "; ".join(f"{key} is {found.get(key)!r}, expected {config[key]!r}" for key in differing)
+        differences = "; ".join(f"{key} is {found.get(key)!r}, expected {config[key]!r}" for key in differing)
         raise ProvisionError(
-            f"stream {config['name']} is already there with other settings: {told}; choose another run id, or delete "
-            "that stream if nobody needs it"
+            f"stream {config['name']} is already there with other settings: {differences}; choose another run id, or "
+            "delete that stream if it is not needed"
         )
-    # Asked for only where it differs: a server whose disk has become smaller refuses even what it has.
+    # Requested only where it differs: a server whose disk has become smaller refuses even the present size.
     if found["max_bytes"] != config["max_bytes"]:
         await _ask(bus, f"STREAM.UPDATE.{config['name']}", config)
 
@@ -256,7 +256,7 @@ async def _give_back(bus: Bus, stream: Stream, found: dict[str, Any] | None) -> 
 
 
 async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
-    """What the server tells of a stream; None where there is none."""
+    """Return the server's info on a stream; None where there is none."""
     try:
         return await _ask(bus, f"STREAM.INFO.{name}")
     except BusRefused as error:
@@ -268,14 +268,14 @@ async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
 async def _room(bus: Bus, most: int, copies: int) -> int:
     """Bytes, to a MB, that a server has for the streams of a run, with what they have there already.
 
-    It does not tell: the size of one stream is tried until the server refuses.
+    It does not report this: the size of one stream is tried until the server refuses.
 
     Args:
         most: more is not tried.
     """
-    infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Keep.LAST]
+    infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Retention.LAST]
     there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
-    # One that is made for this is made once: the server may still remove what it was told to delete.
+    # A stream made for this is made once: the server may still be removing the one it was told to delete.
     tried = there[0] if there else stream_config(bus.run, STREAMS[0], _MB, copies=copies)
 
     async def fits(size: int, call: str = "UPDATE") -> bool:

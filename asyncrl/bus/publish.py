@@ -1,4 +1,4 @@
-"""Saying and reading typed messages: ids, fences, compare-and-set, and blobs for what is too large."""
+"""Publish and read typed messages: ids, fences, compare-and-set, and blobs for large bodies."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_FILTER = "Nats-Expected-Last-Subject-Sequence-Subject"
 MESSAGE_ID = "Nats-Msg-Id"
 TIME_TO_LIVE = "Nats-TTL"
-WRITER = "writer"  # header that says which writer appended a record to a keeper's log
-BY = "by"  # header that says who speaks: "rollout-2"
+WRITER = "writer"  # header with the writer that appended a record to a keeper's log
+BY = "by"  # header with the publisher: "rollout-2"
 BLOB = "blob"  # header of a record whose body lies in a blob stream: id:size:xxh3:chunks
 CHUNKS = {BLOBS: BLOB_STORED, LEDGER_BLOBS: BLOB_KEPT}  # topic of the chunks in each blob stream
 
 
 class Fenced(BusError):
-    """Somebody else went on with this trajectory."""
+    """Another worker took this trajectory over."""
 
 
 class TwoContents(BusError):
-    """Two different contents were said under one message id."""
+    """Two different contents were published under one message id."""
 
 
 class BlobMissing(BusError):
-    """A blob's chunks are not all there, or not what the record says."""
+    """A blob's chunks are missing, or differ from what the record states."""
 
 
 class Blob(NamedTuple):
@@ -71,7 +71,7 @@ def pack(message: Message, topic: Topic[Any]) -> bytes:
     return encode(message)
 
 
-async def say(
+async def publish(
     bus: Bus, topic: Topic[M], message: M, *, key: str = "", id: str = "", headers: dict[str, str] | None = None
 ) -> int:
     """Publish a message durably and return its sequence.
@@ -85,7 +85,7 @@ async def say(
     return await _store(bus, topic, key, body, _headers(topic, message, _identified(id, body), headers))
 
 
-async def say_fenced(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str, expected: int) -> int:
+async def publish_if_latest(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str, expected: int) -> int:
     """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
 
     Args:
@@ -133,7 +133,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
         headers[BY] = bus.name
     ack = await bus.store(topic.subject(bus.run, key), stored, headers)
     if ack.duplicate:
-        # A repeat counts as stored only if what is there is what was to be said.
+        # A repeat counts as stored only if what is there is what was to be published.
         there = await read_message(bus, topic.stream, ack.seq)
         if there is not None and await body_of(bus, there) != body:
             raise TwoContents(f"{headers[MESSAGE_ID]}: message {ack.seq} has this id and another content")
@@ -207,9 +207,9 @@ def check_names(message: Message, record: Record) -> None:
     if topic is None:
         return
     if topic.key:
-        said, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
-        if said != named:
-            raise WireError(f"its subject names {topic.key} {named[:80]!r}, its body {said[:80]!r}")
+        given, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
+        if given != named:
+            raise WireError(f"its subject names {topic.key} {named[:80]!r}, its body {given[:80]!r}")
         if not (_TRAJECTORY if topic.key == "trajectory_id" else _ID).match(named):
             raise WireError(f"{named[:80]!r} is no {topic.key}")
         member = getattr(message, "member", None)
@@ -217,7 +217,7 @@ def check_names(message: Message, record: Record) -> None:
             raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
     for name, value in _described(message).items():
         if record.headers.get(name) != value:
-            raise WireError(f"its header {name} is {record.headers.get(name, '')[:80]!r}, its body says {value!r}")
+            raise WireError(f"its header {name} is {record.headers.get(name, '')[:80]!r}, its body has {value!r}")
 
 
 def _described(message: Message) -> dict[str, str]:
@@ -280,14 +280,14 @@ class BlobOwner(NamedTuple):
 
 
 def blob_owner(name: str) -> BlobOwner | None:
-    """What the name of a blob tells; None for one that nothing here stores."""
+    """Parse the name of a blob; None for one that is not of our making."""
     parts = _BLOB_NAME.match(name)
     topic = BY_NAME.get(parts["topic"].replace("_", ".")) if parts is not None else None
     return BlobOwner(topic, int(parts["sequence"])) if parts is not None and topic is not None else None
 
 
 def blob_named(reference: str) -> Blob:
-    """What the header of a record says of its blob.
+    """Parse the blob reference in the header of a record.
 
     Raises:
         WireError: it is no such reference.
@@ -310,7 +310,7 @@ async def _fetch_blob(bus: Bus, stream: Stream, reference: str) -> bytes:
             raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")
         body += b"".join(record.data for record in found if record is not None)
         if len(body) > expected:
-            break  # what follows cannot make it true
+            break  # a later message cannot make it true
     if len(body) != expected or xxhash.xxh3_64_hexdigest(body) != digest:
         raise BlobMissing(f"blob {blob}: {len(body)} bytes found, {expected} expected, or their digest differs")
     return bytes(body)

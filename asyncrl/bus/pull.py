@@ -14,12 +14,12 @@ from asyncrl.bus.connection import Bus
 _EXPIRES_S = 30.0
 _GRACE_S = 5.0
 _AGAIN_S = 1.0
-_BEAT_S = 3.0  # in a cluster the server says that often that it has not forgotten a request
-_SILENT_S = 10.0  # in a cluster: the one that held the consumer is gone, while our own server lives
+_BEAT_S = 3.0  # in a cluster the server confirms that often that a request is still pending
+_SILENT_S = 10.0  # in a cluster: the server that held the consumer is gone, while our own server lives
 
 
 class Position(NamedTuple):
-    """Where a delivered message stands, read from its reply subject."""
+    """The position of a delivered message, read from its reply subject."""
 
     deliveries: int
     stream_sequence: int
@@ -36,7 +36,7 @@ def position(reply: str) -> Position:
 
 
 class Source(Protocol):
-    """Where messages come from, as far as there is credit."""
+    """A source of messages, limited by credit."""
 
     async def start(self, credit: int) -> None:
         """Begin to receive up to `credit` messages."""
@@ -74,7 +74,7 @@ class Puller:
         self._on_lost = on_lost
         self._credit = 0  # messages allowed and not yet asked for
         self._asked = 0  # messages asked for and not yet here
-        self._heard_at = 0.0
+        self._seen_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +84,7 @@ class Puller:
         """Begin to receive up to `credit` messages."""
         self._inbox, self._unsubscribe = await self._bus.open_inbox(self._receive)
         self._bus.on_reconnect.append(self._renew)
-        self._heard()
+        self._watch_silence()
         self.grant(credit)
 
     def grant(self, count: int = 1) -> None:
@@ -94,7 +94,7 @@ class Puller:
             self._ask()
 
     async def close(self) -> None:
-        """Receive no more. Messages under way are delivered to somebody else after their lease."""
+        """Stop receiving. Messages under way are redelivered to other workers after their lease."""
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
@@ -109,7 +109,7 @@ class Puller:
             return  # the client would send it after the reconnect, which asks anyway: twice the credit
         loop = asyncio.get_running_loop()
         if self._asked == 0:
-            self._heard_at = loop.time()  # the server's silence counts from the question
+            self._seen_at = loop.time()  # the server's silence counts from the question
         count, self._credit = self._credit, 0
         self._asked += count
         request = {"batch": count, "expires": int(_EXPIRES_S * 1e9)}
@@ -126,7 +126,7 @@ class Puller:
             self._renew()  # the connection is down: the watch or the reconnect asks again
 
     async def _receive(self, message: Msg) -> None:
-        self._heard_at = asyncio.get_running_loop().time()
+        self._seen_at = asyncio.get_running_loop().time()
         headers = message.headers
         if headers is not None and "Status" in headers and not message.reply.startswith("$JS.ACK"):
             self._on_status(headers)
@@ -165,15 +165,15 @@ class Puller:
             if self._credit > 0:
                 self._ask()
 
-    def _heard(self) -> None:
+    def _watch_silence(self) -> None:
         """Watch: an open request that neither delivered nor expired in time was forgotten by the server."""
         loop = asyncio.get_running_loop()
-        quiet = loop.time() - self._heard_at
+        quiet = loop.time() - self._seen_at
         limit = _SILENT_S if self._bus.clustered else _EXPIRES_S + _GRACE_S
         if self._asked and quiet >= limit:
-            self._heard_at = loop.time()
+            self._seen_at = loop.time()
             self._renew()
             if self._on_lost is not None:
-                self._on_lost("no word from the server")
+                self._on_lost("no answer from the server")
             quiet = 0.0
-        self._watch = loop.call_later(max(1.0, limit - quiet), self._heard)
+        self._watch = loop.call_later(max(1.0, limit - quiet), self._watch_silence)

@@ -1,4 +1,4 @@
-"""What a server's no means, in words that say what to do."""
+"""Map the server's refusals to messages that state what to do."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Denied(NamedTuple):
     """A subject that a user may not use."""
 
     publishing: bool  # else listening
-    subject: str  # in lower case, as the client tells of it
+    subject: str  # in lower case, as the client reports it
 
     def error(self, address: BusAddress, run: str, subject: str = "") -> BusDenied:
-        """The refusal in words.
+        """Return the refusal as text.
 
         Args:
             subject: as it was asked for.
@@ -35,13 +35,13 @@ class Denied(NamedTuple):
 
 
 def denied_subject(error: Exception) -> Denied | None:
-    """What the server denied, where the error says that it did."""
+    """Return the denied subject, where the error is a permissions violation."""
     found = _SUBJECT.search(str(error))
     return None if found is None else Denied(found[1].lower() == "publish", found[2].lower())
 
 
 def refusal(address: BusAddress, error: Exception | str) -> BusDenied | None:
-    """What to do about an error that would come again with each attempt; None where another attempt may help."""
+    """Return advice on an error that every attempt would repeat; None where another attempt may help."""
     text = str(error)
     if _LOGIN.search(text):
         return BusDenied(

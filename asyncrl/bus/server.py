@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
     address: BusAddress  # of this one alone
     users: Users
-    config: str  # how it finds the others
+    config: str  # addresses of the other servers
 
 
 def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
@@ -81,7 +81,7 @@ jetstream {{
 class EmbeddedServer:
     """A `nats-server` child process that keeps its port and its store over restarts.
 
-    Its owner may do everything. With a run it has one more user for each role, who may do what the topic table says.
+    Its owner may do everything. With a run it has one more user for each role, with the permissions of the topic table.
     """
 
     def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, place: Place | None = None) -> None:
@@ -91,7 +91,7 @@ class EmbeddedServer:
         self.address = place.address if place is not None else own_address(directory / "nats.json", listen)
         self._listen = listen._replace(port=int(self.address.url.rsplit(":", 1)[1]))
         self.process: asyncio.subprocess.Process | None = None
-        self.wounded = False  # whether it refuses to write since the disk was full, until it is started again
+        self.wounded = False  # whether it has refused writes since the disk was full, until it is started again
         self._ready = False
         self._drain: asyncio.Task[None] | None = None
 
@@ -99,7 +99,7 @@ class EmbeddedServer:
         """Start the server and return once it takes connections.
 
         Raises:
-            BusUnreachable: with the server's last words, when it does not come up.
+            BusUnreachable: with the server's last output, when it does not come up.
         """
         self._ready = self.wounded = False
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -143,7 +143,7 @@ class EmbeddedServer:
 
     @property
     def ready(self) -> bool:
-        """Whether it has come up, and its process lives."""
+        """Return whether it has come up, and its process lives."""
         return self._ready and self.process is not None and self.process.returncode is None
 
     def _users(self) -> Users:
@@ -152,7 +152,7 @@ class EmbeddedServer:
         return users_of(self.address, self._run, self.directory / "credentials")
 
     async def answers(self, within_s: float) -> bool:
-        """Whether it greets who connects: a frozen server's port takes connections, and nobody says a word."""
+        """Return whether it sends INFO to a new connection: a frozen server accepts connections but sends nothing."""
         host, port = self.address.url.removeprefix("nats://").rsplit(":", 1)
         try:
             async with asyncio.timeout(within_s):
@@ -183,10 +183,10 @@ class EmbeddedServer:
     async def _follow(
         self, stream: asyncio.StreamReader, log: BinaryIO, ready: asyncio.Event, last: list[bytes]
     ) -> None:
-        """Copy the server's log into a file, and watch for what it says of itself."""
+        """Copy the server's log into a file, and watch it for known faults."""
         with contextlib.suppress(OSError), log:  # closing writes, too
             while line := await stream.readline():
-                with contextlib.suppress(OSError):  # the disk is full: a server whose words nobody takes stands still
+                with contextlib.suppress(OSError):  # the disk is full: a server whose output is not read blocks
                     log.write(line)
                     log.flush()
                 last.append(line)

@@ -19,7 +19,7 @@ def asyncapi() -> dict[str, Any]:
     """Channels with their subjects, messages with their schemas, and what each role sends and receives.
 
     MessagePack fields are described by the JSON Schema of the same data; a `bin` value is a string of format `binary`,
-    and `x-dtype` says what its elements are.
+    with the type of its elements in `x-dtype`.
     """
     return {
         "asyncapi": "3.0.0",
@@ -42,7 +42,7 @@ def asyncapi() -> dict[str, Any]:
         "operations": {
             f"{role}.{action}.{topic.name}": _operation(topic, role, action)
             for topic in TOPICS
-            for action, roles in (("send", topic.said_by), ("receive", topic.heard_by))
+            for action, roles in (("send", topic.publishers), ("receive", topic.subscribers))
             for role in roles
         },
         "components": {
@@ -76,7 +76,7 @@ def _operation(topic: Topic[Any], role: str, action: str) -> dict[str, Any]:
     return {
         "action": action,
         "channel": {"$ref": f"#/channels/{topic.name}"},
-        "summary": f"{role} {'says' if action == 'send' else 'hears'} {topic.name}",
+        "summary": f"{role} {'publishes' if action == 'send' else 'subscribes to'} {topic.name}",
         "tags": [{"name": role}],
         "messages": [{"$ref": f"#/channels/{topic.name}/messages/{name}"}],
     }
@@ -100,7 +100,7 @@ def _message(topic: Topic[Any]) -> dict[str, Any]:
 
 
 def _schemas() -> dict[str, Any]:
-    """JSON Schema of every message and part, with what the source says about each field."""
+    """JSON Schema of every message and part, with the source's comment on each field."""
     kinds = list(dict.fromkeys(kind for topic in TOPICS for kind in (topic.message, *parts_of(topic.message))))
     _, schemas = msgspec.json.schema_components(
         kinds, schema_hook=_array_schema, ref_template="#/components/schemas/{name}"

@@ -23,7 +23,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.state.audit.audit import Findings, audit
 from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.open_work import Queue
-from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperFolded
+from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
 from topics.table import TOPICS
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
@@ -32,7 +32,7 @@ from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import WireError
 
 _SHOWN = 20  # violations printed; all are counted
-_TELL_S = 2.0  # between lines that say how far it is
+_REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
 _ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
 
@@ -43,7 +43,7 @@ class Audited(NamedTuple):
     run: str
     findings: Findings
     queues: dict[str, Queue]
-    notes: list[str]  # what could not be compared
+    notes: list[str]  # parts that could not be compared
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,14 +66,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def audit_run(
-    bus: Bus, *, deep: bool = False, base: Path | None = None, tell: Callable[[str], None] | None = None
+    bus: Bus, *, deep: bool = False, base: Path | None = None, report: Callable[[str], None] | None = None
 ) -> Audited:
     """Audit a run from its topics.
 
     Args:
         deep: whether to read the bodies of issues and stored results.
         base: folder that the paths of the run's settings are relative to; None leaves rows uncompared with the data.
-        tell: is told from time to time how far it is.
+        report: is called from time to time with the progress.
     """
     newest, infos = {}, {}
     for name, queue in QUEUES.items():
@@ -85,9 +85,9 @@ async def audit_run(
     ends = {stream: int(states[stream.name]["last_seq"]) for stream in _ORDER}
     results = states[TRAJECTORIES.name]
     ledger, notes = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES]), []
-    take = _told(ledger.apply, sum(int(state["messages"]) for state in states.values()), tell)
+    take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
-    unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperFolded]  # a snapshot proves nothing
+    unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
     requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED)]
     first = [Part(ACTORS, ends[ACTORS], requests), Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
@@ -110,7 +110,7 @@ async def audit_run(
 
 
 def findings_text(audited: Audited) -> str:
-    """What an audit found, for people."""
+    """Return the result of an audit as text."""
     wrong = audited.findings.violations
     lines = [f"run {audited.run}: {f'{len(wrong):,} violations' if wrong else 'clean'}"]
     lines += [f"{name:>14}  {text}" for name, text in _table(audited.findings, audited.queues)]
@@ -128,24 +128,24 @@ async def _audit(arguments: argparse.Namespace) -> Audited:
     base = Path() if is_remote(arguments) else RunFiles(find_directory(arguments, live=False)).base
     async with reached(arguments, "audit") as bus:
         return await audit_run(
-            bus, deep=arguments.deep, base=base, tell=lambda line: print(line, file=sys.stderr, flush=True)
+            bus, deep=arguments.deep, base=base, report=lambda line: print(line, file=sys.stderr, flush=True)
         )
 
 
-def _told(
-    take: Callable[[Topic[Any], Any, Record], None], messages: int, tell: Callable[[str], None] | None
+def _reporting(
+    take: Callable[[Topic[Any], Any, Record], None], messages: int, report: Callable[[str], None] | None
 ) -> Callable[[Topic[Any], Any, Record], None]:
-    """The same `take`, which tells how many of the messages it was given."""
-    if tell is None:
+    """Wrap `take` so that it reports how many of the messages it was given."""
+    if report is None:
         return take
-    count, told_at = 0, time.monotonic()
+    count, reported_at = 0, time.monotonic()
 
     def counted(topic: Topic[Any], message: Any, record: Record) -> None:
-        nonlocal count, told_at
+        nonlocal count, reported_at
         count += 1
-        if not count % 1024 and (now := time.monotonic()) - told_at >= _TELL_S:
-            told_at = now
-            tell(f"read {count:,} of {messages:,} messages at most")
+        if not count % 1024 and (now := time.monotonic()) - reported_at >= _REPORT_S:
+            reported_at = now
+            report(f"read {count:,} of {messages:,} messages at most")
         take(topic, message, record)
 
     return counted
@@ -161,7 +161,7 @@ async def _read_later_versions(bus: Bus, ledger: Ledger, after: int) -> None:
 
 
 async def _try_letters(bus: Bus, ledger: Ledger) -> None:
-    """Whether the messages that dead letters excuse can be read after all."""
+    """Return whether the messages that dead letters excuse can be read after all."""
     streams = {stream.name: stream for stream in STREAMS}
     for name, sequence in ledger.excused():
         record = await read_message(bus, streams[name], sequence)
@@ -206,7 +206,10 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("packed", f"{findings.packed:,} in batches not trained yet"),
         ("dropped", f"{sum(findings.dropped.values()):,}{each(findings.dropped)}"),
         ("open", f"{sum(findings.open.values()):,}   {', '.join(open_now)}".rstrip()),
-        ("batches", f"{findings.batches:,} packed, {findings.trained_batches:,} trained, newest line {findings.line}"),
+        (
+            "batches",
+            f"{findings.batches:,} packed, {findings.trained_batches:,} trained, newest lineage {findings.lineage}",
+        ),
         ("tokens by lag", each({str(lag): tokens for lag, tokens in findings.tokens_by_lag.items()}).strip() or "none"),
         ("versions", f"{findings.versions:,} published"),
         ("results", f"{findings.payloads:,} still stored"),

@@ -1,4 +1,4 @@
-"""`asyncrl check`: every problem of a cast at once, before anything starts."""
+"""`asyncrl check`: every problem of a config at once, before anything starts."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import argparse
 
 from asyncrl.cli.options import add_settings
 from asyncrl.config.hints import hints
-from asyncrl.config.load import load_cast
+from asyncrl.config.load import load_config
 from asyncrl.config.sizing import plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("cast", nargs="?", default="demo", help="TOML file, or a shipped cast (default: demo)")
+    parser.add_argument("config", nargs="?", default="demo", help="TOML file, or a shipped config (default: demo)")
     add_settings(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print `ok`, hints, and what each stream needs and may hold, where there is no problem."""
-    loaded = load_cast(arguments.cast, overrides=arguments.set, files=True)
-    planned = plan(loaded.cast, loaded.base)
+    loaded = load_config(arguments.config, overrides=arguments.set, files=True)
+    planned = plan(loaded.config, loaded.base)
     print("ok")
-    for hint in (*hints(loaded.cast), *planned.hints()):
+    for hint in (*hints(loaded.config), *planned.hints()):
         print(f"hint: {hint}")
     print(planned.table())
     return 0

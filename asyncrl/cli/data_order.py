@@ -13,7 +13,7 @@ import msgspec
 
 from actors.prompter.actor import sampling_seed
 from actors.prompter.fold import Wanted
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import RowSetup
 from asyncrl.data.row_maker import RowMaker, RowMakerDown
@@ -21,7 +21,7 @@ from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.prompts import PromptIssued, PromptRow
 
-_AT_ONCE = 256  # groups whose rows are asked for at once
+_AT_ONCE = 256  # groups whose rows are requested at once
 
 
 class Carried(NamedTuple):
@@ -37,7 +37,7 @@ class DataOrder:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._cast: Cast | None = None
+        self._config: Config | None = None
         self._error = ""
         # Three numbers a group: a run has millions.
         self._numbers: dict[str, array[int]] = {}  # of the prompt, by letter
@@ -45,7 +45,7 @@ class DataOrder:
         self._digests: dict[str, array[int]] = {}
         ledger.groups.on_issue = self._note
         try:
-            self._cast = msgspec.convert(ledger.opening.settings, Cast)
+            self._config = msgspec.convert(ledger.opening.settings, Config)
         except msgspec.ValidationError as error:
             self._error = str(error)
 
@@ -55,10 +55,10 @@ class DataOrder:
         Args:
             base: folder that the paths of the run's settings are relative to.
         """
-        if self._cast is None:
+        if self._config is None:
             return [f"rows with the data: {self._error}"]
-        task = self._cast.task
-        setup = RowSetup(task.source, task.options, self._cast.seed, str(base))
+        task = self._config.task
+        setup = RowSetup(task.source, task.options, self._config.seed, str(base))
         try:
             maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
         except (DataError, RowMakerDown) as error:
@@ -78,15 +78,15 @@ class DataOrder:
         return []
 
     def carried(self) -> Iterator[Carried]:
-        """What was noted."""
+        """Return the notes."""
         for letter, numbers in self._numbers.items():
             for number, first, digest in zip(numbers, self._firsts[letter], self._digests[letter], strict=True):
                 yield Carried(f"{letter}{number:06d}", first, f"{digest:016x}")
 
     def places(self, carried: Carried) -> range:
-        """Where its rows are in the endless order of the data."""
-        assert self._cast is not None
-        count = self._cast.warmup.rows_per_trajectory if carried.prompt_id.startswith("w") else 1
+        """Return the places of its rows in the endless order of the data."""
+        assert self._config is not None
+        count = self._config.warmup.rows_per_trajectory if carried.prompt_id.startswith("w") else 1
         return range(carried.first, carried.first + count)
 
     def check(self, carried: Carried, rows: Sequence[PromptRow]) -> None:
@@ -96,15 +96,15 @@ class DataOrder:
             self._ledger.violations.add("wrong row", f"{carried.prompt_id}-0", found, expected)
 
     def _note(self, message: PromptIssued, rows: str) -> None:
-        if self._cast is None:
+        if self._config is None:
             return
         name, attempt = message.trajectory_id, message.attempt
-        if message.seed != (seed := sampling_seed(self._cast.seed, name, attempt)):
+        if message.seed != (seed := sampling_seed(self._config.seed, name, attempt)):
             self._ledger.violations.add("wrong seed", name, f"seed {message.seed}", f"{seed}, by the seed of the run")
         if not rows:
             return
         letter, number = message.prompt_id[0], int(message.prompt_id[1:])
         wanted = Wanted(message.stage, number, message.member, message.group_size, 0, origin=message.origin)
-        first = wanted.rows(self._cast.warmup.rows_per_trajectory).start
+        first = wanted.rows(self._config.warmup.rows_per_trajectory).start
         for column, value in ((self._numbers, number), (self._firsts, first), (self._digests, int(rows, 16))):
             column.setdefault(letter, array("Q")).append(value)

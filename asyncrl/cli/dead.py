@@ -1,4 +1,4 @@
-"""`asyncrl dead`: messages nobody could read, and prompts that ended worker after worker; what to do with them."""
+"""`asyncrl dead`: list unreadable messages and prompts that killed worker after worker, and recover them."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
-from asyncrl.bus.publish import MESSAGE_ID, say
+from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import connected
-from asyncrl.state.format_message import Tapped, as_json
+from asyncrl.state.format_message import FormattedMessage, as_json
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
-_POISON = "poison"  # what the reason of a letter begins with that holds a readable message
+_POISON = "poison"  # beginning of the reason of a letter that holds a readable message
 
 
-class NotReissued(Fault):
+class NotReissued(AsyncRLError):
     """Nothing can be issued again there."""
 
 
@@ -80,7 +80,7 @@ class Letter:
         return f"{self.number:>5}  {clock}  {where:<40}  {len(letter.body):>6,} bytes  {letter.reason}"
 
     def figures(self) -> dict[str, Any]:
-        """What the list says of it."""
+        """Return its line in the list."""
         letter = self.letter
         return {
             "number": self.number,
@@ -96,18 +96,18 @@ class Letter:
     async def in_full(self, bus: Bus) -> bytes:
         """JSON of all that is kept of it: its message where it can be read, else its bytes as base64."""
         subject = f"asyncrl.-.{self.letter.topic}.{self.letter.headers.get('trajectory', '')}"
-        tapped = Tapped(subject, self.letter.headers, self.letter.body, self.time_ns)
-        said = msgspec.json.decode(as_json(tapped))
+        tapped = FormattedMessage(subject, self.letter.headers, self.letter.body, self.time_ns)
+        decoded = msgspec.json.decode(as_json(tapped))
         body = {} if tapped.message is not None else {"body": self.letter.body}
         if isinstance(tapped.message, PromptIssued):
             with contextlib.suppress(RowsUnreadable):  # then it is shown without
-                said["message"]["rows"] = await GroupRows(bus).of(tapped.message)
-        values = {**self.figures(), "headers": self.letter.headers, "message": said["message"], **body}
+                decoded["message"]["rows"] = await GroupRows(bus).of(tapped.message)
+        values = {**self.figures(), "headers": self.letter.headers, "message": decoded["message"], **body}
         return msgspec.json.encode(values)
 
     @property
     def poison(self) -> bool:
-        """Whether it could be read, and ended its workers."""
+        """Return whether it could be read, and ended its workers."""
         return self.letter.reason.startswith(_POISON)
 
 
@@ -123,7 +123,7 @@ class _Letters:
 
     def refuse(self, record: Record, error: Exception) -> None:
         """A dead letter that is none itself."""
-        letter = DeadLetter("dead.kept", DEAD.name, record.sequence, str(error), record.headers, record.data)
+        letter = DeadLetter("message.rejected", DEAD.name, record.sequence, str(error), record.headers, record.data)
         self.found.append(Letter(record.sequence, letter, record.time_ns))
 
 
@@ -135,7 +135,7 @@ async def read_letters(bus: Bus) -> list[Letter]:
 
 
 async def reissue(bus: Bus, name: str) -> str:
-    """Bring one thing back: a prompt's row as a new group, or an unreadable message's bytes; says what was done.
+    """Recover one item: a prompt's row as a new group, or an unreadable message's bytes; returns what was done.
 
     Args:
         name: `p000042`, `p000042-3`, or the number of a dead letter.
@@ -150,7 +150,7 @@ async def reissue(bus: Bus, name: str) -> str:
         raise NotReissued(f"there is no dead letter {name}")
     if letter.poison:
         return await _reissue_prompt(bus, letter.letter.headers.get("trajectory", name))
-    return await _say_again(bus, letter)
+    return await _publish_again(bus, letter)
 
 
 async def _reissue_prompt(bus: Bus, name: str) -> str:
@@ -164,24 +164,24 @@ async def _reissue_prompt(bus: Bus, name: str) -> str:
     ends = [TRAJECTORY_DROPPED.subject(bus.run, f"{prompt_id}-{member}") for member in members]
     if not await read_last_of_each(bus, BATCHES, [GROUP_DROPPED.subject(bus.run, prompt_id), *ends]):
         raise NotReissued(f"{prompt_id} is not issued again: neither it nor one of its trajectories was dropped")
-    await say(bus, REISSUE_REQUESTED, ReissueRequested(prompt_id), id=str(time.time_ns()))
+    await publish(bus, REISSUE_REQUESTED, ReissueRequested(prompt_id), id=str(time.time_ns()))
     return f"{prompt_id} is issued again as a new group, as soon as there is credit"
 
 
-async def _say_again(bus: Bus, letter: Letter) -> str:
-    """Put an unreadable message on its log once more: whoever reads it now may be able to."""
-    buried = letter.letter
-    stream = next((stream for stream in STREAMS if stream.name == buried.stream), None)
-    where = f"message {buried.sequence} of {buried.stream}"
+async def _publish_again(bus: Bus, letter: Letter) -> str:
+    """Put an unreadable message on its log again: a present consumer may be able to read it."""
+    rejected = letter.letter
+    stream = next((stream for stream in STREAMS if stream.name == rejected.stream), None)
+    where = f"message {rejected.sequence} of {rejected.stream}"
     if stream is None or stream.keeper:
-        raise NotReissued(f"{where} is not said again: only the keeper of a log writes it")
-    record = await read_message(bus, stream, buried.sequence)
+        raise NotReissued(f"{where} is not published again: only the keeper of a log writes it")
+    record = await read_message(bus, stream, rejected.sequence)
     if record is None:
         raise NotReissued(f"{where} is not there any more")
     headers = {key: value for key, value in record.headers.items() if not key.startswith("Nats-")}
-    headers[MESSAGE_ID] = f"{buried.topic}:again:{letter.number}:{time.time_ns()}"
+    headers[MESSAGE_ID] = f"{rejected.topic}:again:{letter.number}:{time.time_ns()}"
     ack = await bus.store(record.subject, record.data, headers)
-    return f"{where} is said again as message {ack.seq}"
+    return f"{where} is published again as message {ack.seq}"
 
 
 async def _read(arguments: argparse.Namespace) -> list[Letter]:
@@ -194,7 +194,7 @@ async def _show(arguments: argparse.Namespace) -> bytes:
         for letter in await read_letters(bus):
             if letter.number == arguments.show:
                 return await letter.in_full(bus)
-    raise Fault(f"there is no dead letter {arguments.show}")
+    raise AsyncRLError(f"there is no dead letter {arguments.show}")
 
 
 async def _reissue_all(arguments: argparse.Namespace) -> list[str]:

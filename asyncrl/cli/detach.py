@@ -18,10 +18,10 @@ def detached(output: Path, work: Callable[[Callable[[], None]], int]) -> tuple[b
 
     Args:
         output: file that takes what the child prints.
-        work: is given what tells that it is ready; returns the child's exit code.
+        work: is given a callback that reports readiness; returns the child's exit code.
 
     Returns:
-        Whether it became ready, and what it printed where it ended before.
+        Whether it became ready, and its output where it ended before.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()
@@ -31,7 +31,7 @@ def detached(output: Path, work: Callable[[Callable[[], None]], int]) -> tuple[b
         _redirect(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
         code = 1
         try:
-            code = work(lambda: _tell(writer))
+            code = work(lambda: _report_ready(writer))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -48,13 +48,13 @@ def on_hangup(stop: Callable[[], object]) -> None:
         return
 
     def hang_up(*_: object) -> None:
-        _redirect(os.open(os.devnull, os.O_WRONLY))  # what is printed has no terminal any more
+        _redirect(os.open(os.devnull, os.O_WRONLY))  # output has no terminal any more
         stop()
 
     signal.signal(signal.SIGHUP, hang_up)
 
 
-def _tell(writer: int) -> None:
+def _report_ready(writer: int) -> None:
     os.write(writer, b"1")
 
 

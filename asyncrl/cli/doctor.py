@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look, judge, say it; returns 1 where anything was found."""
+    """Collect, diagnose, print; returns 1 where anything was found."""
     found = find_run(arguments)
     picture = asyncio.run(look_from_outside(found.address, found.run, found.root))
     findings = diagnose(picture)
@@ -35,14 +35,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def findings_text(run: str, line: str, findings: list[Finding]) -> str:
-    """What was found, for people."""
+    """Return the findings as text."""
     if not findings:
         return f"run {run}: {line}"
-    told = [
+    texts = [
         f"{finding.cause}: {finding.object}\n  seen:  {finding.evidence}\n  to do: {finding.advice}"
         for finding in findings
     ]
-    return "\n".join([f"run {run}: {len(findings)} finding{'s' if len(findings) > 1 else ''}", *told])
+    return "\n".join([f"run {run}: {len(findings)} finding{'s' if len(findings) > 1 else ''}", *texts])
 
 
 def _values(finding: Finding) -> dict[str, str]:

@@ -7,10 +7,10 @@ import asyncio
 import time
 from pathlib import Path
 
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from asyncrl.run.directory import is_locked
 from topics.actors import STOP_REQUESTED, StopRequested
@@ -25,12 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, wait, say how it ended."""
+    """Request, wait, report how it ended."""
     found = find_run(arguments)
     try:
         asyncio.run(_stop(found, arguments.wait))
     except TimeoutError:
-        raise Fault(
+        raise AsyncRLError(
             f"run {found.run} has not ended within {arguments.wait:.0f} s; look at `asyncrl status {found.run}`, or "
             "press Ctrl-C twice where it was started"
         ) from None
@@ -42,7 +42,7 @@ async def _stop(found: FoundRun, wait_s: float) -> None:
     async with asyncio.timeout(wait_s):
         async with connected(found, "down") as bus:
             ending = asyncio.create_task(run_ended(bus, await newest_end(bus)))  # it may end before this task begins
-            await say(bus, STOP_REQUESTED, StopRequested("asyncrl down"), id=str(time.time_ns()))
+            await publish(bus, STOP_REQUESTED, StopRequested("asyncrl down"), id=str(time.time_ns()))
             print(f"asked run {found.run} to stop", flush=True)
             await ending
         if found.root is not None:
@@ -50,7 +50,7 @@ async def _stop(found: FoundRun, wait_s: float) -> None:
 
 
 async def _unlocked(root: Path) -> None:
-    """Wait until `asyncrl up` has stopped the server too and left the directory; neither tells when."""
+    """Wait until `asyncrl up` has stopped the server too and left the directory; no event announces either."""
     while True:
         if not is_locked(root):
             return

@@ -1,4 +1,4 @@
-"""`asyncrl explain`: the life of one trajectory, from the issue of its prompt to its end."""
+"""`asyncrl explain`: the history of one trajectory, from the issue of its prompt to its end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.cli.reach import reached
 from asyncrl.cli.samples import local_directory, sample_reader, sample_text
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import RunNotFound
-from asyncrl.state.history import Life
+from asyncrl.state.history import TrajectoryHistory
 from asyncrl.telemetry.samples import Sample, SamplesFile
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -41,58 +41,60 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read what was said about it, and print it in order of time."""
+    """Read what was published about it, and print it in order of time."""
     if _ID.fullmatch(arguments.trajectory) is None:
         raise WrongUsage(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is")
-    life, sample = asyncio.run(_read(arguments))
-    print(life_text(life))
+    history, sample = asyncio.run(_read(arguments))
+    print(history_text(history))
     if sample is not None:
         Console(highlight=False, soft_wrap=True).print(sample_text(sample))
     return 0
 
 
-async def read_life(bus: Bus, trajectory_id: str) -> Life:
-    """Everything that a run's topics tell about one trajectory.
+async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
+    """Read the whole history of one trajectory from a run's topics.
 
     Raises:
-        RunNotFound: nothing was ever said about it.
+        RunNotFound: there is no message about it.
     """
     run, prompt_id = bus.run, trajectory_id.rsplit("-", 1)[0]
-    life = Life(trajectory_id)
+    history = TrajectoryHistory(trajectory_id)
     progress = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)]
     claims = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
     drops = [TRAJECTORY_DROPPED.subject(run, trajectory_id), GROUP_DROPPED.subject(run, prompt_id)]
-    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], life)
-    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], life, headers_only=True)
-    await read_log(bus, TRAJECTORIES, progress, life, headers_only=True)
-    if life.logs:
-        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(life.logs)], life)
-    await read_log(bus, GRADES, claims, life)
-    if not life.moments():
-        raise RunNotFound(f"run {run}: nothing was said about a trajectory {trajectory_id}")
-    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run)], life)
-    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], life)
-    return life
+    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], history)
+    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], history, headers_only=True)
+    await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)
+    if history.logs:
+        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(history.logs)], history)
+    await read_log(bus, GRADES, claims, history)
+    if not history.events():
+        raise RunNotFound(f"run {run}: there is no message about a trajectory {trajectory_id}")
+    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run)], history)
+    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], history)
+    return history
 
 
-def life_text(life: Life) -> str:
-    """Seconds since the run began, what was said, where it stands, one a line."""
-    moments = life.moments()
-    began_ns = life.began_ns or moments[0].time_ns
+def history_text(history: TrajectoryHistory) -> str:
+    """Seconds since the run began, what was published, where it stands, one a line."""
+    events = history.events()
+    began_ns = history.began_ns or events[0].time_ns
     lines = [
-        f"{(moment.time_ns - began_ns) / 1e9:>10.3f} s  {moment.what:<10}  {moment.about}"
-        f"  [{moment.sequence} of {moment.stream}]"
-        for moment in moments
+        f"{(event.time_ns - began_ns) / 1e9:>10.3f} s  {event.what:<10}  {event.about}"
+        f"  [{event.sequence} of {event.stream}]"
+        for event in events
     ]
-    return "\n".join([life.trajectory_id, *lines, *([] if life.ended else ["              open: it has no end yet"])])
+    return "\n".join(
+        [history.trajectory_id, *lines, *([] if history.ended else ["              open: it has no end yet"])]
+    )
 
 
-async def _read(arguments: argparse.Namespace) -> tuple[Life, Sample | None]:
+async def _read(arguments: argparse.Namespace) -> tuple[TrajectoryHistory, Sample | None]:
     root = local_directory(arguments)
     async with reached(arguments, "explain") as bus:
-        life = await read_life(bus, arguments.trajectory)
-        sample = await sample_reader(bus, root).read(life.trajectory_id, life.result) if life.result else None
+        history = await read_history(bus, arguments.trajectory)
+        sample = await sample_reader(bus, root).read(history.trajectory_id, history.result) if history.result else None
     if sample is None and root is not None:  # its tokens were trimmed
         kept = (sample for row in SamplesFile(root).rows() for sample in row.samples)
-        sample = next((sample for sample in kept if sample.name == life.trajectory_id), None)
-    return life, sample
+        sample = next((sample for sample in kept if sample.name == history.trajectory_id), None)
+    return history, sample

@@ -17,7 +17,7 @@ from asyncrl.run.directory import is_locked, made_at
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:
-    """Whether the command line says itself how to reach the run."""
+    """Return whether the command line itself gives the run's address."""
     return bool(arguments.url or arguments.credentials)
 
 
@@ -42,7 +42,7 @@ def find_run(arguments: argparse.Namespace) -> FoundRun:
 
 def _given_address(arguments: argparse.Namespace) -> BusAddress:
     if "@" in arguments.url:
-        raise RunNotFound("--url holds credentials, which everybody on this machine can read; use --password-file")
+        raise RunNotFound("--url holds credentials, which every user of this machine can read; use --password-file")
     try:
         if arguments.credentials:
             address = BusAddress.read(Path(arguments.credentials))
@@ -50,7 +50,7 @@ def _given_address(arguments: argparse.Namespace) -> BusAddress:
             return msgspec.structs.replace(address, **{key: value for key, value in changed.items() if value})
         password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
     except (OSError, ValueError) as error:
-        raise RunNotFound(f"who to be cannot be read: {error}") from error
+        raise RunNotFound(f"the login cannot be read: {error}") from error
     return BusAddress(arguments.url, arguments.user, password, tls_ca=arguments.tls_ca)
 
 
@@ -67,11 +67,11 @@ def _chosen(arguments: argparse.Namespace, *, live: bool) -> Path:
     folder = Path(arguments.directory)
     if arguments.run_id:
         for root in (folder / arguments.run_id, Path(arguments.run_id)):
-            if (root / "cast.json").exists():
+            if (root / "config.json").exists():
                 return root
-        known = ", ".join(sorted(path.parent.name for path in folder.glob("*/cast.json"))) or "none"
+        known = ", ".join(sorted(path.parent.name for path in folder.glob("*/config.json"))) or "none"
         raise RunNotFound(f"no run called {arguments.run_id} under {folder.absolute()}; runs there: {known}")
-    roots = sorted((path.parent for path in folder.glob("*/cast.json")), key=_started, reverse=True)
+    roots = sorted((path.parent for path in folder.glob("*/config.json")), key=_started, reverse=True)
     living = [root for root in roots if is_locked(root)]
     if len(living) > 1:
         names = ", ".join(sorted(root.name for root in living))
@@ -102,7 +102,7 @@ async def server_connected(arguments: argparse.Namespace) -> AsyncIterator[Bus]:
     """A connection to the server that the command line names, whatever runs it holds.
 
     Raises:
-        RunNotFound: it does not answer, or lets nobody in by that name.
+        RunNotFound: it does not answer, or refuses the login.
     """
     address = _given_address(arguments)
     try:
@@ -116,4 +116,4 @@ async def server_connected(arguments: argparse.Namespace) -> AsyncIterator[Bus]:
 
 
 def _started(root: Path) -> float:
-    return (root / "cast.json").stat().st_mtime
+    return (root / "config.json").stat().st_mtime

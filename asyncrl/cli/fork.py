@@ -15,8 +15,8 @@ from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import TrainingLog, read_training
 from asyncrl.cli.up import bring_up
-from asyncrl.config.load import LoadedCast, with_overrides
-from asyncrl.config.settings import Cast, StartSettings
+from asyncrl.config.load import LoadedConfig, with_overrides
+from asyncrl.config.settings import Config, StartSettings
 from asyncrl.process import python, with_parent
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import Launch
@@ -40,9 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
     root = find_directory(arguments, live=False)
     arguments.run_id = str(root)
     files = RunFiles(root)
-    start = begins_after(asyncio.run(_read(arguments)), files.read_cast(), arguments.at)
-    cast = forked_cast(files.read_cast(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base)
-    launch = Launch(LoadedCast(cast, files.base, files.cast))
+    start = begins_after(asyncio.run(_read(arguments)), files.read_config(), arguments.at)
+    config = forked_config(
+        files.read_config(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base
+    )
+    launch = Launch(LoadedConfig(config, files.base, files.config))
     launch.prepare()
     try:
         checkpoint = _retrained(root, arguments.at, launch.files.root / "start")
@@ -50,30 +52,30 @@ def run(arguments: argparse.Namespace) -> int:
         shutil.rmtree(launch.files.root)  # of a run that never was
         raise
     launch.begin_with(checkpoint)
-    print(f"run {launch.cast.run} in {launch.files.root}, from step {arguments.at} of run {root.name}", flush=True)
+    print(f"run {launch.config.run} in {launch.files.root}, from step {arguments.at} of run {root.name}", flush=True)
     return int(uvloop.run(bring_up(launch)))
 
 
-def begins_after(log: TrainingLog, cast: Cast, step: int) -> StartSettings:
-    """Where a run goes on after a step of another: with the prompt behind all that were packed up to that step.
+def begins_after(log: TrainingLog, config: Config, step: int) -> StartSettings:
+    """Return where a run goes on after a step of another: with the prompt behind all that were packed up to that step.
 
     Raises:
         LaunchError: the run has not trained that step.
     """
-    newest = max(log.trained, default=cast.origin)
-    if not cast.start.step <= step <= newest:
-        if newest < cast.start.step:
-            raise LaunchError(f"--at {step}: run {cast.run} has trained no step of RL yet that it could be forked at")
+    newest = max(log.trained, default=config.origin)
+    if not config.start.step <= step <= newest:
+        if newest < config.start.step:
+            raise LaunchError(f"--at {step}: run {config.run} has trained no step of RL yet that it could be forked at")
         raise LaunchError(
-            f"--at {step}: run {cast.run} can be forked at its steps {cast.start.step} to {newest}; its checkpoints "
-            f"are at {', '.join(str(saved.step) for saved in log.checkpoints) or 'none'}"
+            f"--at {step}: run {config.run} can be forked at its steps {config.start.step} to {newest}; its "
+            f"checkpoints are at {', '.join(str(saved.step) for saved in log.checkpoints) or 'none'}"
         )
     packed = [groups for number, (groups, _) in log.batches.items() if number <= step]
     numbers = [int(group.prompt_id[1:]) for batch in packed for group in batch.groups if group.prompt_id[0] == "p"]
-    return StartSettings(checkpoint="start", step=step, prompt=max(numbers, default=cast.start.prompt - 1) + 1)
+    return StartSettings(checkpoint="start", step=step, prompt=max(numbers, default=config.start.prompt - 1) + 1)
 
 
-def forked_cast(cast: Cast, start: StartSettings, overrides: list[str], directory: Path, base: Path) -> Cast:
+def forked_config(config: Config, start: StartSettings, overrides: list[str], directory: Path, base: Path) -> Config:
     """The settings of a run, with others in their place, and with what the new one starts with.
 
     Raises:
@@ -81,9 +83,9 @@ def forked_cast(cast: Cast, start: StartSettings, overrides: list[str], director
         LaunchError: they name another start.
     """
     if any(override.strip().startswith("start.") for override in overrides):
-        raise LaunchError("--at says what the new run starts with; the settings of start cannot be given")
-    warmup = msgspec.structs.replace(cast.warmup, steps=0)
-    plain = msgspec.structs.replace(cast, start=StartSettings(), warmup=warmup, directory=str(directory))
+        raise LaunchError("--at gives what the new run starts with; the settings of start cannot be given")
+    warmup = msgspec.structs.replace(config.warmup, steps=0)
+    plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base)
     return with_overrides(msgspec.structs.replace(chosen, start=start), [])
 

@@ -16,13 +16,13 @@ from rich.text import Text
 
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_run_name
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import is_locked
 from topics.actors import ACTOR_STARTED
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
-_ROLES = ACTOR_STARTED.said_by
+_ROLES = ACTOR_STARTED.publishers
 _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -58,7 +58,7 @@ class LogFile:
         try:
             fields = msgspec.json.decode(raw, type=dict[str, Any])
         except msgspec.MsgspecError:
-            return Line(self._time, self.actor, "info", raw.rstrip(), {})  # a library's own words
+            return Line(self._time, self.actor, "info", raw.rstrip(), {})  # the log lines of libraries
         self._time = str(fields.pop("timestamp", self._time))
         fields.pop("actor", None)
         return Line(self._time, self.actor, str(fields.pop("level", "info")), str(fields.pop("event", "")), fields)
@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     files: dict[Path, LogFile] = {}
     if not _open_new(logs, arguments.actor, files):
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
-        raise Fault(f"run {root.name} has no log of {arguments.actor or 'anybody'}; there are: {known}")
+        raise AsyncRLError(f"run {root.name} has no log of {arguments.actor or 'anybody'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
     while True:
         over = not is_locked(root)  # asked before reading: what comes after it is read once more
@@ -92,12 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"run {root.name}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
         if not arguments.follow or over:
             return 0
-        threading.Event().wait(_LOOK_S)  # a file does not tell that it grew
+        threading.Event().wait(_LOOK_S)  # no event announces that a file grew
         _open_new(logs, arguments.actor, files)
 
 
 def line_text(line: Line) -> Text:
-    """`09:47:18.944 warden-1 fleet scaled  learner=1`, with the time of this machine's zone."""
+    """`09:47:18.944 supervisor-1 fleet scaled  learner=1`, with the time of this machine's zone."""
     clock = datetime.fromisoformat(line.time).astimezone().strftime("%H:%M:%S.%f")[:-3] if line.time else " " * 12
     text = Text(f"{clock} ", style="dim").append(f"{line.actor:<12} ", style="cyan not dim")
     if line.level != "info":

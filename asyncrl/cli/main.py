@@ -9,29 +9,29 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 COMMANDS = {
-    "up": "start a run here, or go on with one, and watch it",
+    "up": "start a run here, or resume one, and watch it",
     "status": "show how a run is doing",
     "runs": "list the runs of this folder, or of a server",
     "rm": "remove runs that are over",
     "samples": "print what was sampled, with labels and rewards",
-    "down": "stop a run; `up --resume` goes on with it",
-    "doctor": "name what keeps a run from coming further",
-    "scale": "change how many processes play a role",
-    "tap": "listen to what is said on a run's topics",
+    "down": "stop a run; `up --resume` continues it",
+    "doctor": "name what keeps a run from advancing",
+    "scale": "change how many processes run a role",
+    "tap": "print the messages on a run's topics",
     "logs": "print the actors' logs, also of a run that is over",
     "audit": "prove that nothing was lost and nothing was trained twice",
-    "explain": "tell the life of one trajectory",
+    "explain": "show the history of one trajectory",
     "dead": "list unreadable messages and poison, and issue them again",
     "replay": "train again from the batch log, and compare",
     "fork": "start a new run from a step of another, and watch it",
-    "topics": "print what is said, by whom, and how long it is kept",
-    "roles": "print what each role may say and hear, or make users for it",
-    "check": "name every problem of a cast, without starting anything",
-    "settings": "print every setting of a cast",
-    "chaos": "run a cast while killing and freezing its processes, then audit it",
+    "topics": "print all topics: publishers, subscribers, and how long each is kept",
+    "roles": "print what each role may publish and subscribe to, or make users for it",
+    "check": "name every problem of a config, without starting anything",
+    "settings": "print every setting of a config",
+    "chaos": "run a config while killing and freezing its processes, then audit it",
     "bench": "measure asyncrl on this machine",
 }
 _WHOSE = "a run's files are its owner's: be that user, or watch it with --credentials and the monitor's file"
@@ -64,11 +64,11 @@ def main() -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one command; what a person can mend is said in its own words. Returns the exit code."""
+    """Run one command and print errors that a user can fix as they are. Returns the exit code."""
     try:
         arguments = parser_for(words).parse_args(words)
         return int(arguments.run(arguments))
-    except Fault as fault:
+    except AsyncRLError as fault:
         print(fault, file=sys.stderr)
         return fault.exit_code
     except PermissionError as error:

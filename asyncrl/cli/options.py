@@ -16,13 +16,13 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_name(parser: argparse.ArgumentParser, about: str) -> None:
-    """Declare RUN, always the first word of a command, and where runs are looked for."""
+    """Declare RUN, always the first argument of a command, and where runs are looked for."""
     parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help=about)
     add_directory(parser)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Declare how a command names a run and reaches it; further words of the command are declared after it."""
+    """Declare how a command names a run and reaches it; further arguments of the command are declared after it."""
     add_run_name(parser, "id or directory of the run (default: the live one)")
     add_server(parser)
 
@@ -33,7 +33,10 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--user", default="", help="user name at that URL")
     parser.add_argument("--password-file", default="", help="file that holds the password")
     parser.add_argument(
-        "--credentials", default="", metavar="FILE", help="who to be, such as runs/demo/credentials/monitor.json"
+        "--credentials",
+        default="",
+        metavar="FILE",
+        help="file with the login, such as runs/demo/credentials/monitor.json",
     )
     parser.add_argument(
         "--tls-ca", default="", metavar="FILE", help="certificates that sign the server's, where the system has none"

@@ -17,7 +17,7 @@ from asyncrl.cli.options import add_directory, add_settings
 from asyncrl.cli.reach import reached
 from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
 from asyncrl.config.load import with_overrides
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.run.directory import RunFiles
 from asyncrl.telemetry.plot import draw_comparison
@@ -30,7 +30,7 @@ _LINE_S = 2.0  # between two lines about steps
 
 
 class Replay(NamedTuple):
-    """What a replay came to."""
+    """The result of a replay."""
 
     run: str
     changed: dict[str, list[Any]]  # settings that differ: [the run's, the replay's]
@@ -69,27 +69,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def replay_text(replay: Replay) -> str:
-    """What a replay came to, for people."""
+    """Return the result of a replay as text."""
     steps, different = replay.steps, first_difference(replay.steps)
     if not steps:
         return "no step to train again: the checkpoint is that of the last step"
     versions = sum(bool(step.published) for step in steps)
-    said = f"{len(steps):,} steps"
+    text = f"{len(steps):,} steps"
     if replay.changed:
         weights = "differ from those published" if different else "are those published all the same"
-        lines = [medians_text(steps), f"{said} with other settings; the weights {weights}"]
+        lines = [medians_text(steps), f"{text} with other settings; the weights {weights}"]
     elif different is None:
-        lines = [f"{said}, all {versions:,} published versions bit-equal"]
+        lines = [f"{text}, all {versions:,} published versions bit-equal"]
     else:
         lines = [
             f"step {different.step} differs: version {different.step} was published with digest "
-            f"{different.published}, the replay has {different.digest}; {said}, {versions:,} published versions"
+            f"{different.published}, the replay has {different.digest}; {text}, {versions:,} published versions"
         ]
     return "\n".join([*lines, *(f"{name:>12}  {path}" for name, path in replay.files.items())])
 
 
 def report(replay: Replay) -> dict[str, Any]:
-    """What a replay came to, for programs; `report.json` holds it."""
+    """Return the result of a replay as JSON values, for `report.json`."""
     different = first_difference(replay.steps)
     return {
         "run": replay.run,
@@ -105,7 +105,7 @@ def report(replay: Replay) -> dict[str, Any]:
     }
 
 
-def replay_cast(cast: Cast, overrides: list[str]) -> tuple[Cast, dict[str, list[Any]]]:
+def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[str, list[Any]]]:
     """Settings of a replay, and those of them that are not the run's.
 
     Raises:
@@ -117,24 +117,24 @@ def replay_cast(cast: Cast, overrides: list[str]) -> tuple[Cast, dict[str, list[
             raise ReplayError(
                 f"--set {override}: a replay has the tokens as they were sampled; only learner.* may change"
             )
-    wanted = with_overrides(cast, overrides)
-    was, now = msgspec.structs.asdict(cast.learner), msgspec.structs.asdict(wanted.learner)
+    wanted = with_overrides(config, overrides)
+    was, now = msgspec.structs.asdict(config.learner), msgspec.structs.asdict(wanted.learner)
     return wanted, {f"learner.{name}": [was[name], now[name]] for name in was if was[name] != now[name]}
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
     root = find_directory(arguments, live=False)
     arguments.run_id = str(root)
-    files, tell = RunFiles(root), sys.stderr if arguments.json else sys.stdout
-    cast, changed = replay_cast(files.read_cast(), arguments.set)
+    files, output = RunFiles(root), sys.stderr if arguments.json else sys.stdout
+    config, changed = replay_config(files.read_config(), arguments.set)
     out = Path(arguments.out).absolute() if arguments.out else _free(root / "replays") if changed else None
     if out is not None and out.exists():
         raise ReplayError(f"{out} exists; name another folder for --out")
     for name, (was, now) in changed.items():
-        print(f"other setting: {name} = {now}, the run had {was}", file=tell)
-    check_model_directory(files.model_path(cast))
-    trainer = open_trainer(cast, files.model_path(cast))
-    replay, checkpoint = asyncio.run(_trained(arguments, cast, changed, trainer, tell))
+        print(f"other setting: {name} = {now}, the run had {was}", file=output)
+    check_model_directory(files.model_path(config))
+    trainer = open_trainer(config, files.model_path(config))
+    replay, checkpoint = asyncio.run(_trained(arguments, config, changed, trainer, output))
     if arguments.checkpoint:
         path = write_checkpoint(Path(arguments.checkpoint).absolute(), checkpoint, trainer.save)
         replay.files["checkpoint"] = str(path)
@@ -144,41 +144,41 @@ def _replay(arguments: argparse.Namespace) -> Replay:
 
 
 async def _trained(
-    arguments: argparse.Namespace, cast: Cast, changed: dict[str, list[Any]], trainer: Trainer, tell: TextIO
+    arguments: argparse.Namespace, config: Config, changed: dict[str, list[Any]], trainer: Trainer, output: TextIO
 ) -> tuple[Replay, Checkpoint]:
     """All steps, with a line about the newest now and then; and what a checkpoint of the last one is."""
     files = RunFiles(find_directory(arguments, live=False))
     async with reached(arguments, "replay") as bus:
         log = await read_training(bus)
-        last = _last_step(arguments, log, cast)
-        retraining = Retraining(bus, log, trainer, cast, files)
+        last = _last_step(arguments, log, config)
+        retraining = Retraining(bus, log, trainer, config, files)
         began = await retraining.begin(arguments.at, last)
         again = f"steps {retraining.step + 1} to {last}" if retraining.step < last else "no step to train again"
-        print(f"run {bus.run}: from {began}, {again}", file=tell, flush=True)
+        print(f"run {bus.run}: from {began}, {again}", file=output, flush=True)
         replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
-        told = 0.0
+        printed_at = 0.0
         async for step in retraining.steps(last):
             replay.steps.append(step)
-            if step.step == last or time.monotonic() - told > _LINE_S:
-                told = time.monotonic()
-                print(_line(step, replay), file=tell, flush=True)
+            if step.step == last or time.monotonic() - printed_at > _LINE_S:
+                printed_at = time.monotonic()
+                print(_line(step, replay), file=output, flush=True)
         return replay, retraining.checkpoint()
 
 
 def _line(step: ReplayedStep, replay: Replay) -> str:
     now, was = (metrics.get("loss", 0.0) for metrics in (step.replayed, step.recorded))
     equal = "  weights equal" if step.published == step.digest else "  weights differ"
-    said = equal if step.published and not replay.changed else ""
-    return f"step {step.step} of {replay.last}  loss {now:.6g}, recorded {was:.6g}{said}"
+    text = equal if step.published and not replay.changed else ""
+    return f"step {step.step} of {replay.last}  loss {now:.6g}, recorded {was:.6g}{text}"
 
 
-def _last_step(arguments: argparse.Namespace, log: TrainingLog, cast: Cast) -> int:
+def _last_step(arguments: argparse.Namespace, log: TrainingLog, config: Config) -> int:
     """The last step of the replay, which was trained and lies behind its beginning."""
-    newest = max(log.trained, default=cast.origin)
+    newest = max(log.trained, default=config.origin)
     last = newest if arguments.to is None else arguments.to
     for name, step in (("--to", last), ("--from", arguments.at)):
-        if step is not None and not cast.origin <= step <= newest:
-            raise ReplayError(f"{name} {step}: the run trained the steps {cast.origin + 1} to {newest}")
+        if step is not None and not config.origin <= step <= newest:
+            raise ReplayError(f"{name} {step}: the run trained the steps {config.origin + 1} to {newest}")
     if arguments.at is not None and arguments.at > last:
         raise ReplayError(f"--from {arguments.at} lies behind --to {last}")
     return last

@@ -1,4 +1,4 @@
-"""Training again from the logs of a run: the learner's own steps, without engines, and without a word on its topics."""
+"""Train again from the logs of a run: the learner's own steps, without engines, publishing nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from asyncrl.algorithms.batches import GradedTrajectory, build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
-from asyncrl.errors import Fault
+from asyncrl.config.settings import Config
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest
 from asyncrl.training.comparison import ReplayedStep
@@ -26,12 +26,12 @@ from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
 
-class ReplayError(Fault):
+class ReplayError(AsyncRLError):
     """A run that cannot be trained again as asked."""
 
 
 class Origin(NamedTuple):
-    """What a replay can begin with."""
+    """A starting point of a replay."""
 
     step: int
     checkpoint: Path | None  # None: the model as it is
@@ -41,7 +41,7 @@ class Origin(NamedTuple):
 
 
 class TrainingLog:
-    """What a run packed, trained, published and saved. On a newer line a step replaces that of the older one."""
+    """The batches, steps, versions and checkpoints of a run; a newer lineage replaces the steps of an older one."""
 
     def __init__(self) -> None:
         self.batches: dict[int, tuple[BatchPacked, int]] = {}  # by step, with their sequence
@@ -93,21 +93,21 @@ async def read_training(bus: Bus) -> TrainingLog:
 class Retraining:
     """Takes a trainer through the batches of a run once more."""
 
-    def __init__(self, bus: Bus, log: TrainingLog, trainer: Trainer, cast: Cast, files: RunFiles) -> None:
+    def __init__(self, bus: Bus, log: TrainingLog, trainer: Trainer, config: Config, files: RunFiles) -> None:
         """
         Args:
             trainer: with the model as it was before the run.
-            cast: settings of the replay, which may differ from those of the run.
+            config: settings of the replay, which may differ from those of the run.
         """
-        self.step = cast.origin  # newest step in the weights
+        self.step = config.origin  # newest step in the weights
         self._bus = bus
         self._log = log
         self._trainer = trainer
-        self._cast = cast
+        self._config = config
         self._files = files
 
     async def begin(self, at: int | None, until: int) -> str:
-        """Load what the replay begins with; returns it in words.
+        """Load the starting point of the replay; returns its description.
 
         Args:
             at: begin with this step's weights or the nearest before it; None begins as early as possible.
@@ -117,8 +117,8 @@ class Retraining:
             ReplayError: the tokens that come after every possible beginning are gone.
         """
         trimmed = await self._trimmed(until)
-        reasons = [f"the tokens of batch {trimmed} and before are trimmed"] if trimmed > self._cast.origin else []
-        latest = until if at is not None or until == self._cast.origin else until - 1  # no steps prove nothing
+        reasons = [f"the tokens of batch {trimmed} and before are trimmed"] if trimmed > self._config.origin else []
+        latest = until if at is not None or until == self._config.origin else until - 1  # no steps prove nothing
         for origin in self._origins(at):
             if trimmed <= origin.step <= latest:
                 try:
@@ -136,8 +136,8 @@ class Retraining:
 
     def _origins(self, at: int | None) -> Iterator[Origin]:
         """All it could begin with, the best first."""
-        start = self._cast.start.checkpoint
-        known = [Origin(self._cast.origin, self._files.base / start if start else None)]
+        start = self._config.start.checkpoint
+        known = [Origin(self._config.origin, self._files.base / start if start else None)]
         known += self._saved()
         yield from known if at is None else (origin for origin in reversed(known) if origin.step <= at)
 
@@ -147,23 +147,23 @@ class Retraining:
         return [origin for origin in origins if origin.checkpoint is not None and origin.checkpoint.exists()]
 
     async def _trimmed(self, until: int) -> int:
-        """The newest batch whose tokens are trimmed, or the step before the first batch."""
+        """Return the newest batch whose tokens are trimmed, or the step before the first batch."""
         subjects = [TRAJECTORY_GENERATED.pattern(self._bus.run)]
         await read_log(self._bus, TRAJECTORIES, subjects, self._log, headers_only=True)
-        for step in range(until, self._cast.origin, -1):
+        for step in range(until, self._config.origin, -1):
             groups = [] if self._skips(step) else self._log.batch(step)[0].groups
             if any(member.payload.sequence not in self._log.results for group in groups for member in group.members):
                 return step
-        return self._cast.origin
+        return self._config.origin
 
     async def steps(self, until: int) -> AsyncIterator[ReplayedStep]:
-        """Train up to a step; each is given with what the run said of it.
+        """Train up to a step; each is yielded with what the run reported of it.
 
         Raises:
             ActorFault: tokens are gone, or are not those that were graded.
             NonFiniteLoss, RowError: the step cannot be made with these settings.
         """
-        payloads = Payloads(self._bus, self._cast.rollout.temperature)
+        payloads = Payloads(self._bus, self._config.rollout.temperature)
         while self.step < until:
             packed, _ = self._log.batch(self.step + 1)
             groups = [] if self._skips(packed.step) else await payloads.take(packed)
@@ -176,21 +176,21 @@ class Retraining:
         if self._skips(step):
             stats, metrics = skipped_stats(packed), {}
         else:
-            rows, stats = build_rows(groups, batch_rules(self._cast, packed))
-            metrics = self._trainer.step(rows, step_spec(self._cast, step))
+            rows, stats = build_rows(groups, batch_rules(self._config, packed))
+            metrics = self._trainer.step(rows, step_spec(self._config, step))
             metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step = step
-        said, published = self._log.trained[step], self._log.published.get(step, "")
+        trained, published = self._log.trained[step], self._log.published.get(step, "")
         digest = weights_digest(self._trainer.weights()) if published else ""
-        recorded = {"reward_mean": said.rewards[0], "masked_tokens": float(said.masked), **said.metrics}
+        recorded = {"reward_mean": trained.rewards[0], "masked_tokens": float(trained.masked), **trained.metrics}
         replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
         return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
 
     def _skips(self, step: int) -> bool:
-        """Whether the run passed over a batch; so does its replay."""
+        """Return whether the run passed over a batch; so does its replay."""
         return step in self._log.trained and self._log.trained[step].skipped
 
     def checkpoint(self) -> Checkpoint:
-        """What a checkpoint of where the replay is would be; its line is the first one, for it is nobody's yet."""
+        """Return the checkpoint that the replay would write now; its lineage is 0, for it belongs to no run yet."""
         sequence = self._log.batches[self.step][1] if self.step in self._log.batches else 0
         return Checkpoint(0, self.step, weights_digest(self._trainer.weights()), sequence)

@@ -12,7 +12,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import remove_streams
 from asyncrl.cli.find import find_run, is_remote
 from asyncrl.cli.options import add_directory, add_server
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, RunNotFound, connected, is_over
 from asyncrl.run.directory import RunFiles, is_locked, made_at
 
@@ -43,23 +43,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _remove_directory(folder: Path, name: str, force: bool) -> str:
-    root = next((root for root in (folder / name, Path(name)) if (root / "cast.json").exists()), None)
+    root = next((root for root in (folder / name, Path(name)) if (root / "config.json").exists()), None)
     if root is None:
         raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
     if root.is_symlink():
-        raise Fault(f"{root} is a link to {root.resolve()}; remove the run there, or delete the link")
+        raise AsyncRLError(f"{root} is a link to {root.resolve()}; remove the run there, or delete the link")
     root = root.resolve()
     if is_locked(root):
-        raise Fault(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
-    files, cast = RunFiles(root), RunFiles(root).read_cast()
-    url = cast.nats.url
+        raise AsyncRLError(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
+    files, config = RunFiles(root), RunFiles(root).read_config()
+    url = config.nats.url
     about = ""
-    if url and _owns_topics(root, url, force):  # they lie on somebody else's server
+    if url and _owns_topics(root, url, force):  # they lie on an external server
         try:
-            found = FoundRun(cast.run, BusAddress.read(files.address), root)
+            found = FoundRun(config.run, BusAddress.read(files.address), root)
             about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
         except (BusError, RunNotFound, OSError) as error:
-            raise Fault(
+            raise AsyncRLError(
                 f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove the directory alone, "
                 f"delete {root}"
             ) from error
@@ -68,14 +68,14 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
 
 
 def _owns_topics(root: Path, url: str, force: bool) -> bool:
-    """Whether the topics go with a directory: those of a copy belong to the run that was copied.
+    """Return whether the topics go with a directory: those of a copy belong to the run that was copied.
 
     Raises:
-        Fault: nothing on this machine tells a copy from a run that was moved.
+        AsyncRLError: nothing on this machine distinguishes a copy from a run that was moved.
     """
     place = made_at(root)
     if not (force or place == root or place.exists()):
-        raise Fault(
+        raise AsyncRLError(
             f"{root} was made as {place}: if that is on another machine, the topics on {url} are those of the run "
             "there; remove both directory and topics with --force, or delete the directory alone"
         )
@@ -85,7 +85,7 @@ def _owns_topics(root: Path, url: str, force: bool) -> bool:
 async def _remove_topics(found: FoundRun, force: bool) -> int:
     async with connected(found, "rm", over_is_fine=True) as bus:
         if not (force or await is_over(bus)):
-            raise Fault(
+            raise AsyncRLError(
                 f"run {bus.run} has not ended: its supervisor has published no stop; stop it with `asyncrl down "
                 f"{bus.run}`, or remove it with --force if it died"
             )

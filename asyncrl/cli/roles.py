@@ -1,4 +1,4 @@
-"""`asyncrl roles`: what each role may say and hear, and the users that a server of one's own needs for it."""
+"""`asyncrl roles`: what each role may publish and subscribe to, and the users that an external server needs for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
 from asyncrl.bus.permissions import ROLES, permissions, user_of
-from asyncrl.errors import Fault, WrongUsage
+from asyncrl.errors import AsyncRLError, WrongUsage
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="with each RUN also RUN-2 to RUN-N, as `asyncrl up` names the next runs of a cast",
+        help="with each RUN also RUN-2 to RUN-N, as `asyncrl up` names the next runs of a config",
     )
     parser.add_argument(
         "--config",
@@ -53,15 +53,15 @@ def run(arguments: argparse.Namespace) -> int:
         tls_ca = Path(arguments.tls_ca).read_text(encoding="ascii") if arguments.tls_ca else ""
         login = write_accounts(runs, folder, url=arguments.url, tls_ca=tls_ca, rotate=arguments.rotate)
     except (OSError, ValueError) as error:
-        raise Fault(f"the users cannot be written: {error}") from error
+        raise AsyncRLError(f"the users cannot be written: {error}") from error
     if not there:
         print(
             f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
             f"wrote one file per role beside it: set nats.credentials = {str(folder)!r}, and give "
-            f"{folder / 'monitor.json'} to those who watch"
+            f"{folder / 'monitor.json'} to observers"
         )
     elif arguments.rotate:
-        print(f"new passwords in {folder}: reload the server; whoever is logged in with an old one is sent away")
+        print(f"new passwords in {folder}: reload the server; clients logged in with an old one are disconnected")
     else:
         print(f"kept the users in {folder} and their passwords (--rotate makes new ones): reload the server")
     print(f"runs that these users serve: {', '.join(login.runs)}")

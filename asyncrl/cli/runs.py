@@ -24,7 +24,7 @@ class RunRow(NamedTuple):
 
     run: str
     state: str  # "live", "finished", "stopped", "crashed": it has no summary
-    step: int | None  # newest of RL, where a summary tells
+    step: int | None  # newest of RL, from the summary
     reward: float | None  # mean of the last five steps
     began: float  # seconds since the epoch
     bytes: int  # of its directory
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def runs_in(folder: Path) -> list[RunRow]:
     """The runs whose directories lie in a folder, the newest first."""
-    roots = [path.parent for path in folder.glob("*/cast.json")]
+    roots = [path.parent for path in folder.glob("*/config.json")]
     return sorted(map(_row, roots), key=lambda row: row.began, reverse=True)
 
 
@@ -73,7 +73,7 @@ def _row(root: Path) -> RunRow:
         "live" if live else over,
         summary.get("steps"),
         reward,
-        (root / "cast.json").stat().st_mtime,
+        (root / "config.json").stat().st_mtime,
         size,
     )
 

@@ -17,7 +17,7 @@ from asyncrl.bus.log import Record
 from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.errors import Fault, WrongUsage
+from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.directory import RunFiles
 from asyncrl.telemetry.samples import Sample, SampleReader, SamplesFile, Turn, of_evaluation
 from topics.batches import BATCH_PACKED, BatchPacked
@@ -82,7 +82,7 @@ def local_directory(arguments: argparse.Namespace) -> Path | None:
 def sample_reader(bus: Bus, root: Path | None) -> SampleReader:
     """A reader of the run's results, with its tokenizer where the run's directory is on this machine."""
     files = RunFiles(root) if root is not None else None
-    return SampleReader(bus, files.model_path(files.read_cast()) if files is not None else None)
+    return SampleReader(bus, files.model_path(files.read_config()) if files is not None else None)
 
 
 async def _read(arguments: argparse.Namespace) -> tuple[str, list[Sample]]:
@@ -107,7 +107,7 @@ async def _batch(bus: Bus, step: int | None) -> BatchPacked:
 
     await _read_all(bus, BATCHES, BATCH_PACKED, apply)
     if not found:
-        raise Fault(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
+        raise AsyncRLError(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
     return found[0]
 
 
@@ -135,7 +135,7 @@ async def _of_batch(bus: Bus, packed: BatchPacked, root: Path | None, count: int
     if not samples:
         nearest = sorted(sorted(kept, key=lambda step: abs(step - packed.step))[:2])
         has = f"does not have it; the nearest there: {', '.join(map(str, nearest))}" if nearest else "does not have it"
-        raise Fault(
+        raise AsyncRLError(
             f"run {bus.run}: the tokens of batch {packed.step} were trimmed, and samples.jsonl {has} "
             "(nats.keep = run keeps all tokens)"
         )
@@ -153,7 +153,7 @@ async def _of_evaluation(bus: Bus, version: int, count: int) -> tuple[str, list[
     scored = next((scored for scored in reversed(found) if scored.version == version), None)
     if scored is None:
         known = ", ".join(str(scored.version) for scored in found) or "none"
-        raise Fault(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
+        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
     title = f"run {bus.run}, evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts"
     return f"{title}, from the logs", of_evaluation(scored)[: count or None]
 

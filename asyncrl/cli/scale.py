@@ -7,10 +7,10 @@ import asyncio
 import time
 
 from actors.supervisor.fold import SCALABLE
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
-from asyncrl.errors import Fault, WrongUsage
+from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.view import RunView
 from asyncrl.state.watch import Watch
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, wait until as many live, say so."""
+    """Request, wait until as many live, report."""
     if "=" in arguments.run_id:  # the first count, where no run is named
         arguments.counts, arguments.run_id = [arguments.run_id, *arguments.counts], ""
     if not arguments.counts:
@@ -44,7 +44,7 @@ def read_counts(words: list[str]) -> dict[str, int]:
     """`["rollout=4"]` as `{"rollout": 4}`.
 
     Raises:
-        WrongUsage: a word that is no ROLE=COUNT of a role that can be scaled.
+        WrongUsage: an argument is no ROLE=COUNT of a role that can be scaled.
     """
     wanted = {}
     for word in words:
@@ -62,15 +62,15 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
     async with connected(found, "scale") as bus:
         watch = Watch(bus, view)
         await watch.start()
-        await say(bus, SCALE_REQUESTED, ScaleRequested(wanted), id=str(time.time_ns()))
+        await publish(bus, SCALE_REQUESTED, ScaleRequested(wanted), id=str(time.time_ns()))
         try:
             async with asyncio.timeout(wait_s):
                 await watch.until(lambda: view.state != "running" or _reached(view, wanted))
         except TimeoutError:
-            raise Fault(_shortfall(view, wanted, wait_s)) from None
+            raise AsyncRLError(_shortfall(view, wanted, wait_s)) from None
         else:
             if not _reached(view, wanted):
-                raise Fault(f"run {found.run} is {view.state}; it takes no more requests")
+                raise AsyncRLError(f"run {found.run} is {view.state}; it takes no more requests")
         finally:
             await watch.close()
 
@@ -85,5 +85,5 @@ def _reached(view: RunView, wanted: dict[str, int]) -> bool:
 
 def _shortfall(view: RunView, wanted: dict[str, int], wait_s: float) -> str:
     found = ", ".join(f"{role} {_live(view, role)} of {count}" for role, count in wanted.items())
-    words = next((actor.last_words for actor in view.fleet if actor.role in wanted and actor.last_words), "")
-    return f"after {wait_s:.0f} s there are: {found}{'; last words: ' + words if words else ''}"
+    words = next((actor.last_error for actor in view.fleet if actor.role in wanted and actor.last_error), "")
+    return f"after {wait_s:.0f} s there are: {found}{'; last error: ' + words if words else ''}"

@@ -110,8 +110,8 @@ def _progress(view: RunView) -> RenderableType:
         done, total, name = newest.step, view.total, ""
     text = Text.assemble((f"{done:,}", "bold"), (f" of {total:,} {name}".rstrip() if total else "", ""))
     if view.version is not None:
-        line = f" of line {view.line}" if view.line else ""
-        text.append(f"   version {view.version}{line}", style="dim")
+        lineage = f" of lineage {view.lineage}" if view.lineage else ""
+        text.append(f"   version {view.version}{lineage}", style="dim")
     if view.checkpoint is not None:
         text.append(f"   checkpoint {view.checkpoint}", style="dim")
     if not total:
@@ -154,7 +154,7 @@ def _answers(view: RunView) -> RenderableType | None:
 
 
 def _metrics(view: RunView) -> RenderableType | None:
-    """What the reward gave beside itself."""
+    """Return what the reward gave beside itself."""
     own = [(f"{value:.3f}", name.removeprefix("reward/")) for name, value in own_metrics(view.figures)]
     return _listed(own) if own else None
 
@@ -259,14 +259,14 @@ def _fleet(view: RunView, now_ns: int) -> Table:
         live = [actor for actor in actors if actor.live]
         wanted = view.wanted.get(role, 1)
         cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)
-        silent = [actor for actor in live if actor.heard_ns and now_ns - actor.heard_ns > _SILENT_S * 1e9]
+        silent = [actor for actor in live if actor.seen_ns and now_ns - actor.seen_ns > _SILENT_S * 1e9]
         restarts = sum(actor.restarts for actor in actors)
         note = Text()
         if silent:
             note.append(f"{len(silent)} silent ", style="yellow")
         if restarts:
             note.append(f"{restarts} restart{'s' if restarts > 1 else ''} ", style="yellow")
-        last = next((actor.last_words for actor in actors if actor.last_words), "")
+        last = next((actor.last_error for actor in actors if actor.last_error), "")
         note.append(last, style="dim")
         count = str(len(live)) if len(live) == wanted else f"{len(live)} of {wanted}"
         table.add_row(
@@ -295,5 +295,5 @@ def _digits(value: float) -> int:
 
 def _order(role: str) -> tuple[int, str]:
     """Along the way of a trajectory."""
-    way = ("prompter", "rollout", "engine", "reward", "buffer", "learner", "evaluator", "recorder", "warden")
+    way = ("prompter", "rollout", "engine", "reward", "buffer", "learner", "evaluator", "recorder", "supervisor")
     return (way.index(role) if role in way else len(way), role)

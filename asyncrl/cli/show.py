@@ -22,7 +22,7 @@ _STYLES = {"step": "", "news": "bold", "warning": "yellow"}
 
 
 class Show(Protocol):
-    """Where a run is shown."""
+    """The display of a run."""
 
     def refresh(self, view: RunView) -> None:
         """Show what is new."""

@@ -50,7 +50,7 @@ async def _read(arguments: argparse.Namespace) -> RunView:
 
 
 async def read_view(bus: Bus) -> RunView:
-    """Everything a run's topics tell up to now."""
+    """Read a run's topics up to now."""
     view = RunView(bus.run)
     watch = Watch(bus, view)
     await watch.start()
@@ -69,7 +69,7 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
         "stage": newest.stage if newest is not None else None,
         "step": newest.step if newest is not None else None,
         "version": view.version,
-        "line": view.line,
+        "lineage": view.lineage,
         "checkpoint_step": view.checkpoint,
         "reward": view.rewards[-1] if view.rewards else None,
         "metrics": view.metrics,
@@ -97,8 +97,8 @@ def figures(view: RunView, now_ns: int) -> dict[str, Any]:
                 "pid": actor.pid,
                 "live": actor.live,
                 "restarts": actor.restarts,
-                "last_words": actor.last_words,
-                "silent_s": round(max(0, now_ns - actor.heard_ns) / 1e9, 1) if actor.heard_ns else None,
+                "last_words": actor.last_error,
+                "silent_s": round(max(0, now_ns - actor.seen_ns) / 1e9, 1) if actor.seen_ns else None,
                 "vitals": actor.vitals,
             }
             for actor in view.fleet

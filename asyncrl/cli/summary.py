@@ -1,4 +1,4 @@
-"""The closing words of a run."""
+"""The summary printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 FLAT_STEPS = 5
-"""Steps in a row whose rewards are all equal that are worth a remark."""
+"""Count of steps in a row with equal rewards that is worth a remark."""
 
 
 def summary_text(summary: dict[str, Any]) -> str:
@@ -60,7 +60,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _remarks(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the figures do not tell by themselves."""
+    """Return remarks that the figures do not show by themselves."""
     if (flat := summary.get("steps_without_spread", 0)) < FLAT_STEPS:
         return []
     return [("nothing learned", f"in the last {flat:,} steps all rewards of a batch were equal; see: asyncrl samples")]
@@ -86,7 +86,7 @@ def _pace(summary: dict[str, Any]) -> str:
 
 
 def _seconds_to_grade(figures: dict[str, float]) -> list[tuple[str, str]]:
-    """How long the answers of the last batch took."""
+    """Return how long the answers of the last batch took."""
     if "issue_to_grade_s_mean" not in figures:
         return []
     mean, longest = figures["issue_to_grade_s_mean"], figures["issue_to_grade_s_max"]

@@ -1,4 +1,4 @@
-"""`asyncrl tap`: listen to a run's topics as they are said; what could not be shown is counted."""
+"""`asyncrl tap`: print a run's messages as they are published; messages that could not be shown are counted."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from asyncrl.cli.reach import reached
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, run_ended
 from asyncrl.state.conditions import Condition, read_condition
-from asyncrl.state.format_message import Tapped, as_json, as_line
+from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
 from topics.topic import STREAMS
 
-_TOLD_S = 1.0  # between two words about what was missed
+_REPORT_S = 1.0  # between two reports of missed messages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,10 +71,10 @@ class _Printer:
 
     @property
     def enough(self) -> bool:
-        """Whether nothing more is wanted."""
+        """Return whether nothing more is wanted."""
         return self.fault is not None or (self._most > 0 and self.shown >= self._most)
 
-    def show(self, tapped: Iterable[Tapped]) -> None:
+    def show(self, tapped: Iterable[FormattedMessage]) -> None:
         """Print those that are wanted."""
         for one in tapped:
             if self.enough:
@@ -125,10 +125,10 @@ async def _listen(
 ) -> None:
     tap = LiveTap(bus, pattern)
     await tap.start()
-    told, told_at = 0, float("-inf")
+    reported, reported_at = 0, float("-inf")
     while not (printer.enough or stop.is_set()):
         if tap.waiting:
-            # In a thread: while the reader of our output is slow, what is said goes on being heard and counted.
+            # In a thread: while the reader of our output is slow, messages are still received and counted.
             await asyncio.to_thread(printer.show, tap.take())
         elif any(wait.done() for wait in waits):
             print(f"run {bus.run} has ended", file=sys.stderr)
@@ -137,9 +137,9 @@ async def _listen(
             news = asyncio.create_task(tap.news())
             await asyncio.wait({news, *waits}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-        if tap.missed > told and time.monotonic() - told_at >= _TOLD_S:
+        if tap.missed > reported and time.monotonic() - reported_at >= _REPORT_S:
             print(f"missed {tap.missed:,} messages so far: they come faster than they are read", file=sys.stderr)
-            told, told_at = tap.missed, time.monotonic()
+            reported, reported_at = tap.missed, time.monotonic()
     await tap.close()
     print(f"{printer.shown:,} shown, {tap.missed:,} missed", file=sys.stderr)
 
@@ -151,7 +151,7 @@ async def _read_logs(
 
     def on_record(record: Record) -> None:
         if pattern.matches(record.subject):
-            printer.show([Tapped.of_record(record)])
+            printer.show([FormattedMessage.of_record(record)])
             if printer.enough:
                 stop.set()
 

@@ -1,4 +1,4 @@
-"""`asyncrl topics`: the table of everything that is said, by whom, to whom, and how long it is kept."""
+"""`asyncrl topics`: the table of all topics: publishers, subscribers, and how long each is kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def topics_text() -> str:
     """The table for a terminal: one topic a line, columns aligned."""
-    rows = [("TOPIC", "MESSAGE", "STREAM", "KEPT", "SAID BY", "HEARD BY", "ABOUT")]
+    rows = [("TOPIC", "MESSAGE", "STREAM", "KEPT", "PUBLISHERS", "SUBSCRIBERS", "ABOUT")]
     for topic in TOPICS:
         rows.append(
             (
@@ -38,8 +38,8 @@ def topics_text() -> str:
                 topic.message.__name__,
                 topic.stream.name,
                 KEPT[topic.stream.keep],
-                roles(topic.said_by),
-                roles(topic.heard_by),
+                roles(topic.publishers),
+                roles(topic.subscribers),
                 about(topic.message),
             )
         )

@@ -1,4 +1,4 @@
-"""`asyncrl up`: start a run here, or go on with one, and watch it."""
+"""`asyncrl up`: start a run here, or resume one, and watch it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.cli.options import add_settings
 from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.config.hints import hints
-from asyncrl.config.load import load_cast
+from asyncrl.config.load import load_config
 from asyncrl.config.sizing import plan
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
@@ -33,9 +33,11 @@ T = TypeVar("T")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("cast", nargs="?", help="TOML file, or a shipped cast (default: demo)")
+    parser.add_argument("config", nargs="?", help="TOML file, or a shipped config (default: demo)")
     add_settings(parser)
-    parser.add_argument("--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the cast's)")
+    parser.add_argument(
+        "--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the config's)"
+    )
     parser.add_argument(
         "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
     )
@@ -55,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise LaunchError("--skip-batch is for a run that goes on: give --resume RUN, too")
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
-    name = launch.cast.run
+    name = launch.config.run
     print(f"run {name} in {launch.files.root}", flush=True)
     if not arguments.detach:
         return int(uvloop.run(bring_up(launch)))
@@ -70,15 +72,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
-    launch = Launch(load_cast(arguments.cast or "demo", overrides=overrides, files=True))
-    for hint in (*hints(launch.cast), *plan(launch.cast, launch.base).hints()):
+    launch = Launch(load_config(arguments.config or "demo", overrides=overrides, files=True))
+    for hint in (*hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")
     return launch
 
 
 def _resumed(arguments: argparse.Namespace) -> Launch:
-    if arguments.cast or arguments.run_id:
-        raise LaunchError("--resume goes on with a run's own cast and id; give neither a cast nor --run")
+    if arguments.config or arguments.run_id:
+        raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run")
     root = find_directory(argparse.Namespace(run_id=arguments.resume, directory="runs"), live=False)
     launch = Launch.of(root, arguments.set)
     launch.skip_batch = arguments.skip_batch
@@ -87,8 +89,8 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
 
 async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None) -> int:
     """Start a prepared run, watch it and end it; returns the exit code."""
-    view = RunView(launch.cast.run, launch.cast.learner.steps)
-    launch.tell = lambda text: view.tell("warning", time.time_ns(), text)
+    view = RunView(launch.config.run, launch.config.learner.steps)
+    launch.report = lambda text: view.report("warning", time.time_ns(), text)
     stop = _on_interrupt(launch, view)
     bus: Bus | None = None
     try:
@@ -107,7 +109,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         if not (figures["finished"] or reason):
             print(f"to go on: asyncrl up --resume {launch.files.root}")
     if reason:
-        print(f"run {launch.cast.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
+        print(f"run {launch.config.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
     return 1 if reason else 0
 
 
@@ -120,12 +122,14 @@ async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event) -
         if code is None:
             view.state = "stopping"
             code = await launch.dismiss()
-        await watch.hear_the_end()
+        await watch.wait_for_end()
     await watch.close()
     await bus.close()
     if launch.killed:
         return "killed by a second interrupt"
-    return launch.failure or view.failure or (f"the warden ended with {launch.warden_end(code)}" if code else "")
+    return (
+        launch.failure or view.failure or (f"the supervisor ended with {launch.supervisor_end(code)}" if code else "")
+    )
 
 
 def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
@@ -140,8 +144,8 @@ def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
         if view.state == "starting":
             print("stopping", file=sys.stderr, flush=True)  # nothing is shown yet
         else:
-            view.tell(
-                "news", time.time_ns(), "stopping: everybody finishes or hands back their work; Ctrl-C again kills"
+            view.report(
+                "news", time.time_ns(), "stopping: all actors finish or hand back their work; Ctrl-C again kills"
             )
 
     for number in (signal.SIGTERM, signal.SIGINT):

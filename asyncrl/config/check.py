@@ -1,4 +1,4 @@
-"""What a cast cannot mean, and settings that contradict each other."""
+"""Settings that are invalid or contradict each other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from asyncrl.config.settings import Cast, LearnerSettings, NatsSettings
+from asyncrl.config.settings import Config, LearnerSettings, NatsSettings
 from asyncrl.ports import is_ip
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     message: str
 
 
-def contradictions(cast: Cast) -> list[Finding]:
+def contradictions(config: Config) -> list[Finding]:
     """Settings that are each in range and cannot hold together."""
     checks = (
         _nats,
@@ -39,13 +39,13 @@ def contradictions(cast: Cast) -> list[Finding]:
         _engine,
         _task,
     )
-    return [finding for check in checks for finding in check(cast)]
+    return [finding for check in checks for finding in check(config)]
 
 
-def _nats(cast: Cast) -> Iterator[Finding]:
-    nats = cast.nats
+def _nats(config: Config) -> Iterator[Finding]:
+    nats = config.nats
     if "@" in nats.url:
-        message = "the URL holds credentials, and casts are copied and shown; use nats.user and nats.password_file"
+        message = "the URL holds credentials, and configs are copied and shown; use nats.user and nats.password_file"
         yield Finding(("nats.url",), message)
     elif nats.url and not all(_is_address(url, "nats", "tls") for url in nats.url.split(",")):
         yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
@@ -61,7 +61,7 @@ def _nats(cast: Cast) -> Iterator[Finding]:
     logins = [key for key in ("user", "nkey_file", "credentials") if getattr(nats, key)]
     if len(logins) > 1:
         keys = tuple(f"nats.{key}" for key in logins)
-        yield Finding(keys, f"{' and '.join(keys)} each say who logs in; set one of them")
+        yield Finding(keys, f"{' and '.join(keys)} each give the login; set one of them")
     for key in (*logins, *(key for key in ("tls_ca", "tls_cert") if getattr(nats, key))):
         if not nats.url:
             message = f"nats.{key} is given without nats.url; a server started here has its own"
@@ -90,10 +90,10 @@ def _listening(nats: NatsSettings) -> Iterator[Finding]:
         yield Finding(("nats.port", "nats.servers"), message)
 
 
-def _model(cast: Cast) -> Iterator[Finding]:
-    if cast.model.path:
+def _model(config: Config) -> Iterator[Finding]:
+    if config.model.path:
         return
-    create = cast.model.create
+    create = config.model.create
     if create.heads % create.kv_heads:
         message = f"{create.kv_heads} key-value heads do not divide {create.heads} heads; set kv_heads to a divisor"
         yield Finding(("model.create.kv_heads", "model.create.heads"), message)
@@ -107,9 +107,9 @@ def _model(cast: Cast) -> Iterator[Finding]:
         yield Finding(("model.create.alphabet",), f'"{repeated}" found more than once, expected each character once')
 
 
-def _lengths(cast: Cast) -> Iterator[Finding]:
-    tokens, context, served = cast.rollout.max_new_tokens, cast.model.create.context, cast.engine.context
-    if not cast.model.path and tokens >= context:
+def _lengths(config: Config) -> Iterator[Finding]:
+    tokens, context, served = config.rollout.max_new_tokens, config.model.create.context, config.engine.context
+    if not config.model.path and tokens >= context:
         message = (
             f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}; lower them or raise"
         )
@@ -117,15 +117,15 @@ def _lengths(cast: Cast) -> Iterator[Finding]:
     if served and tokens >= served:
         message = f"{tokens} new tokens leave no room for a prompt in engine.context = {served}; lower them or raise"
         yield Finding(("rollout.max_new_tokens", "engine.context"), f"{message} engine.context")
-    if not cast.model.path and served > context:
+    if not config.model.path and served > context:
         message = (
             f"engine.context = {served} exceeds model.create.context = {context}; lower it, or 0 takes the model's"
         )
         yield Finding(("engine.context", "model.create.context"), message)
 
 
-def _sampling(cast: Cast) -> Iterator[Finding]:
-    rollout = cast.rollout
+def _sampling(config: Config) -> Iterator[Finding]:
+    rollout = config.rollout
     if rollout.top_k == 0:
         yield Finding(("rollout.top_k",), "found 0, expected -1 (all tokens) or at least 1")
     if "" in rollout.stop:
@@ -135,8 +135,8 @@ def _sampling(cast: Cast) -> Iterator[Finding]:
         yield Finding(("rollout.stop",), f"{_quoted(repeated)} found more than once, expected each string once")
 
 
-def _groups(cast: Cast) -> Iterator[Finding]:
-    size, learner, rollout = cast.rollout.group_size, cast.learner, cast.rollout
+def _groups(config: Config) -> Iterator[Finding]:
+    size, learner, rollout = config.rollout.group_size, config.learner, config.rollout
     compared = learner.advantage != "none"
     if size == 1 and compared:
         message = (
@@ -151,7 +151,7 @@ def _groups(cast: Cast) -> Iterator[Finding]:
             "make the group smaller, or give the workers more slots"
         )
         yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
-    if size == 1 and cast.buffer.zero_variance == "drop":
+    if size == 1 and config.buffer.zero_variance == "drop":
         message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
         yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
     if rollout.temperature == 0 and learner.steps:
@@ -160,27 +160,25 @@ def _groups(cast: Cast) -> Iterator[Finding]:
             "set it above 0 (evaluations have eval.temperature)"
         )
         yield Finding(("rollout.temperature", "rollout.group_size", "learner.advantage"), message)
-    elif rollout.top_k == 1 and size > 1 and compared and cast.engine.kind != "scripted":
+    elif rollout.top_k == 1 and size > 1 and compared and config.engine.kind != "scripted":
         message = (
             "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
         )
         yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
 
 
-def _warmup(cast: Cast) -> Iterator[Finding]:
-    rows, batch = cast.warmup.rows_per_trajectory, cast.warmup.batch_rows
+def _warmup(config: Config) -> Iterator[Finding]:
+    rows, batch = config.warmup.rows_per_trajectory, config.warmup.batch_rows
     if batch % rows:
         message = f"{rows} rows do not divide warmup.batch_rows = {batch}; a batch is made of whole trajectories"
         yield Finding(("warmup.rows_per_trajectory", "warmup.batch_rows"), message)
 
 
-def _leases(cast: Cast) -> Iterator[Finding]:
-    rollout = cast.rollout
-    for key, lease_s in (("rollout.lease_s", rollout.lease_s), ("keepers.lease_s", cast.keepers.lease_s)):
+def _leases(config: Config) -> Iterator[Finding]:
+    rollout = config.rollout
+    for key, lease_s in (("rollout.lease_s", rollout.lease_s), ("keepers.lease_s", config.keepers.lease_s)):
         if lease_s < LEAST_LEASE_S:
-            message = (
-                f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: whoever is busy for so long is killed"
-            )
+            message = f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: an actor busy for so long is killed"
             yield Finding((key,), message)
     if rollout.lease_s >= rollout.stall_s:
         message = (
@@ -190,12 +188,12 @@ def _leases(cast: Cast) -> Iterator[Finding]:
         yield Finding(("rollout.lease_s", "rollout.stall_s"), message)
 
 
-def _limits(cast: Cast) -> Iterator[Finding]:
-    deadline_s, limits = cast.buffer.group_deadline_s, []
-    if cast.reward.function != "exact":  # it takes no time
-        limits.append(("reward.time_limit_s", cast.reward.time_limit_s, "reward"))
-    if cast.task.rollout != "single_turn":  # it has no tools
-        limits.append(("rollout.tool_limit_s", cast.rollout.tool_limit_s, "tool"))
+def _limits(config: Config) -> Iterator[Finding]:
+    deadline_s, limits = config.buffer.group_deadline_s, []
+    if config.reward.function != "exact":  # it takes no time
+        limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
+    if config.task.rollout != "single_turn":  # it has no tools
+        limits.append(("rollout.tool_limit_s", config.rollout.tool_limit_s, "tool"))
     for key, limit_s, what in limits:
         if limit_s >= deadline_s:
             message = (
@@ -205,12 +203,11 @@ def _limits(cast: Cast) -> Iterator[Finding]:
             yield Finding((key, "buffer.group_deadline_s"), message)
 
 
-def _lag(cast: Cast) -> Iterator[Finding]:
-    lag, learner = cast.buffer.max_lag, cast.learner
-    if cast.buffer.ahead > lag:
-        message = (
-            f"buffer.ahead = {cast.buffer.ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
-        )
+def _lag(config: Config) -> Iterator[Finding]:
+    lag, learner = config.buffer.max_lag, config.learner
+    if config.buffer.ahead > lag:
+        ahead = config.buffer.ahead
+        message = f"buffer.ahead = {ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
         yield Finding(("buffer.ahead", "buffer.max_lag"), message)
     if learner.publish_every > lag + 1:
         message = (
@@ -226,27 +223,27 @@ def _lag(cast: Cast) -> Iterator[Finding]:
         yield Finding(("learner.keep_versions", "buffer.max_lag"), message)
 
 
-def _learner(cast: Cast) -> Iterator[Finding]:
-    learner = cast.learner
+def _learner(config: Config) -> Iterator[Finding]:
+    learner = config.learner
     if learner.correction == "bypass" and learner.correction_mode == "mask":
         message = (
             'learner.correction_mode = "mask" masks by the off-policy weight, which learner.correction = "bypass" '
             'does without; set "clamp" or "decoupled"'
         )
         yield Finding(("learner.correction_mode", "learner.correction"), message)
-    yield from _without_effect(cast)
+    yield from _without_effect(config)
     if 1.0 in learner.betas:
         yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
-    if learner.trainer == "scripted" and cast.engine.kind != "scripted":
-        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{cast.engine.kind}" to load; '
+    if learner.trainer == "scripted" and config.engine.kind != "scripted":
+        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{config.engine.kind}" to load; '
         yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
 
 
-def _without_effect(cast: Cast) -> Iterator[Finding]:
+def _without_effect(config: Config) -> Iterator[Finding]:
     """Settings of the objective that another one leaves nothing to do."""
-    learner, plain = cast.learner, LearnerSettings()
+    learner, plain = config.learner, LearnerSettings()
     clips = "each batch makes one update, which begins at the proximal policy: its ratio is 1 and never clipped"
     for name, correction, reason in (
         ("clip_low", "decoupled", clips),
@@ -262,24 +259,26 @@ def _without_effect(cast: Cast) -> Iterator[Finding]:
             yield Finding((f"learner.{name}", "learner.correction"), message)
 
 
-def _start(cast: Cast) -> Iterator[Finding]:
-    start = cast.start
+def _start(config: Config) -> Iterator[Finding]:
+    start = config.start
     if not start.checkpoint:
         for key, given in (("start.step", start.step), ("start.prompt", start.prompt)):
             if given:
                 message = f"{key} = {given} without start.checkpoint: an untrained model begins at 0; name a checkpoint"
                 yield Finding((key, "start.checkpoint"), message)
         return
-    if cast.warmup.steps:
-        message = f"warmup.steps = {cast.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
+    if config.warmup.steps:
+        message = f"warmup.steps = {config.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
         yield Finding(("warmup.steps", "start.checkpoint"), message)
-    if cast.learner.steps <= start.step:
-        message = f"learner.steps = {cast.learner.steps} leaves nothing to train after start.step = {start.step}; raise"
+    if config.learner.steps <= start.step:
+        message = (
+            f"learner.steps = {config.learner.steps} leaves nothing to train after start.step = {start.step}; raise"
+        )
         yield Finding(("learner.steps", "start.step"), f"{message} learner.steps")
 
 
-def _engine(cast: Cast) -> Iterator[Finding]:
-    engine = cast.engine
+def _engine(config: Config) -> Iterator[Finding]:
+    engine = config.engine
     external = engine.kind == "external"
     if external and not engine.addresses:
         message = 'engine.kind = "external" needs engine.addresses, found none; list them as http://host:port'
@@ -302,12 +301,12 @@ def _engine(cast: Cast) -> Iterator[Finding]:
         yield Finding(("engine.addresses",), f"{_quoted(repeated)} found more than once, expected each server once")
 
 
-def _task(cast: Cast) -> Iterator[Finding]:
-    if cast.reward.function == "reasoning-gym" and cast.task.source in {"reverse", "sum"}:
-        message = f'reward.function = "reasoning-gym" cannot grade task.source = "{cast.task.source}"; set "exact"'
+def _task(config: Config) -> Iterator[Finding]:
+    if config.reward.function == "reasoning-gym" and config.task.source in {"reverse", "sum"}:
+        message = f'reward.function = "reasoning-gym" cannot grade task.source = "{config.task.source}"; set "exact"'
         yield Finding(("reward.function", "task.source"), message)
-    for key, given in (("eval.every", cast.eval.every), ("eval.source", cast.eval.source)):
-        if given and not cast.eval.prompts:
+    for key, given in (("eval.every", config.eval.every), ("eval.source", config.eval.source)):
+        if given and not config.eval.prompts:
             message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"
             yield Finding((key, "eval.prompts"), message)
 

@@ -1,4 +1,4 @@
-"""A cast read from TOML: every problem in it is found and told at once, with its line and what to do."""
+"""Load a config from TOML: every problem in it is reported at once, with its line and what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import msgspec
 
 from asyncrl.config.check import Finding, contradictions
 from asyncrl.config.reference import expected_text, is_table, join_key, known_settings, text_settings, toml_text
-from asyncrl.config.settings import Cast, Settings
+from asyncrl.config.settings import Config, Settings
 from asyncrl.config.sizing import plan
 from asyncrl.data.protocol import DataError
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.preflight import check_files
 
-PACKAGE = Path(__file__).parent
-SHIPPED = {path.stem: path for path in sorted((PACKAGE / "casts").glob("*.toml"))}
+PACKAGE = Path(__file__).parents[1]
+SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
 _PATHS = {
     *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
     *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
@@ -37,23 +37,23 @@ Table = TypeVar("Table", bound=Settings)
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a cast."""
+    """One thing wrong with a config."""
 
     line: int | None
     """Line of the file, from 1; None for what is not written in it."""
     key: str
     """Dotted key; `--set KEY` for an override, empty for a fault of the file as a whole."""
     message: str
-    """What was found, what was expected, what to do."""
+    """The finding: found, expected, what to do."""
 
     def text(self, source: str) -> str:
-        """`cast.toml:12: learner.lr: ...`, or `--set learner.lr: ...`."""
+        """`config.toml:12: learner.lr: ...`, or `--set learner.lr: ...`."""
         place = [] if self.key.startswith("--set") else [source if self.line is None else f"{source}:{self.line}"]
         return ": ".join([*place, *([self.key] if self.key else []), self.message])
 
 
-class CastError(Fault):
-    """A cast that cannot be played, with all that is wrong with it."""
+class ConfigError(AsyncRLError):
+    """A config that cannot be played, with all that is wrong with it."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(problem.text(source) for problem in problems))
@@ -62,19 +62,19 @@ class CastError(Fault):
 
 
 @dataclass(frozen=True)
-class LoadedCast:
-    """A cast, and where it came from."""
+class LoadedConfig:
+    """A config, and where it came from."""
 
-    cast: Cast
+    config: Config
     base: Path
-    """Folder that the paths written in the cast are relative to."""
+    """Folder that the paths written in the config are relative to."""
     source: Path
     """The TOML file itself."""
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where keys were written."""
+    """The positions of the keys in the file and on the command line."""
 
     lines: dict[str, int]
     overrides: list[str]
@@ -89,74 +89,74 @@ class _Places:
 
 
 def _within(key: str, tables: Iterable[str]) -> bool:
-    """Whether a key is one of `tables`, or inside one of them."""
+    """Return whether a key is one of `tables`, or inside one of them."""
     return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
-def load_cast(path_or_name: str, *, overrides: Sequence[str] = (), files: bool = False) -> LoadedCast:
-    """Read and check a cast.
+def load_config(path_or_name: str, *, overrides: Sequence[str] = (), files: bool = False) -> LoadedConfig:
+    """Read and check a config.
 
     Args:
-        path_or_name: a TOML file, or the name of a shipped cast (`demo`).
+        path_or_name: a TOML file, or the name of a shipped config (`demo`).
         overrides: `a.b.c=value`; the value is read as TOML and else taken as a plain string.
-        files: whether to look at the files, functions and data the cast names as well.
+        files: whether to look at the files, functions and data the config names as well.
 
     Raises:
-        CastError: with every problem of the cast and of the overrides.
+        CastError: with every problem of the config and of the overrides.
     """
     source, label, base = _find(path_or_name)
     raw, problems, kept = _parse(_read(source, label))
-    cast, further = _resolved(raw, overrides, key_lines(kept), whole=not problems, base=base if files else None)
+    config, further = _resolved(raw, overrides, key_lines(kept), whole=not problems, base=base if files else None)
     problems += further
     if problems:
-        raise CastError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
-    return LoadedCast(cast, base, source)
+        raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
+    return LoadedConfig(config, base, source)
 
 
-def with_overrides(cast: Cast, overrides: Sequence[str], *, base: Path | None = None) -> Cast:
+def with_overrides(config: Config, overrides: Sequence[str], *, base: Path | None = None) -> Config:
     """The settings of a run with others in their place, checked as those of a file are.
 
     Args:
-        overrides: `a.b.c=value`, as for `load_cast`.
-        base: folder of the cast's relative paths, where its files shall be looked at as well.
+        overrides: `a.b.c=value`, as for `load_config`.
+        base: folder of the config's relative paths, where its files shall be looked at as well.
 
     Raises:
         CastError: with every problem of the overrides.
     """
-    changed, problems = _resolved(msgspec.to_builtins(cast), overrides, {}, base=base)
+    changed, problems = _resolved(msgspec.to_builtins(config), overrides, {}, base=base)
     if problems:
-        raise CastError(f"run {cast.run}", problems)
+        raise ConfigError(f"run {config.run}", problems)
     return changed
 
 
 def _resolved(
     raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int], *, whole: bool = True, base: Path | None
-) -> tuple[Cast, list[Problem]]:
+) -> tuple[Config, list[Problem]]:
     """Settings from TOML values and overrides, with all that is wrong with them.
 
     Args:
         lines: of the keys in their file.
         whole: whether all of the file could be read.
-        base: where the files that the cast names are looked for; None leaves them alone.
+        base: where the files that the config names are looked for; None leaves them alone.
     """
     wanted: list[str] = []
     problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
     findings: list[Finding] = []
-    cast = _convert(Cast, raw, "", findings)
+    config = _convert(Config, raw, "", findings)
     if whole:
-        # What depends on a key that is itself wrong would be judged by a default nobody wrote.
+        # Skip checks that depend on invalid keys; they would test the default value.
         wrong = {key for finding in findings for key in finding.keys}
-        further = [*contradictions(cast), *([*check_files(cast, base), *_shortages(cast, base)] if base else [])]
+        further = [*contradictions(config), *([*check_files(config, base), *_shortages(config, base)] if base else [])]
         findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
     places = _Places(lines, wanted)
-    return cast, problems + [places.problem(finding) for finding in findings]
+    return config, problems + [places.problem(finding) for finding in findings]
 
 
-def _shortages(cast: Cast, base: Path) -> list[Finding]:
+def _shortages(config: Config, base: Path) -> list[Finding]:
     try:
-        return list(plan(cast, base).shortages())
+        return list(plan(config, base).shortages())
     except (DataError, OSError):
-        return []  # told where the data itself is checked
+        return []  # reported where the data itself is checked
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:
@@ -168,8 +168,8 @@ def _find(path_or_name: str) -> tuple[Path, str, Path]:
         return path, path_or_name, path.resolve().parent
     near = difflib.get_close_matches(path_or_name, SHIPPED, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    message = f"no such file, and the shipped casts are {', '.join(SHIPPED)}{meant}"
-    raise CastError(path_or_name, [Problem(None, "", message)])
+    message = f"no such file, and the shipped configs are {', '.join(SHIPPED)}{meant}"
+    raise ConfigError(path_or_name, [Problem(None, "", message)])
 
 
 def _read(source: Path, label: str) -> str:
@@ -177,14 +177,14 @@ def _read(source: Path, label: str) -> str:
         return source.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot be read ({error}); expected a TOML file in UTF-8"
-        raise CastError(label, [Problem(None, "", message)]) from error
+        raise ConfigError(label, [Problem(None, "", message)]) from error
 
 
 def _parse(text: str) -> tuple[dict[str, Any], list[Problem], str]:
     """TOML values, syntax problems, and the text without the lines that were wrong.
 
-    A broken `key = value` line is set aside and reading goes on, so that one run tells every mistake. After any other
-    fault nobody knows which table the next line belongs to, and reading ends.
+    A broken `key = value` line is set aside and parsing continues, so that one run reports every mistake. After any
+    other fault the table of the next line is unknown, and parsing ends.
     """
     lines = text.split("\n")
     problems: list[Problem] = []
@@ -255,7 +255,7 @@ def _paths(value: dict[str, Any]) -> Iterator[str]:
 
 
 def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem | None:
-    """Set one `a.b.c=value` in the values of a cast and note its key."""
+    """Set one `a.b.c=value` in the values of a config and note its key."""
     key, sign, text = override.partition("=")
     key = key.strip()
     parts = key.split(".")
@@ -265,14 +265,14 @@ def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem 
     for depth, part in enumerate(parts[:-1], 1):
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            return Problem(None, f"--set {key}", f"{'.'.join(parts[:depth])} is not a table in the cast")
+            return Problem(None, f"--set {key}", f"{'.'.join(parts[:depth])} is not a table in the config")
     table[parts[-1]] = _override_value(key, text.strip())
     wanted.append(key)
     return None
 
 
 def _override_value(key: str, text: str) -> Any:
-    """What a person means who writes a value on the command line: TOML, or else text; `run=42` is text."""
+    """Parse a value from the command line: TOML, or else text; `run=42` is text."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""What the settings tree says about itself: types, ranges, units, defaults and the sentence under each field."""
+"""The reference of all settings, from the settings tree: types, ranges, units, defaults and the sentence under each."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ UNITS = {
 INTRODUCTION = """\
 # Settings
 
-A cast is a TOML file; every key left out has the default below, and a wrong one stops the run before it starts.
-`asyncrl check cast.toml` names every problem at once; `--set learner.lr=1e-5` overrides one key on the command line.
-Files named in a cast are relative to the cast's own folder, `directory` to the folder the command runs in.
+A config is a TOML file; every key left out has the default below, and a wrong one stops the run before it starts.
+`asyncrl check config.toml` names every problem at once; `--set learner.lr=1e-5` overrides one key on the command line.
+Files named in a config are relative to the config's own folder, `directory` to the folder the command runs in.
 This page is printed by `asyncrl settings --markdown`.
 """
 
@@ -50,7 +50,7 @@ class SettingDoc(msgspec.Struct, frozen=True):
 
 
 class TableDoc(msgspec.Struct, frozen=True):
-    """One table of a cast with its settings; the key of the topmost is empty."""
+    """One table of a config with its settings; the key of the topmost is empty."""
 
     key: str
     doc: str
@@ -58,7 +58,7 @@ class TableDoc(msgspec.Struct, frozen=True):
 
 
 def toml_text(value: Any) -> str:
-    """How a value is written in a cast, so far as JSON and TOML agree."""
+    """Return how a value is written in a config, so far as JSON and TOML agree."""
     return json.dumps(value, default=str, ensure_ascii=False)
 
 
@@ -81,7 +81,7 @@ def type_text(kind: types.Type) -> str:
             return f"array of {len(kind.item_types)} {type_text(kind.item_types[0])}s"
         case types.DictType():
             return "table"
-    raise TypeError(f"settings have no name for the type {kind}; add it to type_text in cast_docs.py")
+    raise TypeError(f"settings have no name for the type {kind}; add it to type_text in config_docs.py")
 
 
 def range_text(kind: types.Type) -> str:
@@ -98,7 +98,7 @@ def range_text(kind: types.Type) -> str:
 
 
 def expected_text(annotation: Any) -> str:
-    """Type and range of an annotated type, as error messages say them."""
+    """Return type and range of an annotated type, as error messages show them."""
     kind = types.type_info(annotation)
     return f"{type_text(kind)} {range_text(kind)}".strip()
 
@@ -109,7 +109,7 @@ def join_key(*parts: str) -> str:
 
 
 def is_table(annotation: Any) -> bool:
-    """Whether a field is itself a table of settings."""
+    """Return whether a field is itself a table of settings."""
     return isinstance(annotation, type) and issubclass(annotation, settings.Settings)
 
 
@@ -132,7 +132,7 @@ def _sentences() -> dict[tuple[str, str], str]:
     return found
 
 
-def documented_tables(table: type[settings.Settings] = settings.Cast, key: str = "") -> Iterator[TableDoc]:
+def documented_tables(table: type[settings.Settings] = settings.Config, key: str = "") -> Iterator[TableDoc]:
     """Every table of the tree, from the top."""
     fields = msgspec.structs.fields(table)
     leaves = [

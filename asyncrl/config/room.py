@@ -1,4 +1,4 @@
-"""How much room each stream of a run takes: every formula that follows from the settings, once.
+"""The room that each stream of a run takes: every formula that follows from the settings, once.
 
 Bytes are those that the server counts: subject, headers, body, and what it adds to each message.
 """
@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from asyncrl.bus.publish import INLINE_BYTES
-from asyncrl.config.settings import Cast, CreateModelSettings
+from asyncrl.config.settings import Config, CreateModelSettings
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -25,7 +25,7 @@ from topics.topic import (
     TRAINING,
     TRAJECTORIES,
     VITALS,
-    Keep,
+    Retention,
     Stream,
 )
 
@@ -54,7 +54,7 @@ _STATE_BASE = 20_000  # of every snapshot
 _OPEN_TRAJECTORY = 230  # in a snapshot of the buffer
 _OPEN_GROUP = 40  # in a snapshot of the prompter
 _KEPT_STEP = 100  # in a snapshot of the learner, for a step that the oldest kept checkpoint does not contain
-_KEPT_GROUP, _KEPT_MEMBER = 20, 3  # in a snapshot of the warden, for such a step
+_KEPT_GROUP, _KEPT_MEMBER = 20, 3  # in a snapshot of the supervisor, for such a step
 _COUNTED = 512  # bytes of a message that count as a message where the next snapshot is due
 _TOKEN = 13  # of a result: id 4, mask 1, log-prob 4, version 4
 _TEXT = 5  # of a token as text, at most on average
@@ -63,7 +63,7 @@ _ENTRY = 256  # of a progress entry, besides its tokens
 _STATE = 12  # of a parameter in a checkpoint: float32, and two moments
 
 _BASE = 100_000  # of every log: claims, heartbeats, starts and stops
-_SPARE = 16 * MB  # for what nobody foresaw: groups that are dropped, actors that die, learners that begin again
+_SPARE = 16 * MB  # for the unforeseen: groups that are dropped, actors that die, learners that begin again
 _BY_TIME = 128 * MB  # of logs that grow with trims, stalls and starts, whatever is trained
 _LETTERS = 64 * MB  # dead letters; when they are more, the oldest make room
 _SIGNS = 64 * MB  # the newest vital signs of every actor
@@ -84,14 +84,14 @@ class Need(NamedTuple):
     """Bytes that a stream has to hold until the end of a run."""
 
     stream: Stream
-    least: int  # with less a run that is as its settings say cannot reach its end
-    ample: int  # with as much it is not slowed down, and there is room for what nobody foresaw
-    step: int  # what each step of RL adds to `least` for good; 0 where what nobody needs any more is purged
-    longest: int = 0  # what each step adds at most, where only the length of trajectories decides it
+    least: int  # with less a run with these settings cannot reach its end
+    ample: int  # with as much it is not slowed down, and there is room for the unforeseen
+    step: int  # what each step of RL adds to `least` for good; 0 where messages no longer needed are purged
+    longest: int = 0  # the maximum that each step adds, where only the length of trajectories decides it
 
 
 class Progress(NamedTuple):
-    """How far a run has come that goes on."""
+    """The progress of a run that is resumed."""
 
     stored: dict[str, int]  # bytes in each stream, by name
     sizes: dict[str, int]  # bytes that each may hold
@@ -100,68 +100,68 @@ class Progress(NamedTuple):
     warms: bool = False  # its warm-up has not ended
 
 
-def payload_room(cast: Cast, row_bytes: float) -> Room:
-    """What trajectories of RL take.
+def payload_room(config: Config, row_bytes: float) -> Room:
+    """Return what trajectories of RL take.
 
     Args:
         row_bytes: of a row of the data, on average.
     """
-    rollout, groups = cast.rollout, cast.buffer.batch_groups
-    tokens = _longest(cast)
+    rollout, groups = config.rollout, config.buffer.batch_groups
+    tokens = _longest(config)
     result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT)
     # Progress stays until there is a result: the message that names the log, and an entry for each stretch of tokens.
     sampled, limit = min(tokens, rollout.max_new_tokens), rollout.progress_limit
     entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS if entries else 0)
     batch = groups * rollout.group_size * result
-    open_work = (cast.buffer.max_lag + 1) * groups * rollout.group_size * trajectory
-    kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
-    return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, cast.learner.steps) * batch)
+    open_work = (config.buffer.max_lag + 1) * groups * rollout.group_size * trajectory
+    kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
+    return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
-def needs(cast: Cast, row_bytes: float) -> dict[str, Need]:
-    """What every stream has to hold, by name.
+def needs(config: Config, row_bytes: float) -> dict[str, Need]:
+    """Return what every stream has to hold, by name.
 
     Args:
         row_bytes: of a row of the data, on average.
     """
-    groups, warmup, learner = cast.buffer.batch_groups, cast.warmup, cast.learner
-    members, rows = groups * cast.rollout.group_size, warmup.batch_rows // warmup.rows_per_trajectory
+    groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
+    members, rows = groups * config.rollout.group_size, warmup.batch_rows // warmup.rows_per_trajectory
     packed = _PACKED + members * _MEMBER
     inside = packed <= INLINE_BYTES
-    evaluations = 1 / cast.eval.every if cast.eval.every else 0.0
-    scored = _SCORED + _SAMPLES * (row_bytes + _TEXT * cast.rollout.max_new_tokens) if cast.eval.prompts else 0.0
+    evaluations = 1 / config.eval.every if config.eval.every else 0.0
+    scored = _SCORED + _SAMPLES * (row_bytes + _TEXT * config.rollout.max_new_tokens) if config.eval.prompts else 0.0
     saved, published = _SAVED / learner.checkpoint_every, 1 / learner.publish_every
     per_step = {  # of RL, and of the warm-up
         PROMPTS: (groups * row_bytes + members * _ISSUED, warmup.batch_rows * row_bytes + rows * _ISSUED),
         GRADES: (members * _GRADED, rows * _GRADED),
         BATCHES: (packed if inside else _NAMED, _PACKED + rows * _MEMBER),
         TRAINING: (_TRAINED + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
-        ENGINES: (cast.engine.count * _LOADED * published, 0),
+        ENGINES: (config.engine.count * _LOADED * published, 0),
         EVALS: (scored * evaluations, 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
         LEDGER_BLOBS: (0 if inside else packed, 0),
     }
-    snapshots, warm_snapshots = _logged(cast, members), _logged(cast, rows)
+    snapshots, warm_snapshots = _logged(config, members), _logged(config, rows)
     found = [
-        _ledger(cast, stream, step + snapshots.get(stream, 0), warm + warm_snapshots.get(stream, 0))
+        _ledger(config, stream, step + snapshots.get(stream, 0), warm + warm_snapshots.get(stream, 0))
         for stream, (step, warm) in per_step.items()
     ]
-    found += _payload(cast, row_bytes)
+    found += _payload(config, row_bytes)
     found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0)]
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
 
 
 def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, Need]:
-    """What streams have to hold in the end, given what they hold already; a run that drops more grows faster."""
+    """Return what streams have to hold in the end, given what they hold already; a run that drops more grows faster."""
     return {name: _rest(need, progress) for name, need in whole.items()}
 
 
 def _rest(need: Need, progress: Progress) -> Need:
     stored = progress.stored.get(need.stream.name, 0)
-    if need.stream.keep is not Keep.LEDGER or need.stream is DEAD:
+    if need.stream.keep is not Retention.LEDGER or need.stream is DEAD:
         return need
     step = max(need.step, math.ceil(stored / progress.trained) if progress.trained else 0)
     least = stored + _BASE + progress.left * step
@@ -170,11 +170,11 @@ def _rest(need: Need, progress: Progress) -> Need:
     return need._replace(least=least, ample=2 * least + _SPARE, step=step)
 
 
-def files_bytes(cast: Cast, parameters: int) -> int:
-    """What weights, checkpoints and the exported model take on the disk."""
-    weights = parameters * (4 if cast.learner.dtype == "float32" else 2)
-    checkpoints = (cast.learner.keep_checkpoints + 1) * parameters * _STATE
-    return checkpoints + (cast.learner.keep_versions + cast.engine.count + 3) * weights
+def files_bytes(config: Config, parameters: int) -> int:
+    """Return the bytes of weights, checkpoints and the exported model on the disk."""
+    weights = parameters * (4 if config.learner.dtype == "float32" else 2)
+    checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
+    return checkpoints + (config.learner.keep_versions + config.engine.count + 3) * weights
 
 
 def created_parameters(create: CreateModelSettings) -> int:
@@ -183,57 +183,57 @@ def created_parameters(create: CreateModelSettings) -> int:
     return create.hidden * (2 * (len(create.alphabet) + 3) + create.layers * (attention + 3 * create.ffn))
 
 
-def _ledger(cast: Cast, stream: Stream, step: float, warm: float) -> Need:
-    least = math.ceil(_BASE + cast.warmup.steps * warm + (cast.learner.steps - cast.start.step) * step)
+def _ledger(config: Config, stream: Stream, step: float, warm: float) -> Need:
+    least = math.ceil(_BASE + config.warmup.steps * warm + (config.learner.steps - config.start.step) * step)
     spare = _BY_TIME if stream in (FLEET, ACTORS) else _SPARE
     return Need(stream, least, 2 * least + spare, math.ceil(step))
 
 
-def _snapshot_bytes(cast: Cast) -> dict[Stream, int]:
+def _snapshot_bytes(config: Config) -> dict[Stream, int]:
     """Of one snapshot of each keeper, by its log."""
-    groups, kept = cast.buffer.batch_groups, max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
-    open_groups, members = (cast.buffer.max_lag + 1) * groups, groups * cast.rollout.group_size
+    groups, kept = config.buffer.batch_groups, max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
+    open_groups, members = (config.buffer.max_lag + 1) * groups, groups * config.rollout.group_size
     return {
         PROMPTS: _STATE_BASE + open_groups * _OPEN_GROUP,
-        BATCHES: _STATE_BASE + open_groups * cast.rollout.group_size * _OPEN_TRAJECTORY,
+        BATCHES: _STATE_BASE + open_groups * config.rollout.group_size * _OPEN_TRAJECTORY,
         TRAINING: _STATE_BASE + kept * _KEPT_STEP,
         FLEET: _STATE_BASE + kept * (groups * _KEPT_GROUP + members * _KEPT_MEMBER),
     }
 
 
-def _logged(cast: Cast, members: int) -> dict[Stream, float]:
+def _logged(config: Config, members: int) -> dict[Stream, float]:
     """Bytes that snapshots add to each keeper's log with every step of so many trajectories."""
     large = (_PACKED + members * _MEMBER) / _COUNTED  # a batch.packed counts as several messages
     folded = {PROMPTS: members + large, BATCHES: 2 * members + large, TRAINING: large, FLEET: large}
-    every = cast.keepers.snapshot_every
+    every = config.keepers.snapshot_every
     return {
         stream: folded[stream] / every * (size if size <= INLINE_BYTES else _NAMED)
-        for stream, size in _snapshot_bytes(cast).items()
+        for stream, size in _snapshot_bytes(config).items()
     }
 
 
-def _payload(cast: Cast, row_bytes: float) -> tuple[Need, Need]:
+def _payload(config: Config, row_bytes: float) -> tuple[Need, Need]:
     """Tokens, and the blobs of what is too large for one message."""
-    room = payload_room(cast, row_bytes)
-    longest = room.batch // (cast.buffer.batch_groups * cast.rollout.group_size)
-    warm = cast.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if cast.warmup.steps else 0.0
-    least = max(room.least, math.ceil((cast.buffer.max_lag + 3) * warm))
-    whole = room.least + cast.learner.steps * room.batch
-    most = max(least, room.full if cast.nats.keep == "checkpoint" else whole)
+    room = payload_room(config, row_bytes)
+    longest = room.batch // (config.buffer.batch_groups * config.rollout.group_size)
+    warm = config.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if config.warmup.steps else 0.0
+    least = max(room.least, math.ceil((config.buffer.max_lag + 3) * warm))
+    whole = room.least + config.learner.steps * room.batch
+    most = max(least, room.full if config.nats.keep == "checkpoint" else whole)
     inline = min(1.0, INLINE_BYTES / longest)  # a longer result lies in the blob stream, a shorter one never does
-    kept = room.batch if cast.nats.keep == "run" else 0
+    kept = room.batch if config.nats.keep == "run" else 0
 
     def need(stream: Stream, share: float, besides: int) -> Need:
         ample = math.ceil(share * most / CHECKPOINT_SHARE) + besides + _SPARE
         return Need(stream, math.ceil(share * least / PAUSE_SHARE) + besides, ample, 0, math.ceil(share * kept))
 
-    snapshots = _SNAPSHOTS * sum(size for size in _snapshot_bytes(cast).values() if size > INLINE_BYTES)
+    snapshots = _SNAPSHOTS * sum(size for size in _snapshot_bytes(config).values() if size > INLINE_BYTES)
     # Snapshots alone must not count as pressure, which would ask for checkpoints that make no room.
     blobs = need(BLOBS, float(inline < 1), max(MB, math.ceil(snapshots / TRIM_SHARE)))
     return need(TRAJECTORIES, inline, 0), blobs
 
 
-def _longest(cast: Cast) -> int:
+def _longest(config: Config) -> int:
     """Tokens of the longest trajectory: the context, where it is known; else a prompt as long as its answer."""
-    context = cast.model.create.context if not cast.model.path else 2 * cast.rollout.max_new_tokens
-    return cast.engine.context or context
+    context = config.model.create.context if not config.model.path else 2 * config.rollout.max_new_tokens
+    return config.engine.context or context

@@ -19,21 +19,21 @@ NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 
 
 class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of every table of a cast."""
+    """Base of every table of a config."""
 
 
 class NatsSettings(Settings):
-    """Where the topics live."""
+    """NATS: the server that holds the topics."""
 
     url: str = ""
     """NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one
     here for this run."""
     host: str = "127.0.0.1"
-    """IP address of this machine that a server started here listens on; `0.0.0.0` for all. It speaks no TLS."""
+    """IP address of this machine that a server started here listens on; `0.0.0.0` for all. It uses no TLS."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """Port of a server started here, of three the first of three in a row; 0: a free one, kept when the run goes on."""
     user: str = ""
-    """User name, when the URL needs one: it plays every role."""
+    """User name, when the URL needs one: all roles share it."""
     password_file: str = ""
     """File that holds the password (never the password itself)."""
     nkey_file: str = ""
@@ -50,7 +50,7 @@ class NatsSettings(Settings):
     """MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk."""
     keep: Literal["checkpoint", "run"] = "checkpoint"
     """How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
-    replay a run from its beginning; `asyncrl check` says what that may take)."""
+    replay a run from its beginning; `asyncrl check` prints the room that takes)."""
     servers: Literal[1, 3] = 1
     """NATS servers that the run starts here when `url` is empty; of three, any one may die at any time."""
     replicas: Literal[1, 3, 5] = 1
@@ -99,7 +99,7 @@ class ModelSettings(Settings):
 
 
 class TaskSettings(Settings):
-    """What is learnt: prompts and how a trajectory comes about."""
+    """The task: prompts and the rollout function."""
 
     source: str = "reverse"
     """`reverse`, `sum`, `reasoning-gym:NAME`, or a file: `rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`."""
@@ -114,7 +114,7 @@ class TaskSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """How a finished trajectory is graded."""
+    """The reward: how a finished trajectory is graded."""
 
     function: str = "exact"
     """`exact`, `math`, `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`."""
@@ -191,7 +191,7 @@ class WarmupSettings(Settings):
 
 
 class BufferSettings(Settings):
-    """What is trained on, and how old it may be."""
+    """The buffer: which tokens are trained on, and how old they may be."""
 
     batch_groups: Positive = 64
     """Groups of one optimiser step."""
@@ -200,14 +200,14 @@ class BufferSettings(Settings):
     ahead: Annotated[int, Meta(ge=-1, le=1)] = -1
     """Batches packed ahead of the one in training: 0, 1, or -1 for min(1, max_lag)."""
     stale: Literal["mask", "drop", "reissue"] = "mask"
-    """What happens to a trajectory with tokens beyond max_lag: they are masked, it is dropped, or it is dropped and
-    issued again as a new attempt."""
+    """Treatment of a trajectory with tokens beyond max_lag: they are masked, it is dropped, or it is dropped and issued
+    again as a new attempt."""
     min_fresh: Share = 0.25
     """With `mask`, a trajectory with a smaller share of tokens within max_lag is dropped with reason `lag`."""
     group_deadline_s: Seconds = 600.0
     """Seconds after its issue when a group is packed with the members it has (at least two), or dropped."""
     zero_variance: Literal["keep", "drop"] = "keep"
-    """Whether groups whose rewards are all equal are trained on (with advantage 0) or dropped and replaced."""
+    """Train groups whose rewards are all equal (with advantage 0), or drop and replace them."""
 
 
 class LearnerSettings(Settings):
@@ -230,12 +230,12 @@ class LearnerSettings(Settings):
     max_grad_norm: Rate = 1.0
     """Gradient norm above which gradients are scaled down."""
     loss: Literal["grpo"] = "grpo"
-    """Objective of RL: `grpo`, the policy gradient of group-relative advantages, corrected for off-policy tokens as
-    `correction` says. The warm-up's is the negative log-likelihood."""
+    """Objective of RL: `grpo`, the policy gradient of group-relative advantages, corrected for off-policy tokens by
+    `correction`. The warm-up's is the negative log-likelihood."""
     advantage: Literal["grpo", "centered", "none"] = "grpo"
     """`grpo`: (r - mean) / std of the group; `centered`: r - mean; `none`: the reward."""
     aggregation: Literal["trajectory", "token", "group", "constant"] = "token"
-    """What counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
+    """The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
     clip_low: Share = 0.2
     """With `bypass`: ratio clip below 1."""
     clip_high: NonNegative = 0.28
@@ -325,10 +325,10 @@ class KeeperSettings(Settings):
 
 
 class RecorderSettings(Settings):
-    """What is written for people."""
+    """The recorder: files for people."""
 
     plot: bool = True
-    """Whether `reward.png` is drawn at the end."""
+    """Draw `reward.png` at the end."""
     samples: Count = 4
     """Trajectories of each batch, and answers of each evaluation (five at most), whose texts are kept in
     `samples.jsonl`; 0 for none."""
@@ -337,7 +337,7 @@ class RecorderSettings(Settings):
 
 
 class StartSettings(Settings):
-    """What training begins with instead of an untrained model. `asyncrl fork` writes it."""
+    """The start: a checkpoint that training begins with instead of an untrained model. `asyncrl fork` writes it."""
 
     checkpoint: str = ""
     """Checkpoint directory to begin with, weights and optimiser; empty begins with the model as it is."""
@@ -347,8 +347,8 @@ class StartSettings(Settings):
     """Number of the first prompt that is issued, in the order of the data."""
 
 
-class Cast(Settings):
-    """A cast: which actors play, how many, with what settings."""
+class Config(Settings):
+    """A config: which actors run, how many, with what settings."""
 
     run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "run"
     """Id of the run, in every topic's subject."""
@@ -358,13 +358,13 @@ class Cast(Settings):
     directory: str = "runs"
     """Folder under which the run's directory is made."""
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
-    """Where the topics live."""
+    """NATS: the server that holds the topics."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     """The model that is trained."""
     task: TaskSettings = msgspec.field(default_factory=TaskSettings)
-    """What is learnt."""
+    """The task: prompts and the rollout function."""
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
-    """How trajectories are graded."""
+    """The reward: how trajectories are graded."""
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
     """Rollout workers."""
     warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
@@ -382,7 +382,7 @@ class Cast(Settings):
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     """Files for people."""
     start: StartSettings = msgspec.field(default_factory=StartSettings)
-    """What training begins with."""
+    """The checkpoint that training begins with."""
 
     @property
     def origin(self) -> int:

@@ -1,4 +1,4 @@
-"""How much each stream of a run may hold: from the settings, from what it needs, and from the room on the disk."""
+"""Stream sizes: from the settings, from what each stream needs, and from the room on the disk."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from asyncrl.config.room import (
     needs_of_the_rest,
     payload_room,
 )
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import RowSetup
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
-from topics.topic import DEAD, TRAJECTORIES, Keep, Stream
+from topics.topic import DEAD, TRAJECTORIES, Retention, Stream
 
 _ON_DISK = 1.2  # bytes on the disk for one that the server counts
 _SAMPLED_ROWS = 500
 _SAMPLED_S = 1.0  # some sources take a second for a row
-_SETTINGS = {Keep.LEDGER: "nats.ledger_max_mb", Keep.PAYLOAD: "nats.stream_max_mb"}
+_SETTINGS = {Retention.LEDGER: "nats.ledger_max_mb", Retention.PAYLOAD: "nats.stream_max_mb"}
 _SHOWN = 4  # streams that a message names
 
 
 class Disk(NamedTuple):
-    """Where a run's own server and its files lie. Bytes."""
+    """The location of a run's own server and its files. Bytes."""
 
     folder: Path
     free: int  # or taken by the run itself already
@@ -51,12 +51,12 @@ class Disk(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What each stream of a run needs, and what it may hold."""
+    """The room that each stream of a run needs, and its size."""
 
-    cast: Cast
+    config: Config
     row_bytes: float  # of a row of the data, on average
     needs: dict[str, Need]
-    disk: Disk | None = None  # None: the server is somebody else's
+    disk: Disk | None = None  # None: the server is external
     room: int | None = None  # bytes for all streams together, where they are known
     before: dict[str, int] = field(default_factory=dict)  # sizes of the streams of a run that goes on
 
@@ -82,10 +82,10 @@ class Plan:
         }
 
     def shortages(self) -> Iterator[Finding]:
-        """Why a run with these settings cannot reach its end."""
+        """Return why a run with these settings cannot reach its end."""
         for keep, besides in (
-            (Keep.LEDGER, ("learner.steps",)),
-            (Keep.PAYLOAD, ("buffer.max_lag", "buffer.batch_groups", "rollout.group_size")),
+            (Retention.LEDGER, ("learner.steps",)),
+            (Retention.PAYLOAD, ("buffer.max_lag", "buffer.batch_groups", "rollout.group_size")),
         ):
             key, short = _SETTINGS[keep], [need for need in self._stored if need.stream.keep is keep]
             short = [need for need in short if 0 < self._given(need.stream) < need.least]
@@ -101,7 +101,7 @@ class Plan:
                 f"the run needs {_mb(self.least)} MB and there is room for {self.room // MB:,} in {self.disk.folder} "
                 f"({self._disk_text(self.disk)}): {_listed(self._stored)}. Free space, name another directory, or set "
             )
-            limit = ("nats.disk_max_mb",) if self.cast.nats.disk_max_mb else ()
+            limit = ("nats.disk_max_mb",) if self.config.nats.disk_max_mb else ()
             yield Finding(
                 (*limit, "directory", "learner.steps"),
                 f"{message}learner.steps to what fits{self._fewer(self._stored, self.room)} ({self._per_step})",
@@ -109,7 +109,7 @@ class Plan:
 
     @property
     def advice(self) -> str:
-        """What to do where a server that is somebody else's has too little room."""
+        """Return advice for an external server with too little room."""
         fewer = self._fewer(self._stored, self.room or 0)
         return (
             f"the run needs {_mb(self.least)} MB: {_listed(self._stored)}. Make room there, or lower "
@@ -117,18 +117,18 @@ class Plan:
         )
 
     def hints(self) -> Iterator[str]:
-        """What the run will do for want of room, short of standing still."""
-        cast, need, size = self.cast, self.needs[TRAJECTORIES.name], self.sizes[TRAJECTORIES.name]
-        keeps = cast.nats.keep == "run"
-        wanted = need.longest * cast.learner.steps if keeps else payload_room(cast, self.row_bytes).full
+        """Return the effects of scarce room on the run, short of a stall."""
+        config, need, size = self.config, self.needs[TRAJECTORIES.name], self.sizes[TRAJECTORIES.name]
+        keeps = config.nats.keep == "run"
+        wanted = need.longest * config.learner.steps if keeps else payload_room(config, self.row_bytes).full
         if wanted <= CHECKPOINT_SHARE * size:
             return
         most = math.ceil(wanted / CHECKPOINT_SHARE / MB)
         text = f"{_mb(wanted)} MB if trajectories are as long as they may be; nats.stream_max_mb = {most:,} has room"
         if keeps:
-            yield f'nats.keep = "run" may fill the stream before the end: {cast.learner.steps} batches are {text}'
+            yield f'nats.keep = "run" may fill the stream before the end: {config.learner.steps} batches are {text}'
         else:
-            kept = max(2, cast.learner.keep_checkpoints) * cast.learner.checkpoint_every
+            kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
             yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {text}"
 
     def table(self) -> str:
@@ -141,7 +141,7 @@ class Plan:
         held = sum(self.sizes[need.stream.name] for need in self._stored)
         lines.append(f"{'on the disk':<14}{_mb(self.least):>10}{_mb(held):>10}")
         if self.disk is None:
-            lines.append(f"the server at {self.cast.nats.url} must have {_mb(held)} MB that no other stream reserves")
+            lines.append(f"the server at {self.config.nats.url} must have {_mb(held)} MB that no other stream reserves")
         else:
             room, folder = f"{(self.room or 0) // MB:,}", self.disk.folder
             lines.append(f"room for streams: {room} MB in {folder} ({self._disk_text(self.disk)})")
@@ -150,82 +150,87 @@ class Plan:
     @property
     def _stored(self) -> list[Need]:
         """Of streams that lie on a disk."""
-        return [need for need in self.needs.values() if need.stream.keep is not Keep.LAST]
+        return [need for need in self.needs.values() if need.stream.keep is not Retention.LAST]
 
     def _given(self, stream: Stream) -> int:
         """Bytes that the settings give a stream; 0 where they leave it open."""
-        nats = self.cast.nats
-        return MB * {Keep.LEDGER: nats.ledger_max_mb, Keep.PAYLOAD: nats.stream_max_mb, Keep.LAST: 0}[stream.keep]
+        nats = self.config.nats
+        return (
+            MB
+            * {Retention.LEDGER: nats.ledger_max_mb, Retention.PAYLOAD: nats.stream_max_mb, Retention.LAST: 0}[
+                stream.keep
+            ]
+        )
 
     def _kept(self, need: Need) -> int:
-        """The size a stream has already on a server of somebody else, where it will do; that may refuse any other."""
+        """Return the present size of a stream on an external server, where it suffices; it may refuse any other."""
         before = self.before.get(need.stream.name, 0)
         return before if self.disk is None and before >= need.least else 0
 
     def _full(self, need: Need, size: int) -> str:
-        cast = self.cast
+        config = self.config
         if need.stream is DEAD:
             return "never: the oldest letters make room"
         if need.longest:
             return f"after step {size // need.longest:,}, if every trajectory were as long as it may be"
         if not need.step:
-            keeps = {Keep.LEDGER: "never by training", Keep.PAYLOAD: "never: purged behind checkpoints"}
+            keeps = {Retention.LEDGER: "never by training", Retention.PAYLOAD: "never: purged behind checkpoints"}
             return keeps.get(need.stream.keep, "never: in memory, one message for each actor")
-        steps = cast.learner.steps + (size - need.least) // need.step
-        trajectories = (steps - cast.start.step) * cast.buffer.batch_groups * cast.rollout.group_size
-        return f"after step {steps:,} (of {cast.learner.steps:,}), {trajectories:,} trajectories"
+        steps = config.learner.steps + (size - need.least) // need.step
+        trajectories = (steps - config.start.step) * config.buffer.batch_groups * config.rollout.group_size
+        return f"after step {steps:,} (of {config.learner.steps:,}), {trajectories:,} trajectories"
 
     def _fewer(self, short: list[Need], given: int) -> str:
-        """How many steps would fit, where that is any."""
-        steps = self.cast.learner.steps
+        """Return the number of steps that would fit, where that is any."""
+        steps = self.config.learner.steps
         if len(short) == len(self._stored):
             fits = steps - math.ceil((self.least - given) / max(1, sum(need.step for need in short)))
         else:
             fits = min(steps - math.ceil((need.least - given) / max(1, need.step)) for need in short)
-        return f"; learner.steps = {fits:,} would fit" if self.cast.start.step < fits < steps else ""
+        return f"; learner.steps = {fits:,} would fit" if self.config.start.step < fits < steps else ""
 
     @property
     def _per_step(self) -> str:
-        steps, members = self.cast.learner.steps, self.cast.buffer.batch_groups * self.cast.rollout.group_size
+        steps, members = self.config.learner.steps, self.config.buffer.batch_groups * self.config.rollout.group_size
         return f"{steps:,} steps of {members:,} trajectories; a row of the data has {self.row_bytes:,.0f} B"
 
     def _disk_text(self, disk: Disk) -> str:
-        limit = self.cast.nats.disk_max_mb
+        limit = self.config.nats.disk_max_mb
         asked = f"nats.disk_max_mb = {limit:,}, " if limit else ""
         return (
             f"{asked}{disk.free // MB:,} MB free, of which {RESERVE_MB} stay free and {_mb(disk.files)} are for weights"
         )
 
 
-def plan(cast: Cast, base: Path, *, root: Path | None = None, progress: Progress | None = None) -> Plan:
-    """What the streams of a run need and may hold.
+def plan(config: Config, base: Path, *, root: Path | None = None, progress: Progress | None = None) -> Plan:
+    """Return what the streams of a run need and may hold.
 
     Args:
-        base: folder of the cast's relative paths.
+        base: folder of the config's relative paths.
         root: directory of a run that is there already; what it has taken counts as free.
         progress: of a run that goes on.
 
     Raises:
         DataError, OSError: its data cannot be read.
     """
-    options = msgspec.json.encode(cast.task.options)
-    row_bytes = _row_bytes(cast.task.source, options, cast.seed, base, cast.task.row_limit_s)
-    needed = needs(cast, row_bytes)
+    options = msgspec.json.encode(config.task.options)
+    row_bytes = _row_bytes(config.task.source, options, config.seed, base, config.task.row_limit_s)
+    needed = needs(config, row_bytes)
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
-    disk = None if cast.nats.url else _disk(cast, base, root)
+    disk = None if config.nats.url else _disk(config, base, root)
     room = disk.room if disk is not None else None
-    return Plan(cast, row_bytes, needed, disk, room, progress.sizes if progress is not None else {})
+    return Plan(config, row_bytes, needed, disk, room, progress.sizes if progress is not None else {})
 
 
-def _disk(cast: Cast, base: Path, root: Path | None) -> Disk:
-    wanted = root or Path(cast.directory).resolve()
+def _disk(config: Config, base: Path, root: Path | None) -> Disk:
+    wanted = root or Path(config.directory).resolve()
     folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free + (_taken(root) if root is not None else 0)
-    files = files_bytes(cast, _parameters(cast, base))
-    most = cast.nats.disk_max_mb * MB or free
+    files = files_bytes(config, _parameters(config, base))
+    most = config.nats.disk_max_mb * MB or free
     room = min(most, free - RESERVE_MB * MB - files)
-    return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / cast.nats.servers))
+    return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / config.nats.servers))
 
 
 def _taken(root: Path) -> int:
@@ -239,11 +244,11 @@ def _taken(root: Path) -> int:
     return total
 
 
-def _parameters(cast: Cast, base: Path) -> int:
-    if not cast.model.path:
-        return created_parameters(cast.model.create)
+def _parameters(config: Config, base: Path) -> int:
+    if not config.model.path:
+        return created_parameters(config.model.create)
     try:
-        return count_parameters(base / cast.model.path)
+        return count_parameters(base / config.model.path)
     except ModelError:
         return 0  # named where the model itself is checked
 

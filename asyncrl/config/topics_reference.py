@@ -1,4 +1,4 @@
-"""What the topic table says about itself: every message's fields with their types and the comments in the source."""
+"""The reference of all topics, from the topic table: every message's fields with their types and comments."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from topics.table import TOPICS
-from topics.topic import STREAMS, Keep, Topic
+from topics.topic import STREAMS, Retention, Topic
 from topics.wire import Message
 
 KEPT = {
-    Keep.LEDGER: "for the whole run",
-    Keep.PAYLOAD: "until nothing needs it",
-    Keep.LAST: "the newest of each key",
+    Retention.LEDGER: "for the whole run",
+    Retention.PAYLOAD: "until nothing needs it",
+    Retention.LAST: "the newest of each key",
 }
 ARRAYS = {"Int32Array": "<i4", "Float32Array": "<f4", "UInt8Array": "u1"}
 INTRODUCTION = """\
 # Topics
 
-Everything that actors say to each other. A message has the subject `asyncrl.<run>.<noun>.<participle>[.<key>]` in the
+All messages between actors. A message has the subject `asyncrl.<run>.<noun>.<participle>[.<key>]` in the
 JetStream stream `ASYNCRL_<run>_<STREAM>`. It is read from there ([observe.md](observe.md)), and published to
-`_R_.<STREAM>.` and its subject ([security.md](security.md#who-can-store-what) says why). Messages are MessagePack maps
-from field name to value (JSON where that is said); any MessagePack reader can read them. `Int32Array`, `Float32Array`
+`_R_.<STREAM>.` and its subject ([security.md](security.md#what-each-role-can-store)). Messages are MessagePack maps
+from field name to value (JSON where that is noted); any MessagePack reader can read them. `Int32Array`, `Float32Array`
 and `UInt8Array` are `bin` values that hold little-endian elements of `<i4`, `<f4` and `u1`. A field that has its
 default may be left out. Every message also carries `v`, the version of its type: readers take `v` and `v - 1` and
 ignore fields they do not know.
@@ -98,12 +98,18 @@ def topics_markdown() -> str:
     for stream in STREAMS:
         writer = stream.keeper or "many"
         lines.append(f"| `{stream.name}` | {KEPT[stream.keep]} | {writer} | {stream.about} |")
-    lines += ["", "## All topics", "", "| topic | message | stream | said by | heard by |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## All topics",
+        "",
+        "| topic | message | stream | publishers | subscribers |",
+        "|---|---|---|---|---|",
+    ]
     for topic in TOPICS:
         anchor = topic.name.replace(".", "")
         lines.append(
             f"| [`{topic.name}`](#{anchor}) | `{topic.message.__name__}` | `{topic.stream.name}` | "
-            f"{roles(topic.said_by)} | {roles(topic.heard_by)} |"
+            f"{roles(topic.publishers)} | {roles(topic.subscribers)} |"
         )
     for topic in TOPICS:
         lines += ["", *_topic_section(topic)]
@@ -117,7 +123,7 @@ def topics_markdown() -> str:
 
 
 def roles(names: tuple[str, ...]) -> str:
-    """`rollout, reward`; `all` where it is every role of a cast."""
+    """`rollout, reward`; `all` where it is every role of a config."""
     return "all" if len(names) >= 9 else ", ".join(names)
 
 
@@ -130,7 +136,8 @@ def _topic_section(topic: Topic[Any]) -> list[str]:
         about(topic.message),
         "",
         f"- subject `asyncrl.<run>.{topic.name}{key}`, {where}{', as JSON' if topic.json else ''}",
-        f"- `{topic.message.__name__}`, said by {roles(topic.said_by)}; heard by {roles(topic.heard_by)}",
+        f"- `{topic.message.__name__}`, published by {roles(topic.publishers)}; "
+        f"subscribed to by {roles(topic.subscribers)}",
     ]
     headers = headers_of(topic.message)
     if headers:

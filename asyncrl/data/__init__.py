@@ -1,0 +1,1 @@
+"""Task data: prompts by number, tokenizer, chat templates."""

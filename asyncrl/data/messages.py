@@ -18,17 +18,17 @@ _PLAIN_TYPES = {
 
 
 def plain_type(value: Any) -> str:
-    """What a value is, as JSON calls it."""
+    """Return the JSON name of a value's type."""
     return _PLAIN_TYPES.get(type(value), type(value).__name__)
 
 
 def has_answer(messages: Sequence[dict[str, Any]]) -> bool:
-    """Whether the assistant speaks in a chat: as a row to imitate it needs no label."""
+    """Return whether an assistant message is in a chat: as a row to imitate it needs no label."""
     return any(message.get("role") == "assistant" for message in messages)
 
 
 def message_problem(messages: Sequence[Any]) -> str:
-    """What is wrong with the first bad message of a chat; empty where each has a role and a content.
+    """Return what is wrong with the first bad message of a chat; empty where each has a role and a content.
 
     The assistant may call tools instead of writing a content. Templates write nothing for a key that is missing.
     """

@@ -1,4 +1,4 @@
-"""A Hugging Face model directory: what its files say, and a check without loading it."""
+"""A Hugging Face model directory: read its configuration, and check it without loading it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import msgspec
 from safetensors import SafetensorError, safe_open
 
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 
 
-class ModelError(Fault):
+class ModelError(AsyncRLError):
     """A directory that is no whole model of a supported architecture."""
 
 
 class ModelInfo(NamedTuple):
-    """What a model directory holds."""
+    """The contents of a model directory."""
 
     architecture: str
     vocab_size: int
@@ -85,7 +85,7 @@ def _weight_files(path: Path) -> Iterator[Path]:
 
 
 def _check_weights(file: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes in a file; refuse one whose header is broken, or promises more or fewer bytes than there are."""
+    """Return the shapes in a file; refuse one whose header is broken, or promises another number of bytes."""
     try:
         with safe_open(file, framework="np") as weights:
             return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""What the data of a task is: prompts by number."""
+"""The protocol of task data: prompts by number."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DataSource(Protocol):
         ...
 
     def describe(self) -> str:
-        """One line that says what the rows are."""
+        """Describe the rows in one line."""
         ...
 
 

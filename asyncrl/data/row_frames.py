@@ -1,4 +1,4 @@
-"""What a process that makes rows and its parent send each other: length-prefixed MessagePack over pipes."""
+"""The frames between a process that makes rows and its parent: length-prefixed MessagePack over pipes."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class RowMaker:
             self._fail_all(self._down)
         missing = [number for number, row in self._rows.items() if not row.done() and number not in self._asked]
         if not missing or self._process.stdin is None or self._process.stdin.is_closing():
-            return  # whoever follows `run` is told that the process ended
+            return  # callers that await `run` get the error that the process ended
         if not self._asked:
             self._ticks = 0
         self._asked.update(dict.fromkeys(missing))
@@ -183,14 +183,14 @@ class RowMaker:
         return DataError(f"data {self._spec!r}: row {number} {words}")
 
     def _fail(self, number: int, error: Exception) -> None:
-        """Whoever needs this row gets the error; the rows before it are served."""
+        """Fail a row: its callers get the error; the rows before it are served."""
         row = self._rows.get(number)
         if row is not None and not row.done():
             row.set_exception(error)
-            row.exception()  # asked for once: it is no fault that nobody needs the row
+            row.exception()  # requested once: a row that is not needed is no fault
 
     def _fail_all(self, error: Exception) -> None:
-        """Whoever needs a row that is not made gets the error: another process may make it."""
+        """Fail all rows that are not made: another process may make them."""
         self._down = error
         for number in self._rows:
             self._fail(number, error)

@@ -24,7 +24,7 @@ _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
 def label_reader(reward: str, *, warmup_steps: int) -> str:
-    """What reads the label of each row, so that a row without one is an error; empty where nothing does."""
+    """Return what reads the label of each row, so that a row without one is an error; empty where nothing does."""
     if reward in ("exact", "math") or reward.startswith("reasoning-gym"):
         return "the reward"
     return _WARMUP if warmup_steps else ""
@@ -41,12 +41,12 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
         base: folder that a relative path is looked for in.
-        labels_for: what reads labels, as `label_reader` tells.
+        labels_for: the reader of labels, as by `label_reader`.
 
     Raises:
-        DataError: says what is wrong with spec, options or file.
+        DataError: states what is wrong with spec, options or file.
     """
-    from asyncrl.tasks import procedural  # both modules name DataSource
+    from asyncrl.data import procedural  # both modules name DataSource
 
     match = _SLICE.fullmatch(spec)
     path = match["path"] if match else spec

@@ -55,7 +55,7 @@ class ChatTemplate:
         """Write `messages` as one text.
 
         Returns:
-            The text, and where in it the template marks what the assistant says.
+            The text, and the spans of it that the template marks as the assistant's.
         """
         # As transformers does: templates know missing keys better than empty ones.
         present = [{key: value for key, value in message.items() if value is not None} for message in messages]

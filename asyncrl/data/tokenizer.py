@@ -111,11 +111,12 @@ class TaskTokenizer:
 
         Returns:
             tokens: [T] int32.
-            mask: [T] uint8, 1 on what the assistant says, its end-of-sequence token included; 0 on the first token,
+            mask: [T] uint8, 1 on the assistant's tokens, its end-of-sequence token included; 0 on the first token,
                 which nothing predicts: no count of trainable tokens may hold what is never trained.
 
         Raises:
-            TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is whose.
+            TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is the
+                assistant's.
         """
         if isinstance(row.prompt, str) or not has_answer(row.prompt):
             prompt, answer = self.encode_prompt(row, max_tokens=max_tokens), self.encode_answer(row)
@@ -133,7 +134,7 @@ class TaskTokenizer:
         return self._checked(tokens, max_tokens, f"supervised row {_shown(row)}"), mask
 
     def encode(self, text: str) -> Int32Array:
-        """Tokens of text that joins a conversation under way (what a tool said): [T] int32, no special tokens."""
+        """Return the tokens of text that joins a conversation (a tool's answer): [T] int32, no special tokens."""
         return _array(self._encode(text).ids)
 
     def decode(self, ids: Int32Array | list[int]) -> str:
@@ -147,7 +148,7 @@ class TaskTokenizer:
     def _encode(self, text: str, *, special: bool = False) -> Encoding:
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)
-        except Exception as error:  # the library raises nothing narrower, for a word that its vocabulary lacks
+        except Exception as error:  # the library raises nothing narrower for a word that its vocabulary lacks
             raise TokenizerError(f"{self._name} cannot encode {text[:80]!r}: {error}") from error
 
     def _render(
@@ -169,7 +170,7 @@ class TaskTokenizer:
             raise TokenizerError(f"prompt {_shown(row)}: the chat template of {self._name} fails: {error}") from error
 
     def _spans_by_prefix(self, row: PromptRow, messages: list[dict[str, Any]], text: str) -> list[Span]:
-        """Where the assistant speaks, for a template that does not mark it with `{% generation %}`.
+        """Return the assistant's spans for a template that does not mark them with `{% generation %}`.
 
         A message's span is what it adds to the text before it, up to the last end-of-sequence token in it.
         """
@@ -183,10 +184,10 @@ class TaskTokenizer:
             if not (text.startswith(after) and after.startswith(before)):
                 raise TokenizerError(
                     f"prompt {_shown(row)}: the chat template of {self._name} writes message {number} differently when "
-                    "others follow; mark what the assistant says with {% generation %} in the template"
+                    "others follow; mark the assistant's text with {% generation %} in the template"
                 )
-            said = after[len(before) :]
-            cut = max((said.rfind(end) + len(end) for end in ends if end in said), default=len(said))
+            reply = after[len(before) :]
+            cut = max((reply.rfind(end) + len(end) for end in ends if end in reply), default=len(reply))
             spans.append((len(before), len(before) + cut))
         return spans
 

@@ -1,4 +1,4 @@
-"""What an engine answers, read leniently: SGLang 0.5.17 and the embedded engine differ, and aborts come thin."""
+"""Parse an engine's answers leniently: SGLang 0.5.17 and the embedded engine differ, and aborts lack fields."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Generation(msgspec.Struct, frozen=True):
 
     token_ids: Int32Array  # [T] sampled tokens, a stop token included
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
-    weight_versions: list[VersionSpan]  # exact where the engine says so, else one span per streamed chunk
+    weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
 
 
@@ -63,7 +63,7 @@ class _Fault(msgspec.Struct, frozen=True):
     code: int | str | None = None
 
     def error(self) -> EngineError:
-        """What it means; SGLang names no code where it refuses an input."""
+        """Classify an error; SGLang gives no code where it refuses an input."""
         return fault_of(self.code, self.message) if isinstance(self.code, int) else EngineRefused(self.message)
 
 
@@ -92,12 +92,12 @@ class Assembly:
 
     @property
     def finished(self) -> bool:
-        """Whether the last event came."""
+        """Return whether the last event came."""
         return self._finish is not None
 
     @property
     def begun(self) -> bool:
-        """Whether a token came."""
+        """Return whether a token came."""
         return bool(self._tokens)
 
     def add(self, answer: Answer) -> None:

@@ -47,13 +47,13 @@ class Member:
         self.assembly = Assembly(on_tokens)
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
-        self.heard_at = time.monotonic()  # when something of it came last, or when it was asked for
+        self.seen_at = time.monotonic()  # when its last part came, or when it was requested
 
     def take(self, answer: Answer) -> None:
         """Take in what came of it; answers the caller if it ended."""
         if self.future.done():
             return
-        self.heard_at = time.monotonic()
+        self.seen_at = time.monotonic()
         try:
             self.assembly.add(answer)
         except Exception as fault:  # the engine's, or one of the caller's own callback: each is for the caller alone
@@ -69,7 +69,7 @@ class Member:
             self.future.set_result(self.assembly.result())
 
     def fail(self, fault: Exception) -> None:
-        """Tell the caller, unless it was answered or left."""
+        """Notify the caller, unless it was answered or left."""
         if not self.future.done():
             self.future.set_exception(fault)
 
@@ -127,19 +127,19 @@ class Batcher:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def _watch(self) -> None:
-        """Fail whom nothing came of for too long: a deadline for each, however long its neighbours take."""
-        now, heard_at = time.monotonic(), []
+        """Fail members without an answer for too long: a deadline for each, however long its neighbours take."""
+        now, seen_at = time.monotonic(), []
         for member in self._waiting:
             if member.future.done():
                 continue  # its caller is about to be told
-            if member.heard_at + self._silent_s <= now:
+            if member.seen_at + self._silent_s <= now:
                 member.left = True
                 member.fail(RequestFailed(f"no token for {self._silent_s:g} s"))
             else:
-                heard_at.append(member.heard_at)
+                seen_at.append(member.seen_at)
         self._timer = None
-        if heard_at:  # those that come later are due later
-            due_s = min(heard_at) + self._silent_s - now
+        if seen_at:  # those that come later are due later
+            due_s = min(seen_at) + self._silent_s - now
             self._timer = asyncio.get_running_loop().call_later(due_s, self._watch)
 
     def _flush(self) -> None:
@@ -207,7 +207,7 @@ class Batcher:
                 async for event in _events(response):
                     member.take(_checked(event))
                     if member.left:
-                        return  # closing the connection tells a server that goes on that nobody listens
+                        return  # closing the connection tells a server that goes on that the client has left
             else:
                 member.take(_checked(await response.read()))
         if not (member.assembly.finished or member.future.done()):
@@ -236,7 +236,7 @@ class Batcher:
                 members[answer.index].take(answer)
                 left = left or members[answer.index].left
                 if left and all(member.future.done() for member in members):
-                    return  # closing the connection tells a server that goes on that nobody listens
+                    return  # closing the connection tells a server that goes on that the client has left
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
 

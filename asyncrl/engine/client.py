@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How to sample. Log-probs are those of the distribution at `temperature`, before top-p, top-k and min-p."""
+    """Sampling parameters. Log-probs are those of the distribution at `temperature`, before top-p, top-k and min-p."""
 
     max_new_tokens: int
     temperature: float = 1.0  # 0 takes the likeliest token
@@ -71,7 +71,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(NamedTuple):
-    """What a server has to do; it grows with each token while anything runs."""
+    """The load of a server; `tokens` grows while anything runs."""
 
     requests: int  # running and waiting
     tokens: int  # in the caches of running requests
@@ -80,8 +80,8 @@ class EngineLoad(NamedTuple):
 class EngineClient:
     """Samples from one engine and controls it. Every wait has a deadline.
 
-    Calls of `generate` made in one turn of the event loop travel as one HTTP request; each is answered when it ends.
-    What goes wrong with one of them is told to that one alone.
+    Calls of `generate` made in one turn of the event loop travel as one HTTP request; each is answered when it ends. A
+    fault of one of them is raised to that caller alone.
 
     Raises, from every method:
         EngineUnavailable: no connection, a broken one, or the deadline passed.
@@ -136,7 +136,7 @@ class EngineClient:
             alone: in an HTTP request of its own.
 
         Returns:
-            What was sampled. An aborted generation has its tokens so far, none if it never started.
+            The sampled tokens. An aborted generation has its tokens so far, none if it never started.
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         member = Member(ids, sampling.body(stream_interval if on_tokens else None), extra_key, on_tokens)
@@ -170,9 +170,9 @@ class EngineClient:
             await asyncio.sleep(min(_POLL_S, max(end - time.monotonic(), 0.0)))
 
     async def empty(self) -> None:
-        """End all requests until none is left, also those sent by whoever has not heard of an update yet.
+        """Abort all requests until none is left, also those sent by clients that have not seen an update yet.
 
-        It has no deadline of its own: new requests may come for as long as somebody sends them.
+        It has no deadline of its own: new requests may come as long as clients send them.
         """
         while True:
             await self.abort_all()
@@ -196,7 +196,7 @@ class EngineClient:
         await self._call("POST", "/update_weights_from_disk", body)
 
     async def health(self) -> bool:
-        """Whether the engine answers and is well."""
+        """Return whether the engine answers and is well."""
         try:
             await self._call("GET", "/health")
         except EngineError:
@@ -204,7 +204,7 @@ class EngineClient:
         return True
 
     async def load(self) -> EngineLoad:
-        """What is under way at this moment."""
+        """Return the load at this moment."""
         return await self._load("")
 
     async def _load(self, query: str, extra_s: float = 0.0) -> EngineLoad:
@@ -216,7 +216,7 @@ class EngineClient:
         )
 
     async def model_info(self) -> dict[str, Any]:
-        """What is served; `weight_version` among it."""
+        """Return the served model; `weight_version` among its fields."""
         return self._decode(await self._call("GET", "/model_info"), dict[str, Any])
 
     async def close(self) -> None:
@@ -277,7 +277,7 @@ class _Loads(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """SGLang says why in three places."""
+    """Read the error of an SGLang answer, which has it in one of three places."""
 
     error: Any = None
     message: str | None = None

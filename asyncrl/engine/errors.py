@@ -1,4 +1,4 @@
-"""What can go wrong between a sampler and its engine."""
+"""Errors between a sampler and its engine."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _ENVIRONMENT = {
 
 
 class EngineFailed(Exception):
-    """A server that did not start, or died; the message holds its last words."""
+    """A server did not start, or died; the message holds its last output."""
 
 
 class EngineProcess:
@@ -61,7 +61,7 @@ class EngineProcess:
         ended = asyncio.create_task(self._process.wait())
         try:
             async with asyncio.timeout(self._settings.start_deadline_s):
-                # A server that starts tells nobody; asking its port is the only way to know.
+                # A server does not announce that it is up; asking its port is the only way to know.
                 while not await client.health():
                     if ended.done():
                         raise EngineFailed(f"the server ended with code {ended.result()}: {self._last_lines()}")
@@ -77,14 +77,14 @@ class EngineProcess:
         return self.address
 
     async def wait(self) -> str:
-        """Wait until the server ends; returns its last words."""
+        """Wait until the server ends; returns its last output."""
         assert self._process is not None
         code = await self._process.wait()
         return f"exit code {code}: {self._last_lines()}"
 
     @property
     def frozen(self) -> bool:
-        """Whether its process is stopped (Linux tells)."""
+        """Return whether its process is stopped (Linux)."""
         return self._process is not None and state_of(self._process.pid) == "stopped"
 
     def kill(self) -> None:
@@ -114,7 +114,7 @@ class EngineProcess:
         return [*arguments, *settings.arguments]
 
     def _key_arguments(self, key_file: Path) -> list[str]:
-        """How the server learns its key: every user of a machine may read a command line, so it names a file."""
+        """Return the arguments that give the server its key: by file, since every user may read a command line."""
         if self._settings.kind == "embedded":
             return ["--api-key-file", str(key_file)]
         options = self._log_file.with_suffix(".yaml")

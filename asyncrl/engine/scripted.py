@@ -26,7 +26,7 @@ _BEAT_S = 5.0  # a long generation shows that it advances
 
 
 class ScriptedClient:
-    """Takes as long as the script says; each token carries the version that was current at its share of the time."""
+    """A scripted engine: takes a drawn time; each token carries the version current at its share of it."""
 
     def __init__(self, *, mean_s: float, sigma: float, tokens: int) -> None:
         self._mean_s = mean_s
@@ -56,12 +56,12 @@ class ScriptedClient:
         beats = 1
         if on_tokens is not None and duration:
             beats = max(math.ceil(duration / _BEAT_S), math.ceil(len(self._tokens) / stream_interval))
-        told = 0
+        sent = 0
         for beat in range(1, beats + 1):
             if duration:
                 await asyncio.sleep(start + duration * beat / beats - loop.time())
             spans = self._spans(start, duration, extra_key or "")
-            told = self._tell(spans, told, math.floor(len(self._tokens) * beat / beats), on_tokens)
+            sent = self._send(spans, sent, math.floor(len(self._tokens) * beat / beats), on_tokens)
         return Generation(
             token_ids=self._tokens,
             logprobs=self._logprobs,
@@ -69,10 +69,10 @@ class ScriptedClient:
             finish_reason="stop",
         )
 
-    def _tell(self, spans: list[VersionSpan], told: int, until: int, on_tokens: OnTokens | None) -> int:
-        """Hand on the tokens from `told` to `until`, a chunk for each version."""
+    def _send(self, spans: list[VersionSpan], sent: int, until: int, on_tokens: OnTokens | None) -> int:
+        """Hand on the tokens from `sent` to `until`, one chunk per version."""
         for span in spans:
-            part = slice(max(told, span.start), min(until, span.end))
+            part = slice(max(sent, span.start), min(until, span.end))
             if on_tokens is not None and part.start < part.stop:
                 on_tokens(Chunk(self._tokens[part], self._logprobs[part], span.version))
         return until

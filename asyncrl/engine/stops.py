@@ -8,7 +8,7 @@ Decode = Callable[[list[int]], str]
 
 
 def reach_of(stop: Sequence[str]) -> int:
-    """How many tokens may hold the longest of these strings and the token before it: one has at least a byte."""
+    """Return how many tokens may hold the longest of these strings and one more: a token has at least a byte."""
     return max(len(text.encode()) for text in stop) + 1
 
 

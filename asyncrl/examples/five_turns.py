@@ -1,11 +1,11 @@
-"""A rollout function of one's own: five turns, each an answer of the policy and a word from a tool.
+"""An example rollout function: five turns, each an answer of the policy and a reply of a tool.
 
     [task]
     rollout = "five_turns.py:rollout"
 
-The policy writes a word backwards and is told after each try how many letters stand where they should. The reward
-judges the last try. Nothing here knows of weight updates, killed workers or resumption: what the context has answered
-once it answers again, and the function continues on another machine as if nothing had happened.
+The policy writes a word backwards and learns after each try how many letters are right. The reward judges the last try.
+Nothing here knows of weight updates, killed workers or resumption: the context repeats the answers it has given once,
+and the function continues on another machine as if nothing had happened.
 """
 
 from __future__ import annotations

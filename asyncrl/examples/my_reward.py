@@ -1,6 +1,6 @@
 """A reward function of one's own: the share of letters that stand where they should.
 
-A cast names it, and the rows it grades, with paths relative to the cast:
+A config names it, and the rows it grades, with paths relative to the config:
 
     [task]
     source = "questions.jsonl"

@@ -1,0 +1,1 @@
+"""Rewards: graders and the sandbox that user functions run in."""

@@ -36,7 +36,7 @@ _calls = msgspec.msgpack.Decoder(Call)
 
 
 class Signature(msgspec.Struct):
-    """How a reward function wants to be called."""
+    """The calling convention of a reward function."""
 
     keywords: list[str]
     positional: bool  # takes the completion in its place, not by name
@@ -113,7 +113,7 @@ def _failure(call_id: int, error: BaseException, *, memory_mb: int) -> Reply:
 
 
 def _has_descendants() -> bool:
-    """Whether there is any process that a call started: under this one, or without parents under the supervisor."""
+    """Return whether any process that a call started lives: under this one, or orphaned under the supervisor."""
     return descendants(os.getppid(), living_processes()) != [os.getpid()]
 
 

@@ -1,4 +1,4 @@
-"""What a worker and its sandbox children say to each other, in frames over pipes."""
+"""The frames between a worker and its sandbox children, over pipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPLY_BYTES = 1 << 20  # of what a child answers
 
 
 class GradeRequest(msgspec.Struct):
-    """What a reward may look at."""
+    """The inputs of a reward."""
 
     completion: str
     prompt: str | list[dict[str, Any]]
@@ -51,12 +51,12 @@ class Setup(msgspec.Struct):
     base: str
     time_limit_s: float
     arguments: dict[str, Any] | None = None  # not None: `spec` makes the function when called with these
-    memory_mb: int = 0  # that each of its processes may take; 0 for no limit
+    memory_mb: int = 0  # limit for each of its processes; 0 for none
     rollout: bool = False  # not a reward: it is only loaded, and looked at
 
 
 def reward_setup(spec: str, *, base: Path, time_limit_s: float, memory_mb: int) -> Setup | None:
-    """How a child finds the reward that `spec` names; None where that is no function."""
+    """Return the setup by which a child finds the reward that `spec` names; None where that is no function."""
     kind, colon, name = spec.partition(":")
     if spec == "math":
         return Setup("asyncrl.rewards.scorers:make_math", "", time_limit_s, {}, memory_mb)
@@ -84,7 +84,7 @@ class Call(msgspec.Struct, array_like=True):
 
 
 class Reply(msgspec.Struct, array_like=True):
-    """What came of a call."""
+    """The result of a call."""
 
     id: int
     reward: float = 0.0

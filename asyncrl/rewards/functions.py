@@ -25,14 +25,14 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     """Import the function that `spec` names.
 
     A file is run once per process, however many functions are taken from it. Its folder joins the end of `sys.path`:
-    modules beside it import, and hide none that Python or a package brings, for whoever imports that.
+    its sibling modules can be imported, but shadow none of Python or of a package.
 
     Args:
         spec: `path/to/file.py:function` or `package.module:function`.
         base: folder that a relative path is looked for in.
 
     Raises:
-        FunctionError: says what was looked for and what there is instead.
+        FunctionError: states what was looked for and what there is instead.
     """
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name.isidentifier():
@@ -49,7 +49,7 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
 
 
 def is_async(function: Callable[..., Any]) -> bool:
-    """Whether a call answers an awaitable; an object may have an async `__call__`."""
+    """Return whether a call answers an awaitable; an object may have an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

@@ -38,7 +38,7 @@ class Grader(Protocol):
         """Grade one completion.
 
         Raises:
-            RewardFailed: says why this one has no reward; others in flight are not touched.
+            RewardFailed: states why this one has no reward; others in flight are not touched.
         """
         ...
 
@@ -107,8 +107,8 @@ class HttpGrader:
     """The number that a server answers.
 
     It gets `{"prompt", "completion", "label", "metadata"}` as JSON by POST and answers a number, or an object with
-    "reward" and further numbers. What may pass (no connection, status 429 or 5xx) is tried again, after 0.1 s and
-    then twice as long each time up to 5 s, until the time limit.
+    "reward" and further numbers. Transient faults (no connection, status 429 or 5xx) are retried, after 0.1 s and then
+    twice as long each time up to 5 s, until the time limit.
     """
 
     def __init__(self, url: str, time_limit_s: float) -> None:

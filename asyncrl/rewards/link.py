@@ -71,7 +71,7 @@ class Link(NamedTuple):
         self.answering.transport.abort()
 
     def exit_text(self, memory_mb: int) -> str:
-        """How the child ended."""
+        """Return how the child ended."""
         code = self.process.returncode
         if code is None or code >= 0:
             return f"exit code {code}"

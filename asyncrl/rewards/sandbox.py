@@ -2,7 +2,7 @@
 
 A child takes one call at a time (a function) or many (an async function); further calls wait in its pipe so that it
 never idles. A call that hangs, or ends its process, fails alone: calls behind it go to another child. Where an async
-function ran many calls when its process ended, nothing tells which one it was, so they run again one at a time.
+function ran many calls when its process ended, the culprit is unknown, so they run again one at a time.
 
 Each child has a supervisor, the process that is started here. It ends with the child, and after whatever the child
 started: where it has ended, nothing of the function runs any more.
@@ -28,7 +28,7 @@ from asyncrl.rewards.link import Link
 _LOAD_LIMIT_S = 300.0
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
-_CANCEL_S = 0.5  # that an async function has to end after its child cancelled it
+_CANCEL_S = 0.5  # for an async function to end after its child cancelled it
 _DRAIN_S = 1.0  # from the end of a child to that of its pipe, or the other way round
 _READ_BYTES = 1 << 18
 
@@ -41,7 +41,7 @@ class LoadEnded(FunctionError):
 
 
 class _Job:
-    """A call that somebody waits for."""
+    """A pending call."""
 
     def __init__(self, request: GradeRequest) -> None:
         self.request = request
@@ -69,7 +69,7 @@ class _Child:
 
     @property
     def running(self) -> list[_Job]:
-        """Jobs whose turn has begun; the first of them began first."""
+        """Return the jobs whose turn has begun; the first of them began first."""
         jobs = list(self.jobs.values())
         return jobs if self.ready.concurrent else jobs[:1]
 
@@ -222,7 +222,7 @@ class Sandbox:
                 self._dispatch()
                 await child.serve(self._dispatch)
                 self._children.remove(child)
-                self._bury(child)
+                self._discard(child)
             if child is None or not (child.jobs or self._queue):
                 # Does not load any more, or ended while idle: no further try before there is new work.
                 self._wanted.clear()
@@ -234,7 +234,7 @@ class Sandbox:
                 child = None
                 self._give_up(error)
 
-    def _bury(self, child: _Child) -> None:
+    def _discard(self, child: _Child) -> None:
         """Fail the call that ended its process, and give back those that did not."""
         how = child.link.exit_text(self._setup.memory_mb)
         running = child.running
@@ -261,14 +261,14 @@ def _settle(job: _Job, reply: Reply) -> None:
 
 
 async def load_problem(setup: Setup) -> str:
-    """Why a function cannot be loaded, with what it prints where it ends its process; empty when it can."""
+    """Return the reason why a function cannot be loaded, with its output where it ends its process; or ""."""
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "said"
-        with said.open("wb") as stderr:
+        output = Path(folder) / "said"
+        with output.open("wb") as stderr:
             try:
                 child = await _start(setup, stderr.fileno())
             except LoadEnded as error:
-                return f"{error}: {log_tail(said)}"
+                return f"{error}: {log_tail(output)}"
             except FunctionError as error:
                 return str(error)
             await child.end()

@@ -20,7 +20,7 @@ def make_math() -> Callable[..., float]:
     """
     from math_verify import parse, verify  # takes 0.2 s and 50 MB, which other children need not pay
 
-    # Both modules say at every call without a time limit that the caller must have one.
+    # Both modules warn at every call without a time limit that the caller must have one.
     for module in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(module).setLevel(logging.ERROR)
 
@@ -43,7 +43,7 @@ def make_reasoning_gym(dataset: str | None) -> Callable[..., float]:
     The answer is what stands between the last `<answer>` and `</answer>`, or else the whole completion, stripped.
 
     Args:
-        dataset: its name; without one each row's `metadata["source_dataset"]` says it, as `ReasoningGymSource` wrote.
+        dataset: its name; without one it is each row's `metadata["source_dataset"]`, as `ReasoningGymSource` wrote it.
 
     Raises:
         DataError: when there is no such dataset.

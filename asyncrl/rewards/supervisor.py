@@ -1,7 +1,8 @@
 """The supervisor of a sandbox child: it ends the child, and with the child whatever came from it.
 
 It forks the child into a session of its own and is the subreaper of all its descendants: a process that left its
-parents and its session comes under the supervisor, not under init, and is found there. It stays until the last is gone.
+parents and its session is reparented to the supervisor, not to init, and is found there. It stays until the last is
+gone.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class _Supervisor:
                 look_at = time.monotonic() + self._orphan_s
 
     def _has_ended(self) -> bool:
-        """Whether the child has ended. It is not reaped yet: as long, nothing else can get its number and group."""
+        """Return whether the child has ended. It is not reaped yet, so that its number and group are not reused."""
         while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if found.si_pid == self._child:
                 return True
@@ -124,7 +125,7 @@ class _Supervisor:
         return bool(select.select([self._output], [], [], 0)[0])
 
     def _relay(self) -> bool:
-        """Pass on what was printed, as much as may be; False when nobody is left who could print."""
+        """Pass on the output, up to its limit; False when no process is left that could print."""
         data = os.read(self._output, _READ_BYTES)
         now_s = time.monotonic()
         self._allowed = min(_OUTPUT_BYTES, self._allowed + (now_s - self._counted_s) * _OUTPUT_BYTES_PER_S)
@@ -146,7 +147,7 @@ class _Supervisor:
 def _printed(data: bytes) -> int:
     """Write to stderr what it takes without waiting; returns how much."""
     written = 0
-    with contextlib.suppress(OSError):  # the disk is full, or nobody reads any more
+    with contextlib.suppress(OSError):  # the disk is full, or the reader is gone
         while written < len(data) and select.select([], [2], [], 0)[1]:
             written += os.write(2, data[written : written + _WRITE_BYTES])
     return written
@@ -163,7 +164,7 @@ def _kill(pids: list[int]) -> list[int]:
 
 
 def _reaped_all() -> bool:
-    """Whether no process is left under this one."""
+    """Return whether no process is left under this one."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

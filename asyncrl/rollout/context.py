@@ -1,4 +1,4 @@
-"""What a rollout function works with: its context, and the segments that come of it."""
+"""The context of a rollout function, and the segments that it makes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ToolFailed(Exception):
 
 
 class Generated:
-    """What one `generate` sampled."""
+    """The result of one `generate`."""
 
     def __init__(self, answer: Answer, tokenizer: TaskTokenizer) -> None:
         self._answer = answer
@@ -42,7 +42,7 @@ class Generated:
 
     @property
     def finish(self) -> str:
-        """How it ended: "stop" or "length"."""
+        """Return how it ended: "stop" or "length"."""
         return self._answer.finish
 
     @cached_property
@@ -67,7 +67,7 @@ class Limits(NamedTuple):
 
 
 class Host(Protocol):
-    """What the worker gives a context: sampling, and a place to keep progress."""
+    """The services that a worker gives a context: sampling, and storing progress."""
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done, whatever happens to engines meanwhile."""
@@ -115,7 +115,7 @@ class RolloutContext:
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Generated:
-        """Sample a continuation of `token_ids` ([T], prompt and everything said so far)."""
+        """Sample a continuation of `token_ids` ([T], prompt and everything published so far)."""
         ids = np.ascontiguousarray(token_ids, dtype=np.int32)
         limits = Limits(
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
@@ -171,7 +171,7 @@ class RolloutContext:
         task = asyncio.ensure_future(result)
         try:
             with self._host.waiting(f"tool {name}"):
-                await asyncio.wait({task}, timeout=limit_s)  # it may take no notice of being cancelled
+                await asyncio.wait({task}, timeout=limit_s)  # it may ignore its cancellation
             if not task.done():
                 raise TimeoutError(f"no answer within {limit_s:g} s")
             return task.result()
@@ -215,7 +215,7 @@ class RolloutContext:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last generation ended at its limit."""
+        """Return whether the last generation ended at its limit."""
         return bool(self._calls) and self._in_order()[-1].answer.finish == "length"
 
     def _in_order(self) -> list[_Call]:

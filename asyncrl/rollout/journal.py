@@ -65,7 +65,7 @@ def branch_tasks(loop: asyncio.AbstractEventLoop) -> None:
 
 @contextmanager
 def outside() -> Iterator[None]:
-    """What happens inside is not the rollout function's doing: tasks made there are no branches."""
+    """Mark code that is not the rollout function's: tasks made inside are no branches."""
     token = _BRANCH.set(None)
     try:
         yield
@@ -99,7 +99,7 @@ class Journal:
             WireError: one of them does not continue those before.
         """
         self.answers: dict[str, Answer] = {}
-        self._told: dict[str, tuple[int, bool]] = {}
+        self._published: dict[str, tuple[int, bool]] = {}
         for recording in recordings:
             self.extend(recording)
 
@@ -111,7 +111,7 @@ class Journal:
         """
         continued = {path: _continued(path, self.answers.get(path), answer) for path, answer in recording.items()}
         self.answers |= continued
-        self._told |= {path: (len(answer.tokens), answer.done) for path, answer in continued.items()}
+        self._published |= {path: (len(answer.tokens), answer.done) for path, answer in continued.items()}
 
     def begin(self) -> Token[_Branch | None]:
         """Start (or start again) at the first call, in the task that calls this."""
@@ -143,19 +143,19 @@ class Journal:
         return path, answer
 
     def news(self) -> dict[str, Answer]:
-        """For publication: every answer that holds something that was not told, from its first such token on."""
+        """Return the unpublished part of the answers, each from its first unpublished token on."""
         news: dict[str, Answer] = {}
         for path, state in self._state().items():
-            start, _ = told = self._told.get(path, (0, False))
-            if state != told:
+            start, _ = published = self._published.get(path, (0, False))
+            if state != published:
                 answer = news[path] = copy(self.answers[path])
                 answer.start, answer.tokens = start, answer.tokens[start:]
                 answer.logprobs, answer.versions = answer.logprobs[start:], _shortened(answer.versions[start:])
         return news
 
-    def told(self, news: dict[str, Answer]) -> None:
-        """What `news` returned is stored."""
-        self._told |= {path: (answer.start + len(answer.tokens), answer.done) for path, answer in news.items()}
+    def published(self, news: dict[str, Answer]) -> None:
+        """Note that the result of `news` is stored."""
+        self._published |= {path: (answer.start + len(answer.tokens), answer.done) for path, answer in news.items()}
 
     def _state(self) -> dict[str, tuple[int, bool]]:
         """Tokens of each answer and whether it is done; empty ones are left out."""
@@ -169,7 +169,7 @@ class Journal:
 
 
 def _shortened(versions: Int32Array) -> Int32Array:
-    """One number where all are the same: a third less to say."""
+    """Return one number where all are the same: a third fewer bytes."""
     return versions[:1] if len(versions) and np.all(versions == versions[0]) else versions
 
 
@@ -177,7 +177,7 @@ def _continued(path: str, known: Answer | None, news: Answer) -> Answer:
     """An answer as it is after one more recording of it."""
     length, count = 0 if known is None else len(known.tokens), len(news.tokens)
     if news.start != length:
-        raise WireError(f"progress of call {path} begins at token {news.start}, but {length} were told before")
+        raise WireError(f"progress of call {path} begins at token {news.start}, but {length} were published before")
     versions = np.repeat(news.versions, count) if len(news.versions) == 1 else news.versions
     if len(versions) != count or len(news.logprobs) != count:
         raise WireError(f"call {path}: {count} tokens, {len(news.logprobs)} log-probs, {len(news.versions)} versions")

@@ -16,16 +16,16 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
 from topics.table import topic_of
 from topics.topic import ACTORS
 
-WARDEN = "warden-1"
+SUPERVISOR = "supervisor-1"
 _AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
 
 
-class RunNotFound(Fault):
+class RunNotFound(AsyncRLError):
     """No such run, or it cannot be reached."""
 
 
@@ -61,26 +61,26 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
 
 
 async def is_over(bus: Bus) -> bool:
-    """Whether the run's warden has left."""
-    subjects = [topic.subject(bus.run, WARDEN) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
+    """Return whether the run's supervisor has left."""
+    subjects = [topic.subject(bus.run, SUPERVISOR) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
     return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
 
 
 async def newest_end(bus: Bus) -> int:
-    """Sequence of the newest stop of the run's warden; 0 where there is none."""
-    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, WARDEN))
+    """Sequence of the newest stop of the run's supervisor; 0 where there is none."""
+    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, SUPERVISOR))
     return 0 if newest is None else newest.sequence
 
 
 async def run_ended(bus: Bus, after: int | None = None) -> None:
-    """Wait for the warden's last word, or for a server that went away and does not come back.
+    """Wait until the supervisor publishes its end, or until a server went away and does not come back.
 
     Args:
         after: the `newest_end` that does not count; unless given, the one there is by now.
     """
     left = asyncio.Event()
-    subject = ACTOR_STOPPED.subject(bus.run, WARDEN)
+    subject = ACTOR_STOPPED.subject(bus.run, SUPERVISOR)
     after = await newest_end(bus) if after is None else after
     reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
     await reader.start()
@@ -96,7 +96,7 @@ async def run_ended(bus: Bus, after: int | None = None) -> None:
 async def _server_gone(bus: Bus) -> None:
     away = 0.0
     while away < _AWAY_S and bus.ended_by is None:
-        await asyncio.sleep(0.2)  # the client tells of the loss of a connection, never that it stays lost
+        await asyncio.sleep(0.2)  # the client reports the loss of a connection, never that it stays lost
         away = 0.0 if bus.client.is_connected else away + 0.2
 
 
@@ -127,7 +127,7 @@ async def opened(root: Path, name: str) -> AsyncIterator[Bus]:
 
 @contextmanager
 def _held(root: Path) -> Iterator[bool]:
-    """Hold a run directory, so that nobody else opens its store meanwhile; False where a living run holds it."""
+    """Lock a run directory, so that no other process opens its store meanwhile; False where a live run holds it."""
     lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,25 +10,25 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 
 
 @dataclass
 class RunFiles:
-    """Where a run keeps its files."""
+    """The directory of a run."""
 
     root: Path
 
     @property
-    def cast(self) -> Path:
+    def config(self) -> Path:
         """The settings as they were resolved at the start."""
-        return self.root / "cast.json"
+        return self.root / "config.json"
 
     @property
     def address(self) -> Path:
-        """How the run's owner reaches its topics; private."""
+        """Return the file with the owner's login; private."""
         return self.root / "nats.json"
 
     @property
@@ -43,7 +43,7 @@ class RunFiles:
 
     @property
     def base(self) -> Path:
-        """The folder that relative paths of the cast start from."""
+        """The folder that relative paths of the config start from."""
         return Path((self.root / "base").read_text(encoding="utf-8"))
 
     @property
@@ -66,9 +66,9 @@ class RunFiles:
         """One directory per checkpoint."""
         return self.root / "checkpoints"
 
-    def model_path(self, cast: Cast) -> Path:
+    def model_path(self, config: Config) -> Path:
         """The Hugging Face directory that training starts from."""
-        return self.base / cast.model.path if cast.model.path else self.model
+        return self.base / config.model.path if config.model.path else self.model
 
     @property
     def own_engine_key(self) -> Path:
@@ -79,43 +79,43 @@ class RunFiles:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""
         write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
-    def engine_key_file(self, cast: Cast) -> Path | None:
+    def engine_key_file(self, config: Config) -> Path | None:
         """File with the API key of the run's inference servers: the one given; those started here have their own."""
-        if cast.engine.api_key_file:
-            return self.base / Path(cast.engine.api_key_file).expanduser()
-        return self.own_engine_key if cast.engine.kind in ("embedded", "sglang") else None
+        if config.engine.api_key_file:
+            return self.base / Path(config.engine.api_key_file).expanduser()
+        return self.own_engine_key if config.engine.kind in ("embedded", "sglang") else None
 
-    def engine_key(self, cast: Cast) -> str | None:
+    def engine_key(self, config: Config) -> str | None:
         """The API key of the run's inference servers."""
-        file = self.engine_key_file(cast)
+        file = self.engine_key_file(config)
         return file.read_text().strip() if file is not None else None
 
-    def read_cast(self) -> Cast:
+    def read_config(self) -> Config:
         """Read the run's settings.
 
         Raises:
             OSError, DamagedFile: they are not there, or cannot be read.
         """
         try:
-            return msgspec.json.decode(self.cast.read_bytes(), type=Cast)
+            return msgspec.json.decode(self.config.read_bytes(), type=Config)
         except msgspec.MsgspecError as error:
-            raise DamagedFile(f"{self.cast} holds no settings of a run: {error}") from error
+            raise DamagedFile(f"{self.config} holds no settings of a run: {error}") from error
 
 
 def made_at(root: Path) -> Path:
-    """Where a run directory, given without links, was made; its logs name files by that path."""
+    """Return the path at which a run directory was made; its logs name files by that path."""
     location = root / "location"
     return Path(location.read_text(encoding="utf-8")) if location.exists() else root
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a living `asyncrl up` holds a run directory."""
+    """Return whether a living `asyncrl up` holds a run directory."""
     try:
         handle = os.open(directory / "lock", os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        # Shared, so that two who ask at once do not take each other for the holder.
+        # Shared, so that two processes that ask at once do not take each other for the holder.
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

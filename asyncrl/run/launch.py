@@ -1,4 +1,4 @@
-"""Bringing a run up on this machine: its directory, its model, its NATS server, its warden, and keeping it up."""
+"""Bringing a run up on this machine: its directory, its model, its NATS server, its supervisor, and keeping it up."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
-from asyncrl.bus.liveness import Pulses
+from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.provision import is_provisioned, provision
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.load import LoadedCast
+from asyncrl.config.load import LoadedConfig
 from asyncrl.errors import DamagedFile
 from asyncrl.ports import Listen
-from asyncrl.process import FATAL, Deaths, exit_text, log_size
-from asyncrl.run.connect import WARDEN
+from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
+from asyncrl.run.connect import SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.make_model import LaunchError, create_model_aside
 from asyncrl.run.placement import start_actor
@@ -36,8 +36,8 @@ from asyncrl.run.skip import request_skip
 from asyncrl.run.stream_sizes import provision_sized
 from topics.actors import RUN_OPENED, RunOpened
 
-_STOP_S = 60.0  # for a warden to bring everybody home
-_GREETING_S = 2.0  # for a server to greet who connects
+_STOP_S = 60.0  # for the supervisor to stop all actors
+_GREETING_S = 2.0  # for a server to send INFO to a new connection
 _RECOVER_S = 120.0  # for a server to read its store
 _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
 
@@ -45,32 +45,32 @@ _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes agai
 class Launch:
     """A run on this machine, from its preparation to its end: a new one, or one that goes on."""
 
-    def __init__(self, loaded: LoadedCast, resumes: Path | None = None) -> None:
+    def __init__(self, loaded: LoadedConfig, resumes: Path | None = None) -> None:
         """
         Args:
             resumes: directory of the run that goes on; none for a new run.
         """
-        self.cast = loaded.cast
+        self.config = loaded.config
         self.base = loaded.base
         self.files = RunFiles(resumes or Path())
         self.address = BusAddress("")
         self.failure = ""  # why the run could not be kept up
         self.killed = False
         self.skip_batch: int | None = None  # of a run that goes on: it is ended untrained
-        self.tell: Callable[[str], None] = lambda _: None  # hears of deaths that no topic tells of
+        self.report: Callable[[str], None] = lambda _: None  # called with deaths that no topic reports
         self._resumes = resumes is not None
         self._server: OwnServer | None = None
-        self._warden: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.subprocess.Process | None = None
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
         self._keeping: list[asyncio.Task[None]] = []
         self._lock = -1
-        self._logged = 0  # bytes in the warden's log before it was started
+        self._logged = 0  # bytes in the supervisor's log before it was started
         self._sizes: dict[str, int] = {}  # bytes that each stream may hold
 
     @classmethod
     def of(cls, root: Path, overrides: Sequence[str]) -> Launch:
-        """What continues the run of a directory, with the settings it began with.
+        """Return what continues the run of a directory, with the settings it began with.
 
         Args:
             root: absolute.
@@ -81,26 +81,26 @@ class Launch:
         """
         files = RunFiles(root)
         try:
-            cast, base = files.read_cast(), files.base
+            config, base = files.read_config(), files.base
         except (DamagedFile, FileNotFoundError) as error:
             raise LaunchError(f"run {root.name} cannot go on: {error}") from error
-        wanted = longer(cast, overrides)
-        if _has_finished(root) and wanted.learner.steps == cast.learner.steps:
+        wanted = longer(config, overrides)
+        if _has_finished(root) and wanted.learner.steps == config.learner.steps:
             raise LaunchError(
                 f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
-                f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {cast.learner.steps}"
+                f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
             )
-        return cls(LoadedCast(wanted, base, files.cast), root)
+        return cls(LoadedConfig(wanted, base, files.config), root)
 
     def prepare(self) -> None:
-        """Take a run directory that nobody used before, with the settings in it, or that of the run that goes on.
+        """Take a new run directory with the settings in it, or that of the run that is resumed.
 
         A run that has ended keeps its directory; the next of that name is called `demo-2`, and so on.
 
         Raises:
             LaunchError: a run of this name is running.
         """
-        folder = self.files.root.parent if self._resumes else Path(self.cast.directory).absolute()
+        folder = self.files.root.parent if self._resumes else Path(self.config.directory).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         turn = os.open(folder, os.O_RDONLY)
         fcntl.flock(turn, fcntl.LOCK_EX)  # two at once look one after the other
@@ -113,21 +113,21 @@ class Launch:
         (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
         self.files.make_engine_key()
         if not self._resumes:
-            self._write_cast()
+            self._write_config()
 
     def begin_with(self, checkpoint: Path) -> None:
         """Let training begin with a checkpoint, whose step the settings have."""
-        start = msgspec.structs.replace(self.cast.start, checkpoint=str(checkpoint))
-        self.cast = msgspec.structs.replace(self.cast, start=start)
-        self._write_cast()
+        start = msgspec.structs.replace(self.config.start, checkpoint=str(checkpoint))
+        self.config = msgspec.structs.replace(self.config, start=start)
+        self._write_config()
 
-    def _write_cast(self) -> None:
-        aside = self.files.root / "cast.json.new"
-        aside.write_bytes(msgspec.json.format(msgspec.json.encode(self.cast)) + b"\n")
-        aside.replace(self.files.cast)
+    def _write_config(self) -> None:
+        aside = self.files.root / "config.json.new"
+        aside.write_bytes(msgspec.json.format(msgspec.json.encode(self.config)) + b"\n")
+        aside.replace(self.files.config)
 
     def _take_directory(self, root: Path) -> None:
-        for name in numbered(self.cast.run):
+        for name in numbered(self.config.run):
             if not (root / name).exists():
                 break
             if is_locked(root / name):
@@ -135,7 +135,7 @@ class Launch:
                     f"run {name} is already running in {root / name}; watch it with `asyncrl status {name}`, end it "
                     f"with `asyncrl down {name}`, or give this one another id: --set run=NAME"
                 )
-        self.cast = msgspec.structs.replace(self.cast, run=name)
+        self.config = msgspec.structs.replace(self.config, run=name)
         self.files = RunFiles(root / name)
         self.files.logs.mkdir(parents=True)
         self.files.location.write_text(str(self.files.root.resolve()), encoding="utf-8")
@@ -151,9 +151,9 @@ class Launch:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     async def start(self) -> Bus:
-        """Start the server if none is given, provision the topics, make the model, start the warden.
+        """Start the server if none is given, provision the topics, make the model, start the supervisor.
 
-        From then on server and warden are started again when they die.
+        From then on server and supervisor are started again when they die.
 
         Raises:
             BusError: no server, or not one that can hold the run.
@@ -163,56 +163,56 @@ class Launch:
         making = asyncio.create_task(self._make_model())
         try:
             await self._reach_server()
-            bus = await Bus.connect(self.address, self.cast.run, name="up")
-            if self.cast.nats.url:
+            bus = await Bus.connect(self.address, self.config.run, name="up")
+            if self.config.nats.url:
                 await self._check_owner(bus)
-            self._sizes = await provision_sized(bus, self.cast, self.base, self.files.root)
+            self._sizes = await provision_sized(bus, self.config, self.base, self.files.root)
             await making
             if self.skip_batch is not None:
-                await request_skip(bus, self.cast, self.skip_batch)
+                await request_skip(bus, self.config, self.skip_batch)
             # Settings that are refused leave a run that goes on as it was.
-            self._write_cast()
+            self._write_config()
             (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
-            opened = RunOpened(self.cast.learner.steps, self.cast.warmup.steps, msgspec.to_builtins(self.cast))
-            await say(bus, RUN_OPENED, opened, id=str(time.time_ns()))
+            opened = RunOpened(self.config.learner.steps, self.config.warmup.steps, msgspec.to_builtins(self.config))
+            await publish(bus, RUN_OPENED, opened, id=str(time.time_ns()))
         finally:
             making.cancel()
-        await self._start_warden()
+        await self._start_supervisor()
         self._over = asyncio.get_running_loop().create_future()
-        pulses = Pulses(bus, self.cast.keepers.lease_s, self._on_silent)
-        self._keep(self._keep_warden(pulses))
-        self._keep(pulses.watch())
+        liveness = Liveness(bus, self.config.keepers.lease_s, self._on_silent)
+        self._keep(self._keep_supervisor(liveness))
+        self._keep(liveness.watch())
         for server in self._server.nodes if self._server is not None else []:
             self._keep(self._keep_server(server))
-            self._keep(self._hear_server(server))
+            self._keep(self._watch_server(server))
         return bus
 
     async def ended(self) -> int:
-        """Wait for the run to end; returns its warden's last exit code, or 1 with a `failure`."""
+        """Wait for the run to end; returns its supervisor's last exit code, or 1 with a `failure`."""
         assert self._over is not None
         return await asyncio.shield(self._over)
 
     async def dismiss(self) -> int:
-        """Bring everybody home; returns the warden's exit code."""
-        assert self._warden is not None
+        """Stop all actors; returns the supervisor's exit code."""
+        assert self._supervisor is not None
         self._leaving.set()
-        if self._warden.returncode is None:
-            self._warden.terminate()
+        if self._supervisor.returncode is None:
+            self._supervisor.terminate()
         try:
             async with asyncio.timeout(_STOP_S):
-                return await self._warden.wait()
+                return await self._supervisor.wait()
         except TimeoutError:
             self.kill()
-            return await self._warden.wait()
+            return await self._supervisor.wait()
 
     def kill(self) -> None:
-        """End everybody at once: the kernel takes the actors with their warden."""
+        """End all processes at once: the kernel kills the actors with their supervisor."""
         self.killed = True
-        self._kill_warden()
+        self._kill_supervisor()
 
     async def stop(self) -> None:
-        """Bring everybody home who is still there, then stop the server."""
-        if self._warden is not None:
+        """Stop the actors that are still there, then the server."""
+        if self._supervisor is not None:
             await self.dismiss()
         for keeping in self._keeping:
             keeping.cancel()
@@ -222,51 +222,51 @@ class Launch:
             os.close(self._lock)
 
     def _on_silent(self, actor_id: str) -> None:
-        """A warden that says nothing is frozen; everybody else is the warden's to watch."""
-        living = self._warden is not None and self._warden.returncode is None
-        if actor_id == WARDEN and self._warden is not None and living and not self._leaving.is_set():
-            self.tell("the warden is silent; killed")
-            self._warden.kill()
+        """Watch the supervisor: one without vital signs is frozen. It watches all others itself."""
+        living = self._supervisor is not None and self._supervisor.returncode is None
+        if actor_id == SUPERVISOR and self._supervisor is not None and living and not self._leaving.is_set():
+            self.report("the supervisor is silent; killed")
+            self._supervisor.kill()
 
-    async def _hear_server(self, server: EmbeddedServer) -> None:
-        """End a server that lives and greets nobody who connects: it is frozen."""
-        silence_s = self.cast.keepers.lease_s
-        heard_at = time.monotonic()
+    async def _watch_server(self, server: EmbeddedServer) -> None:
+        """Kill a server that accepts connections but does not send INFO: it is frozen."""
+        silence_s = self.config.keepers.lease_s
+        seen_at = time.monotonic()
         while True:
             began = time.monotonic()
             await asyncio.sleep(silence_s / 4)
             answers = not server.ready or await server.answers(_GREETING_S)
             now = time.monotonic()
             if answers or now - began > silence_s / 2 + _GREETING_S:  # the latter: it was this process that stood still
-                heard_at = now
-            elif now - heard_at > silence_s:
-                self.tell("the NATS server does not answer; killed")
+                seen_at = now
+            elif now - seen_at > silence_s:
+                self.report("the NATS server does not answer; killed")
                 server.kill()
             if server.wounded and server.ready and shutil.disk_usage(server.directory).free > _ROOM_BYTES:
-                self.tell("the disk of the NATS server was full, and has room again; killed")
+                self.report("the disk of the NATS server was full, and has room again; killed")
                 server.kill()
 
-    def warden_end(self, code: int) -> str:
-        """How the warden ended, with the last lines of its log."""
-        return exit_text(code, self.files.logs / f"{WARDEN}.log", self._logged)
+    def supervisor_end(self, code: int) -> str:
+        """Return how the supervisor ended, with the last lines of its log."""
+        return exit_text(code, self.files.logs / f"{SUPERVISOR}.log", self._logged)
 
-    def _kill_warden(self) -> None:
+    def _kill_supervisor(self) -> None:
         self._leaving.set()
-        if self._warden is not None and self._warden.returncode is None:
-            self._warden.kill()
+        if self._supervisor is not None and self._supervisor.returncode is None:
+            self._supervisor.kill()
 
     async def _reach_server(self) -> None:
-        if self.cast.nats.url:
+        if self.config.nats.url:
             try:
-                logins = given_logins(self.cast.nats, self.base)
+                logins = given_logins(self.config.nats, self.base)
             except (OSError, ValueError) as error:
                 raise LaunchError(f"nats: {error}") from error
             self.address = logins[OPERATOR]
             self.address.save(self.files.address)
             save_logins(logins, self.files.credentials)
         else:
-            nats = self.cast.nats
-            self._server = own_server(self.files.root, self.cast.run, nats.servers, Listen(nats.host, nats.port))
+            nats = self.config.nats
+            self._server = own_server(self.files.root, self.config.run, nats.servers, Listen(nats.host, nats.port))
             self.address = await self._server.start(_RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
@@ -274,11 +274,11 @@ class Launch:
         if await is_provisioned(bus) == self._resumes:
             return
         await bus.close()
-        where = f"the server at {self.cast.nats.url}"
+        where = f"the server at {self.config.nats.url}"
         if self._resumes:
-            raise LaunchError(f"{where} holds no run called {self.cast.run}; without its topics it cannot go on")
+            raise LaunchError(f"{where} holds no run called {self.config.run}; without its topics it cannot go on")
         raise LaunchError(
-            f"{where} already holds a run called {self.cast.run}; give this one another id: --set run=NAME"
+            f"{where} already holds a run called {self.config.run}; give this one another id: --set run=NAME"
         )
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
@@ -291,40 +291,42 @@ class Launch:
         self._keeping.append(asyncio.create_task(work))
         self._keeping[-1].add_done_callback(ended)
 
-    async def _keep_warden(self, pulses: Pulses) -> None:
-        """Start the warden again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
-        assert self._warden is not None and self._over is not None
-        deaths = Deaths()
-        pulses.begin(WARDEN)
-        while (code := await self._warden.wait()) not in (0, FATAL) and not self._leaving.is_set():
-            pulses.end(WARDEN)
+    async def _keep_supervisor(self, liveness: Liveness) -> None:
+        """Start the supervisor again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
+        assert self._supervisor is not None and self._over is not None
+        deaths = RestartPolicy()
+        liveness.begin(SUPERVISOR)
+        while (code := await self._supervisor.wait()) not in (0, FATAL) and not self._leaving.is_set():
+            liveness.end(SUPERVISOR)
             deaths.add()
-            if deaths.hopeless:
-                self._give_up(f"the warden died {deaths.count} times in a row, at last with {self.warden_end(code)}")
+            if deaths.should_give_up:
+                self._give_up(
+                    f"the supervisor died {deaths.count} times in a row, at last with {self.supervisor_end(code)}"
+                )
                 return
             await asyncio.sleep(deaths.pause_s)  # back-off: nothing announces that a cause has gone
             if self._leaving.is_set():
                 return
             deaths.begin()
-            pulses.begin(WARDEN)
-            await self._start_warden()
+            liveness.begin(SUPERVISOR)
+            await self._start_supervisor()
             if self._leaving.is_set():
-                self._warden.terminate()
+                self._supervisor.terminate()
         if not self._over.done():
             self._over.set_result(code)
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
         """Start the server again whenever it dies, on the same port and store; actors wait for it."""
-        deaths, words = Deaths(), ""
+        deaths, words = RestartPolicy(), ""
         while True:
             if not words:
                 words = f"exit code {await server.ended()}"
             deaths.add()
-            if deaths.hopeless:
+            if deaths.should_give_up:
                 log = server.directory / "nats.log"
                 self._give_up(f"the NATS server died {deaths.count} times in a row, at last with {words}; see {log}")
                 return
-            self.tell(f"the NATS server died: {words}; it is started again")
+            self.report(f"the NATS server died: {words}; it is started again")
             await asyncio.sleep(deaths.pause_s)
             deaths.begin()
             try:
@@ -338,37 +340,37 @@ class Launch:
     async def _provision_again(self) -> None:
         """Make the streams again that lived in the server's memory."""
         try:
-            bus = await Bus.connect(self.address, self.cast.run, name="up again")
+            bus = await Bus.connect(self.address, self.config.run, name="up again")
             try:
-                lease_s, copies = self.cast.rollout.lease_s, self.cast.nats.copies
+                lease_s, copies = self.config.rollout.lease_s, self.config.nats.copies
                 await provision(bus, self._sizes, lease_s=lease_s, copies=copies)
             finally:
                 await bus.close()
         except BusError as error:
-            self.tell(f"after its return the NATS server lacks topics: {error}")
+            self.report(f"after its return the NATS server lacks topics: {error}")
 
     def _give_up(self, reason: str) -> None:
         assert self._over is not None
         self.failure = reason
-        self._kill_warden()
+        self._kill_supervisor()
         if not self._over.done():
             self._over.set_result(1)
 
     async def _make_model(self) -> None:
-        """Make the untrained model where the cast names none, in a process of its own: this one stays small."""
-        if self.cast.model.path or self.files.model.exists():
+        """Make the untrained model where the config names none, in a process of its own: this one stays small."""
+        if self.config.model.path or self.files.model.exists():
             return
         aside = self.files.model.with_name("model.partial")
-        await create_model_aside(self.files.cast, aside)
+        await create_model_aside(self.files.config, aside)
         aside.rename(self.files.model)
 
-    async def _start_warden(self) -> None:
-        self._logged = log_size(self.files.logs / f"{WARDEN}.log")
-        self._warden = await start_actor(self.files, "warden", WARDEN, own_session=True)
+    async def _start_supervisor(self) -> None:
+        self._logged = log_size(self.files.logs / f"{SUPERVISOR}.log")
+        self._supervisor = await start_actor(self.files, "supervisor", SUPERVISOR, own_session=True)
 
 
 def _has_finished(root: Path) -> bool:
-    """Whether a run came to its end and wrote down what it amounts to."""
+    """Return whether a run came to its end and wrote down what it amounts to."""
     try:
         summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
     except (FileNotFoundError, msgspec.MsgspecError):

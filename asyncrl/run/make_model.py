@@ -5,25 +5,25 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import python, with_parent
 
 
-class LaunchError(Fault):
+class LaunchError(AsyncRLError):
     """The run cannot start."""
 
 
-async def create_model_aside(cast: Path, directory: Path) -> None:
-    """Make the untrained model of a `cast.json` in a process of its own: this one stays small.
+async def create_model_aside(config: Path, directory: Path) -> None:
+    """Make the untrained model of a `config.json` in a process of its own: this one stays small.
 
     Raises:
         LaunchError: it could not be made.
     """
     process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.training.create", str(cast), str(directory)),
+        *python("-m", "asyncrl.training.create", str(config), str(directory)),
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=with_parent(),
     )
-    _, said = await process.communicate()
+    _, output = await process.communicate()
     if process.returncode:
-        raise LaunchError(f"the model could not be made: {said.decode(errors='replace').strip()[-500:]}")
+        raise LaunchError(f"the model could not be made: {output.decode(errors='replace').strip()[-500:]}")

@@ -12,7 +12,7 @@ from asyncrl.run.directory import RunFiles
 async def start_actor(
     files: RunFiles, role: str, actor_id: str, *, own_session: bool = False
 ) -> asyncio.subprocess.Process:
-    """Start a process that plays a role of a run; it dies with this one.
+    """Start a process for a role of a run; it dies with this one.
 
     Args:
         own_session: Ctrl-C in the terminal is not for it.

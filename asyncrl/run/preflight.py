@@ -1,4 +1,4 @@
-"""What a cast names outside itself: files, functions, data and models that must be there before a run starts."""
+"""Pre-flight checks of what a config names outside itself: files, functions, data and models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.config.check import Finding
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.frames import Setup, reward_setup
 from asyncrl.rewards.sandbox import load_problem
@@ -29,21 +29,21 @@ ROLLOUTS = ("single_turn",)
 _LEAST_MEMORY_MB = 128
 
 
-def check_files(cast: Cast, base: Path) -> list[Finding]:
-    """Everything about the files of a cast that can be known before a start.
+def check_files(config: Config, base: Path) -> list[Finding]:
+    """Everything about the files of a config that can be known before a start.
 
     User functions are loaded in child processes; data is opened and some of its rows are turned into tokens.
 
     Args:
-        cast: the settings.
-        base: folder that the cast's relative paths are looked for in.
+        config: the settings.
+        base: folder that the config's relative paths are looked for in.
     """
     checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data)
-    return [*(finding for check in checks for finding in check(cast, base)), *check_machine(cast)]
+    return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
 
-def _directory(cast: Cast, base: Path) -> Iterator[Finding]:
-    wanted = Path(cast.directory).resolve()
+def _directory(config: Config, base: Path) -> Iterator[Finding]:
+    wanted = Path(config.directory).resolve()
     if any(0xD800 <= ord(letter) < 0xE000 for letter in f"{wanted}{base}"):  # how Python writes other bytes
         yield Finding(("directory",), f"{wanted} and {base}: these paths must be UTF-8; messages carry them")
         return
@@ -53,10 +53,10 @@ def _directory(cast: Cast, base: Path) -> Iterator[Finding]:
         yield Finding(("directory",), message)
 
 
-def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
+def _secrets(config: Config, base: Path) -> Iterator[Finding]:
     for key, name in (
-        ("nats.password_file", cast.nats.password_file),
-        ("engine.api_key_file", cast.engine.api_key_file),
+        ("nats.password_file", config.nats.password_file),
+        ("engine.api_key_file", config.engine.api_key_file),
     ):
         if not name:
             continue
@@ -69,35 +69,35 @@ def _secrets(cast: Cast, base: Path) -> Iterator[Finding]:
             yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
 
 
-def _logins(cast: Cast, base: Path) -> Iterator[Finding]:
-    given = [key for key in ("credentials", "nkey_file", "tls_ca", "tls_cert") if getattr(cast.nats, key)]
-    if not (given and cast.nats.url):
+def _logins(config: Config, base: Path) -> Iterator[Finding]:
+    given = [key for key in ("credentials", "nkey_file", "tls_ca", "tls_cert") if getattr(config.nats, key)]
+    if not (given and config.nats.url):
         return
     try:
-        logins = given_logins(msgspec.structs.replace(cast.nats, password_file=""), base)  # it is read by _secrets
+        logins = given_logins(msgspec.structs.replace(config.nats, password_file=""), base)  # it is read by _secrets
         for login in logins.values():
             login.login()
     except (BusUnreachable, OSError, ValueError) as error:
         yield Finding(tuple(f"nats.{key}" for key in given), str(error))
         return
-    served, name = logins[OPERATOR].runs, next_name(cast)
+    served, name = logins[OPERATOR].runs, next_name(config)
     if served and name not in served:
         message = (
             f"its users serve {', '.join(served)}, and this run would be called {name}; name it otherwise, let them "
-            f"serve it, too (asyncrl roles {name} --config {cast.nats.credentials}, and reload the server), or remove "
-            "runs that are over (asyncrl rm)"
+            f"serve it, too (asyncrl roles {name} --config {config.nats.credentials}, and reload the server), or "
+            "remove runs that are over (asyncrl rm)"
         )
         yield Finding(("nats.credentials", "run"), message)
 
 
-def next_name(cast: Cast) -> str:
-    """What the next run of a cast is called: one that is over keeps its name while its directory is there."""
-    folder = Path(cast.directory)
-    return next(name for name in numbered(cast.run) if not (folder / name).exists())
+def next_name(config: Config) -> str:
+    """Return the name of the next run of a config: one that is over keeps its name while its directory exists."""
+    folder = Path(config.directory)
+    return next(name for name in numbered(config.run) if not (folder / name).exists())
 
 
-def _ports(cast: Cast, _base: Path) -> Iterator[Finding]:
-    nats = cast.nats
+def _ports(config: Config, _base: Path) -> Iterator[Finding]:
+    nats = config.nats
     if nats.url or not is_ip(nats.host) or nats.port + nats.servers > 65536:
         return
     for number in range(nats.servers):
@@ -106,32 +106,32 @@ def _ports(cast: Cast, _base: Path) -> Iterator[Finding]:
             return
 
 
-def _start(cast: Cast, base: Path) -> Iterator[Finding]:
-    if not cast.start.checkpoint:
+def _start(config: Config, base: Path) -> Iterator[Finding]:
+    if not config.start.checkpoint:
         return
     try:
-        found = read_checkpoint(base / cast.start.checkpoint)
+        found = read_checkpoint(base / config.start.checkpoint)
     except CheckpointError as error:
         yield Finding(("start.checkpoint",), str(error))
         return
-    if found.step != cast.start.step:
+    if found.step != config.start.step:
         yield Finding(
-            ("start.step", "start.checkpoint"), f"found {cast.start.step}, the checkpoint is of step {found.step}"
+            ("start.step", "start.checkpoint"), f"found {config.start.step}, the checkpoint is of step {found.step}"
         )
 
 
-def _functions(cast: Cast, base: Path) -> Iterator[Finding]:
+def _functions(config: Config, base: Path) -> Iterator[Finding]:
     """User functions are loaded where rewards run, with their limits: a file may print, hang or exit at its import."""
-    reward = cast.reward
+    reward = config.reward
     if 0 < reward.memory_mb < _LEAST_MEMORY_MB:
         message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
         yield Finding(("reward.memory_mb",), message)
     setup = reward_setup(reward.function, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
-    rollout = Setup(cast.task.rollout, str(base), reward.time_limit_s, rollout=True)
+    rollout = Setup(config.task.rollout, str(base), reward.time_limit_s, rollout=True)
     asked = {}
     for key, spec, known, how in (
         ("reward.function", reward.function, REWARDS, setup),
-        ("task.rollout", cast.task.rollout, ROLLOUTS, rollout),
+        ("task.rollout", config.task.rollout, ROLLOUTS, rollout),
     ):
         near = difflib.get_close_matches(spec, known, n=1)
         if spec in known:

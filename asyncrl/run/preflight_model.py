@@ -1,4 +1,4 @@
-"""What can be known of a model, and of the machine that it shall run on, without loading it."""
+"""Pre-flight checks of the model, and of the machine, without loading the model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from asyncrl.config.check import Finding
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
@@ -22,22 +22,22 @@ _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)
 _FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
 
 
-def check_model(cast: Cast, base: Path) -> Iterator[Finding]:
-    """Whether the model directory is whole, fits its own description and tokenizer, and can be trained and served."""
-    if not cast.model.path:
+def check_model(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether the model directory is complete, consistent with its tokenizer, and can be trained and served."""
+    if not config.model.path:
         return
-    path = base / cast.model.path
+    path = base / config.model.path
     try:
         context = check_model_directory(path).context
-        shape = read_config(path) if cast.engine.kind == "embedded" else read_shape(path)
+        shape = read_config(path) if config.engine.kind == "embedded" else read_shape(path)
         _compare_weights(path, shape)
         _compare_tokenizer(path, shape)
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
         return
     for key, tokens in (
-        ("rollout.max_new_tokens", cast.rollout.max_new_tokens + 1),
-        ("engine.context", cast.engine.context),
+        ("rollout.max_new_tokens", config.rollout.max_new_tokens + 1),
+        ("engine.context", config.engine.context),
     ):
         if tokens > context:
             message = f"a request would take {tokens} tokens, but the model at {path} takes {context}; lower it"
@@ -66,11 +66,11 @@ def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:
         )
 
 
-def check_machine(cast: Cast) -> Iterator[Finding]:
-    """Whether there is here what the settings ask for: GPUs for the learner, the package of the engine."""
-    device = cast.learner.device
+def check_machine(config: Config) -> Iterator[Finding]:
+    """Return whether there is here what the settings ask for: GPUs for the learner, the package of the engine."""
+    device = config.learner.device
     cuda = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if cuda and cast.learner.trainer == "torch":
+    if cuda and config.learner.trainer == "torch":
         count, _, version = _asked(_COUNT_GPUS).partition(" ")
         if not count.isdecimal():
             yield Finding(
@@ -81,7 +81,7 @@ def check_machine(cast: Cast) -> Iterator[Finding]:
                 f'found "{device}", but torch {version} finds {count} GPUs here; set "cpu", or install torch for CUDA'
             )
             yield Finding(("learner.device",), message)
-    if cast.engine.kind == "sglang" and _asked(_FIND_SGLANG, cast.engine.environment) != "True":
+    if config.engine.kind == "sglang" and _asked(_FIND_SGLANG, config.engine.environment) != "True":
         message = 'engine.kind = "sglang", but there is no package sglang here; install it: pip install -e ".[sglang]"'
         yield Finding(("engine.kind",), f"{message}, or name its folder in engine.environment.PYTHONPATH")
 

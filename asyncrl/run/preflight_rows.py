@@ -1,4 +1,4 @@
-"""What the data of a cast is checked for before a run starts."""
+"""Pre-flight checks of a config's data."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.config.check import Finding
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import Opened, RowSetup
@@ -21,71 +21,73 @@ _LONGEST_ROWS = 1000  # of a file: those that a model may not have room for
 _READ_S = 3.0  # for rows that take long to make; the first one is waited for
 
 
-def check_data(cast: Cast, base: Path) -> Iterator[Finding]:
-    """Whether the data opens, lasts for all steps, and has rows that the model can take."""
+def check_data(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether the data opens, lasts for all steps, and has rows that the model can take."""
     for key, spec, warmup in (
-        ("task.source", cast.task.source, cast.warmup.steps),
-        ("eval.source", cast.eval.source, 0),
+        ("task.source", config.task.source, config.warmup.steps),
+        ("eval.source", config.eval.source, 0),
     ):
         if not spec:
             continue
-        labels_for = label_reader(cast.reward.function, warmup_steps=warmup)
-        setup = RowSetup(spec, cast.task.options, cast.seed, str(base), labels_for, longest=_LONGEST_ROWS)
+        labels_for = label_reader(config.reward.function, warmup_steps=warmup)
+        setup = RowSetup(spec, config.task.options, config.seed, str(base), labels_for, longest=_LONGEST_ROWS)
         try:
-            opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=cast.task.row_limit_s))
+            opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
         except (DataError, RowMakerDown, OSError) as error:
             yield Finding((key, "task.options"), str(error))
             continue
-        if key == "task.source" and cast.task.epochs:
-            yield from _epochs(cast, opened)
-        yield from (_rows_for_model if cast.model.path else _rows_for_made_model)(cast, base, key, rows)
+        if key == "task.source" and config.task.epochs:
+            yield from _epochs(config, opened)
+        yield from (_rows_for_model if config.model.path else _rows_for_made_model)(config, base, key, rows)
 
 
-def _epochs(cast: Cast, data: Opened) -> Iterator[Finding]:
-    """Whether so many epochs are prompts enough for all steps, if no group is dropped."""
+def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
+    """Return whether so many epochs are prompts enough for all steps, if no group is dropped."""
     if data.rows_per_epoch is None:
-        message = f"task.epochs = {cast.task.epochs} needs a file: {data.description}, each once; leave it at 0"
+        message = f"task.epochs = {config.task.epochs} needs a file: {data.description}, each once; leave it at 0"
         yield Finding(("task.epochs", "task.source"), message)
         return
-    prompts, groups = cast.task.epochs * data.rows_per_epoch - cast.start.prompt, cast.buffer.batch_groups
-    if prompts < (cast.learner.steps - cast.start.step) * groups:
-        found = f"{cast.task.epochs} epochs of {data.rows_per_epoch} rows fill {prompts // groups} batches"
-        message = f"{found} of {groups} groups, learner.steps is {cast.learner.steps}; raise the one or lower the other"
+    prompts, groups = config.task.epochs * data.rows_per_epoch - config.start.prompt, config.buffer.batch_groups
+    if prompts < (config.learner.steps - config.start.step) * groups:
+        found = f"{config.task.epochs} epochs of {data.rows_per_epoch} rows fill {prompts // groups} batches"
+        message = (
+            f"{found} of {groups} groups, learner.steps is {config.learner.steps}; raise the one or lower the other"
+        )
         yield Finding(("task.epochs", "learner.steps"), message)
 
 
-def _rows_for_model(cast: Cast, base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
+def _rows_for_model(config: Config, base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
     """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
-    path = base / cast.model.path
+    path = base / config.model.path
     try:
         context = check_model_directory(path).context
         tokenizer = TaskTokenizer.load(path)
         for row in rows:
             tokenizer.encode_prompt(row, max_tokens=context - 1)
-            if key == "task.source" and cast.warmup.steps:
+            if key == "task.source" and config.warmup.steps:
                 tokenizer.encode_supervised(row, max_tokens=context)
     except TokenizerError as error:
         yield Finding((key, "model.path"), f"{key}: {error}")
     except ModelError:
-        return  # told where the model itself is checked
+        return  # reported where the model itself is checked
 
 
-def _rows_for_made_model(cast: Cast, _base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
+def _rows_for_made_model(config: Config, _base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
     """Rows that a model made from `model.create`, with one token per character, cannot read."""
-    alphabet, context = set(cast.model.create.alphabet), cast.model.create.context
+    alphabet, context = set(config.model.create.alphabet), config.model.create.context
     for row in rows:
         if not isinstance(row.prompt, str):
             yield Finding(
                 (key, "model.path"), f"{key} holds chat messages, but a made model has no chat template; set model.path"
             )
             return
-        label = str(row.label) if cast.warmup.steps and row.label is not None else ""
+        label = str(row.label) if config.warmup.steps and row.label is not None else ""
         unknown = "".join(sorted(set(row.prompt + label) - alphabet))
         if unknown:
             message = f'{key} has the prompt "{row.prompt}", but model.create.alphabet lacks "{unknown}"; add it'
             yield Finding((key, "model.create.alphabet", "model.path"), message)
             return
-        tokens = len(row.prompt) + max(cast.rollout.max_new_tokens, len(label) + 1 if label else 0)
+        tokens = len(row.prompt) + max(config.rollout.max_new_tokens, len(label) + 1 if label else 0)
         if tokens > context:
             message = (
                 f'{key} has the prompt "{row.prompt}", which takes {tokens} tokens with its answer, but '

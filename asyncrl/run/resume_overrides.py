@@ -1,4 +1,5 @@
-"""What may change when a run goes on: its length, its room and where its server listens, and nothing of what it did."""
+"""Overrides allowed when a run is resumed: its length, its room and where its server listens, and nothing of what it
+did."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from asyncrl.config.load import with_overrides
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.run.make_model import LaunchError
 
 _SIZES = ("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb")
@@ -15,7 +16,7 @@ _PLACE = ("nats.host", "nats.port")
 _CHANGEABLE = ("learner.steps", "task.epochs", *_SIZES)
 
 
-def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
+def longer(config: Config, overrides: Sequence[str]) -> Config:
     """The settings of a run that goes on: those it began with, but for more steps or epochs, other sizes and ports.
 
     Args:
@@ -25,9 +26,9 @@ def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
         CastError: `nats.host` or `nats.port` that cannot be.
         LaunchError: another setting, fewer of these, or steps that would change the learning rates of those taken.
     """
-    learner, task = cast.learner, cast.task
+    learner, task = config.learner, config.task
     elsewhere = [override for override in overrides if override.partition("=")[0].strip() in _PLACE]
-    nats = with_overrides(cast, elsewhere).nats
+    nats = with_overrides(config, elsewhere).nats
     for override in overrides:
         if override in elsewhere:
             continue
@@ -52,7 +53,7 @@ def longer(cast: Cast, overrides: Sequence[str]) -> Cast:
             raise LaunchError(
                 f"--set {override}: with learner.schedule = {learner.schedule} another number of steps would change "
                 "the learning rates of the steps already taken; a new run takes them from a step on: "
-                f"asyncrl fork {cast.run} NEW --at STEP --set {override}"
+                f"asyncrl fork {config.run} NEW --at STEP --set {override}"
             )
         learner = msgspec.structs.replace(learner, steps=number)
-    return msgspec.structs.replace(cast, learner=learner, task=task, nats=nats)
+    return msgspec.structs.replace(config, learner=learner, task=task, nats=nats)

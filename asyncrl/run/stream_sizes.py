@@ -12,7 +12,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import held_bytes, provision
 from asyncrl.bus.publish import read
 from asyncrl.config.room import Progress
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.config.sizing import Plan, plan
 from asyncrl.data.protocol import DataError
 from asyncrl.run.make_model import LaunchError
@@ -20,11 +20,11 @@ from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import TRAINING
 
 
-async def provision_sized(bus: Bus, cast: Cast, base: Path, root: Path) -> dict[str, int]:
+async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> dict[str, int]:
     """Make or change the streams of a run so that it can reach its end.
 
     Args:
-        base: folder of the cast's relative paths.
+        base: folder of the config's relative paths.
         root: the run's directory.
 
     Returns:
@@ -34,9 +34,9 @@ async def provision_sized(bus: Bus, cast: Cast, base: Path, root: Path) -> dict[
         LaunchError: the settings, the disk or the server leave it too little room, or its data cannot be read.
         BusError: the streams could not be made.
     """
-    progress = await _progress(bus, cast)
+    progress = await _progress(bus, config)
     try:
-        planned = await asyncio.to_thread(plan, cast, base, root=root, progress=progress)
+        planned = await asyncio.to_thread(plan, config, base, root=root, progress=progress)
     except (DataError, OSError) as error:
         raise LaunchError(f"task.source: {error}") from error
     short = [f"{finding.keys[0]}: {finding.message}" for finding in planned.shortages()]
@@ -53,22 +53,22 @@ async def provision_sized(bus: Bus, cast: Cast, base: Path, root: Path) -> dict[
 
 
 async def _provisioned(bus: Bus, planned: Plan) -> dict[str, int]:
-    sizes, cast = planned.sizes, planned.cast
-    await provision(bus, sizes, lease_s=cast.rollout.lease_s, copies=cast.nats.copies)
+    sizes, config = planned.sizes, planned.config
+    await provision(bus, sizes, lease_s=config.rollout.lease_s, copies=config.nats.copies)
     return sizes
 
 
-async def _progress(bus: Bus, cast: Cast) -> Progress | None:
-    """How far the run has come; None where it has no streams yet."""
+async def _progress(bus: Bus, config: Config) -> Progress | None:
+    """Return the progress of the run; None where it has no streams yet."""
     held = await held_bytes(bus)
     if not held:
         return None
     newest = await read_last(bus, TRAINING, BATCH_TRAINED.pattern(bus.run)) if TRAINING.name in held else None
-    step = (await read(bus, BatchTrained, newest)).step if newest is not None else cast.origin
+    step = (await read(bus, BatchTrained, newest)).step if newest is not None else config.origin
     return Progress(
         {name: stream.stored for name, stream in held.items()},
         {name: stream.most for name, stream in held.items()},
-        step - cast.origin,
-        cast.learner.steps - step,
-        step < cast.start.step,
+        step - config.origin,
+        config.learner.steps - step,
+        step < config.start.step,
     )

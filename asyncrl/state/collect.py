@@ -35,9 +35,9 @@ from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, TRAINING
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import TRAINING_FINISHED, WEIGHTS_PUBLISHED
 
-LIMIT_S = 8.0  # whoever asks has an answer by then
+LIMIT_S = 8.0  # every caller has an answer by then
 _CONNECT_S = 3.0
-_BACK = 64  # messages of the training log that are read: a few steps and what is said between them
+_BACK = 64  # messages of the training log that are read: a few steps and what is published between them
 _LETTERS = 5
 _GROUPS = 16  # groups whose other members are looked up
 
@@ -116,13 +116,13 @@ async def look(bus: Bus, picture: Picture) -> None:
 
 
 def _leave_out(_record: Record, _error: Exception) -> None:
-    """What cannot be read: whoever reads it first buries it."""
+    """Ignore an unreadable message: its consumers reject it."""
 
 
 async def _look_up_mates(bus: Bus, picture: Picture) -> None:
     """Find which members of long-held trajectories' groups have a grade or failed."""
     prompts = list(dict.fromkeys(work.id.rsplit("-", 1)[0] for _, work in picture.held("rollout")))[:_GROUPS]
-    names = [f"{prompt}-{member}" for prompt in prompts for member in range(picture.cast.rollout.group_size)]
+    names = [f"{prompt}-{member}" for prompt in prompts for member in range(picture.config.rollout.group_size)]
     subjects = [topic.subject(bus.run, name) for name in names for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
     if subjects:
         found = await read_last_of_each(bus, GRADES, subjects)

@@ -1,4 +1,4 @@
-"""What `asyncrl tap --where` asks of messages, and whether their types can ever meet it."""
+"""The conditions of `asyncrl tap --where`, and whether message types can ever meet them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 import msgspec
 
 from asyncrl.errors import WrongUsage
-from asyncrl.state.format_message import Tapped
+from asyncrl.state.format_message import FormattedMessage
 
 
 class Condition(NamedTuple):
@@ -19,8 +19,8 @@ class Condition(NamedTuple):
     key: str
     value: str
 
-    def holds(self, tapped: Tapped) -> bool:
-        """Whether a message meets it, in a header of this name or the field at this path."""
+    def holds(self, tapped: FormattedMessage) -> bool:
+        """Return whether a message meets it, in a header of this name or the field at this path."""
         if self.key in tapped.headers and fnmatchcase(tapped.headers[self.key], self.value):
             return True
         found = tapped.message
@@ -52,7 +52,7 @@ def read_condition(word: str) -> Condition:
 
 
 def types_at(kind: Any, path: Sequence[str]) -> list[Any]:
-    """What may stand at a path of fields in values of a type; nothing where there is no such path."""
+    """Return what may stand at a path of fields in values of a type; nothing where there is no such path."""
     if get_origin(kind) in (Union, UnionType):
         return [found for part in get_args(kind) if part is not NoneType for found in types_at(part, path)]
     if not path or kind is Any:
@@ -65,7 +65,7 @@ def types_at(kind: Any, path: Sequence[str]) -> list[Any]:
 
 
 def may_be(kind: Any, value: str) -> bool:
-    """Whether a field of a type can have a value as it is given on the command line."""
+    """Return whether a field of a type can have a value as it is given on the command line."""
     if kind is bool:
         return value.lower() in ("true", "false")
     if kind in (int, float):
@@ -77,7 +77,7 @@ def may_be(kind: Any, value: str) -> bool:
 
 
 def described(kind: Any) -> str:
-    """A type in words."""
+    """Describe a type."""
     if get_origin(kind) is Literal:
         return f"one of {', '.join(map(str, get_args(kind)))}"
     return "true or false" if kind is bool else "a number"

@@ -1,4 +1,4 @@
-"""What a picture of a run means: a pure function that names causes, and not what follows from them.
+"""Diagnose a run from its picture: a pure function that names causes, and not their consequences.
 
 Some facts are wrong by themselves, whether training goes on or not. Why nothing is trained is then asked along the way
 of a batch, backwards: the learner waits for a batch, the buffer for groups, groups for their members, members for
@@ -24,11 +24,11 @@ _COMPILING_S = 120.0  # after a server on a GPU is ready for the first time
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
-_MOVES_S = 2.0  # what came further so lately advances
+_MOVES_S = 2.0  # an actor with progress so recent is advancing
 _FLAT_STEPS = 5  # with equal rewards, before that is worth a remark
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
-_BESIDE = ("dead letters", "clock off")  # nobody waits for these
+_BESIDE = ("dead letters", "clock off")  # no process waits for these
 
 
 def diagnose(picture: Picture) -> list[Finding]:
@@ -51,7 +51,7 @@ def diagnose(picture: Picture) -> list[Finding]:
 
 
 def stalled_s(picture: Picture) -> float:
-    """Seconds since a batch was trained, or since everybody was there to train the first one."""
+    """Return the seconds since a batch was trained, or since all actors were there to train the first one."""
     starts = [actor.starts[-1] for actor in picture.actors.values() if actor.starts]
     newest = picture.steps[-1].time_ns if picture.steps else 0
     if newest < picture.opened_ns:  # nothing was trained since the run was opened
@@ -75,7 +75,7 @@ def _pace_s(picture: Picture) -> float | None:
 
 
 def headline(picture: Picture) -> str:
-    """How the run is, in one line, where nothing was found."""
+    """Describe the run in one line, where nothing was found."""
     if picture.finished or picture.stopping:
         return "stopping"
     newest = picture.steps[-1] if picture.steps else None
@@ -83,7 +83,7 @@ def headline(picture: Picture) -> str:
         return "starting: not opened yet"
     if newest is None or newest.time_ns < picture.opened_ns:
         return f"starting: opened {picture.since_s(picture.opened_ns):.0f} s ago, no step yet"
-    total = f" of {picture.cast.learner.steps}" if newest.stage == "rl" else " (warm-up)"
+    total = f" of {picture.config.learner.steps}" if newest.stage == "rl" else " (warm-up)"
     learnt = [step.spread for step in picture.steps if step.stage == "rl"]
     flat = len(learnt) >= _FLAT_STEPS and not any(learnt)
     remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
@@ -91,12 +91,12 @@ def headline(picture: Picture) -> str:
 
 
 def _stall(picture: Picture, known: list[Finding]) -> list[Finding]:
-    """Why no batch is trained."""
-    if picture.trained >= picture.cast.learner.steps:
+    """Return the causes for which no batch is trained."""
+    if picture.trained >= picture.config.learner.steps:
         return []
     if picture.packed is not None and picture.packed > picture.trained:
         return [] if _explains(known, "learner") else list(_learner(picture))
-    learner = next(iter(picture.playing("learner")), None)
+    learner = next(iter(picture.of_role("learner")), None)
     if learner is not None and learner.vitals is not None and learner.vitals.doing == "loads the model":
         return list(_learner(picture))
     if _starts(picture) or _explains(known, "buffer", "prompter"):
@@ -111,15 +111,15 @@ def _stall(picture: Picture, known: list[Finding]) -> list[Finding]:
 
 
 def _starts(picture: Picture) -> bool:
-    """Whether the inference servers of a run that was just opened may still take their time."""
+    """Return whether the inference servers of a run that was just opened may still take their time."""
     begun = any(step.time_ns > picture.opened_ns for step in picture.steps)
     ready = any(engine.ready_ns > picture.opened_ns for engine in picture.engines.values())
-    return not (begun or ready) and picture.since_s(picture.opened_ns) < picture.cast.engine.start_deadline_s
+    return not (begun or ready) and picture.since_s(picture.opened_ns) < picture.config.engine.start_deadline_s
 
 
 def _compiles(picture: Picture) -> bool:
-    """Whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
-    if picture.cast.engine.kind in ("embedded", "scripted"):
+    """Return whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
+    if picture.config.engine.kind in ("embedded", "scripted"):
         return False
     begun = any(step.stage == "rl" and step.time_ns > picture.opened_ns for step in picture.steps)
     ready = min((engine.ready_ns for engine in picture.engines.values() if engine.ready_ns), default=0)
@@ -131,21 +131,21 @@ def _explains(known: list[Finding], *roles: str) -> bool:
 
 
 def _recovers(picture: Picture) -> bool:
-    """Whether a worker or engine was started so lately that work of its last life may still be on lease."""
-    lease_s = picture.cast.rollout.lease_s + _LEAST_S
-    workers = [actor for role in ("rollout", "reward", "engine") for actor in picture.playing(role)]
+    """Return whether a worker or engine was started so recently that earlier work may still be on lease."""
+    lease_s = picture.config.rollout.lease_s + _LEAST_S
+    workers = [actor for role in ("rollout", "reward", "engine") for actor in picture.of_role(role)]
     return any(actor.starts and picture.since_s(actor.starts[-1]) < lease_s for actor in workers)
 
 
 def _held(picture: Picture, role: str, ill: set[str]) -> list[tuple[Actor, HeldWork]]:
-    """What workers that are well have had for seconds: the words of others are old."""
+    """Return the held work of healthy workers that has been waiting for seconds: reports of others are old."""
     return [(actor, work) for actor, work in picture.held(role) if actor.actor_id not in ill]
 
 
 def _learner(picture: Picture) -> Iterator[Finding]:
     """A batch waits for the learner: is it slow?"""
     slowest_s = max((step.train_s for step in picture.steps), default=0.0)
-    for actor in picture.playing("learner")[:1]:
+    for actor in picture.of_role("learner")[:1]:
         doing = actor.vitals.doing if actor.vitals is not None else ""
         busy_s = actor.gauge("doing_s") or 0.0
         waits = doing.startswith(("loads", "saves"))
@@ -155,15 +155,15 @@ def _learner(picture: Picture) -> Iterator[Finding]:
         if busy_s <= bound_s:
             continue
         batch = f"batch {picture.trained + 1} is packed" if picture.packed_ns else "no batch is packed yet"
-        evidence = f"{batch}; the learner {doing or 'has said nothing of what it does'} for {busy_s:.0f} s"
+        evidence = f"{batch}; the learner {doing or 'has not reported its activity'} for {busy_s:.0f} s"
         yield Finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
 
 
 def _idle(picture: Picture) -> Iterator[Finding]:
-    """Work waits in a queue and nobody asks for it."""
+    """Find work that waits in a queue without a consumer."""
     for role in ("rollout", "reward"):
         queue = picture.queues.get(role, {})
-        living = [actor for actor in picture.playing(role) if actor.live and not actor.process]
+        living = [actor for actor in picture.of_role(role) if actor.live and not actor.process]
         if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
             wanted = picture.wanted.get(role, 0)
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
@@ -173,17 +173,17 @@ def _idle(picture: Picture) -> Iterator[Finding]:
 
 def _reward(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     """Trajectories that are being graded for too long."""
-    told: set[str] = set()
+    seen: set[str] = set()
     for actor, work in _held(picture, "reward", ill):
-        if work.quiet_s < _HELD_S or work.place == "its turn" or actor.actor_id in told:
+        if work.quiet_s < _HELD_S or work.place == "its turn" or actor.actor_id in seen:
             continue
-        told.add(actor.actor_id)
+        seen.add(actor.actor_id)
         done = int((actor.gauge("graded") or 0) + (actor.gauge("failed") or 0))
         queue = picture.queues.get("reward", {})
         evidence = (
             f"grades {work.id} for {work.held_s:.0f} s, {done:,} done before; reward workers have "
             f"{queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; reward.time_limit_s is "
-            f"{picture.cast.reward.time_limit_s:g}"
+            f"{picture.config.reward.time_limit_s:g}"
         )
         yield Finding("reward hanging", actor.actor_id, evidence)
 
@@ -194,13 +194,17 @@ def _version(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     if not waiting or picture.published is None:
         return
     least = min(int(work.place.rsplit(" ", 1)[1]) for work in waiting)
-    playing = picture.playing("engine")
-    said = [(picture.engines.get(actor.actor_id), actor.starts) for actor in playing]
-    ready = [engine for engine, starts in said if engine and engine.state == "ready" and engine.ready_ns > starts[-1]]
+    of_role = picture.of_role("engine")
+    started_engines = [(picture.engines.get(actor.actor_id), actor.starts) for actor in of_role]
+    ready = [
+        engine
+        for engine, starts in started_engines
+        if engine and engine.state == "ready" and engine.ready_ns > starts[-1]
+    ]
     evidence = f"{waiting[0].id} waits for version {least} or newer for {waiting[0].held_s:.0f} s"
     if not ready:
-        ages = [picture.since_s(actor.starts[-1]) for actor in playing]
-        started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(playing, ages, strict=True))
+        ages = [picture.since_s(actor.starts[-1]) for actor in of_role]
+        started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
         yield Finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")
     elif all(engine.version is not None and engine.version < least for engine in ready):
         newest = max(engine.version or 0 for engine in ready)
@@ -220,18 +224,18 @@ def _rollout(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     hanging: dict[str, list[HeldWork]] = {}
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
-        if 0 < _mates(picture, work.id) < picture.cast.rollout.group_size:
+        if 0 < _mates(picture, work.id) < picture.config.rollout.group_size:
             late.setdefault(work.id.rsplit("-", 1)[0], (actor, work))
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)
     if not stuck and (len(late) < len({work.id.rsplit("-", 1)[0] for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: what is missing is credit
-    for actor_id, mine in hanging.items():
-        where = mine[0].place or "in the rollout function"
-        evidence = f"{_times(mine[0])} {where}, and {len(mine) - 1} more hang for seconds"
+    for actor_id, pieces in hanging.items():
+        where = pieces[0].place or "in the rollout function"
+        evidence = f"{_times(pieces[0])} {where}, and {len(pieces) - 1} more hang for seconds"
         yield Finding("rollout hanging", actor_id, evidence)
     for actor, work in list(late.values())[:_BRIEF]:
-        size, done = picture.cast.rollout.group_size, _mates(picture, work.id)
+        size, done = picture.config.rollout.group_size, _mates(picture, work.id)
         where = work.place or "in the rollout function"
         evidence = f"{done} of its group of {size} are done; {_times(work)} on {actor.actor_id}, {where}"
         yield Finding("straggler", work.id, evidence)
@@ -239,19 +243,19 @@ def _rollout(picture: Picture, ill: set[str]) -> Iterator[Finding]:
 
 def _credit(picture: Picture) -> Iterator[Finding]:
     """Nothing is stuck: is there credit, are there prompts, is everything thrown away?"""
-    cast, warm = picture.cast, picture.trained < 0
-    groups = cast.warmup.batch_rows // cast.warmup.rows_per_trajectory if warm else cast.buffer.batch_groups
-    limit = min(cast.buffer.max_lag + 1, _left(picture)) * groups
+    config, warm = picture.config, picture.trained < 0
+    groups = config.warmup.batch_rows // config.warmup.rows_per_trajectory if warm else config.buffer.batch_groups
+    limit = min(config.buffer.max_lag + 1, _left(picture)) * groups
     open_groups = picture.gauge("prompter", "open_groups")
     ready = int(picture.gauge("buffer", "ready_groups") or 0)
     dropped = sum(picture.drops.values())
-    doing = next((actor.vitals.doing for actor in picture.playing("prompter") if actor.vitals is not None), "")
+    doing = next((actor.vitals.doing for actor in picture.of_role("prompter") if actor.vitals is not None), "")
     if doing.startswith("makes row"):
         waits_s = picture.gauge("prompter", "doing_s") or 0.0
-        evidence = f"it {doing} of {cast.task.source} for {waits_s:.0f} s; {open_groups or 0:.0f} groups are open"
+        evidence = f"it {doing} of {config.task.source} for {waits_s:.0f} s; {open_groups or 0:.0f} groups are open"
         yield Finding("slow data", "prompter", f"{evidence}, {limit} may be, and a batch takes {groups}")
     elif open_groups is not None and open_groups < groups and picture.gauge("prompter", "no_more_prompts"):
-        times = f"{cast.task.epochs} time{'s' * (cast.task.epochs > 1)}"
+        times = f"{config.task.epochs} time{'s' * (config.task.epochs > 1)}"
         evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
         yield Finding("end of data", "prompter", evidence)
     elif dropped >= groups:
@@ -275,9 +279,9 @@ def _credit(picture: Picture) -> Iterator[Finding]:
 
 
 def _too_slow(picture: Picture) -> bool:
-    """Whether nothing was trained for too long although work advances.
+    """Return whether nothing was trained for too long although work advances.
 
-    Before there is a pace nothing tells how long that takes, and the last batches wait for every group of theirs.
+    Before there is a pace the duration is unknown, and the last batches wait for all of their groups.
     """
     known = _pace_s(picture) is not None and not _ends(picture)
     return stalled_s(picture) > (patience_s(picture) if known else _UNEXPLAINED_S)
@@ -285,12 +289,12 @@ def _too_slow(picture: Picture) -> bool:
 
 def _left(picture: Picture) -> int:
     """Batches that the warm-up, or the run, still has to train."""
-    return (0 if picture.trained < 0 else picture.cast.learner.steps) - picture.trained
+    return (0 if picture.trained < 0 else picture.config.learner.steps) - picture.trained
 
 
 def _ends(picture: Picture) -> bool:
-    """Whether no batch is left beyond those that may be open."""
-    return _left(picture) <= picture.cast.buffer.max_lag + 1
+    """Return whether no batch is left beyond those that may be open."""
+    return _left(picture) <= picture.config.buffer.max_lag + 1
 
 
 def _mates(picture: Picture, name: str) -> int:

@@ -1,4 +1,4 @@
-"""What happened in a run and deserves a line."""
+"""Events of a run that deserve a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Event(NamedTuple):
 
 
 class Trouble:
-    """How often something went wrong, and how it did last."""
+    """How often a fault occurred, and its newest text."""
 
     def __init__(self, what: str) -> None:
         self.what = what  # "trajectories failed"

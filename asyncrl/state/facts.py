@@ -1,4 +1,4 @@
-"""What is wrong by itself, whether training goes on or not: machines, processes, streams, engines."""
+"""Faults in themselves, whether training advances or not: machines, processes, streams, engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.state.picture import Actor, Engine, Picture
 from topics.engines import ENGINE_STOPPED
 
 _SILENT_S = 6.0  # three vital signs
-_START_S = 90.0  # for a process to come to its first word
+_START_S = 90.0  # for a process to publish its first message
 _GONE_S = 2.0  # a process that ended is started again sooner
 _OFTEN = 3  # starts within a minute
 _CLOCK_S = 3.0
@@ -35,7 +35,7 @@ def faults(picture: Picture) -> Iterator[Finding]:
         ill.add(finding.object)
         yield finding
     yield from _keepers(picture, ill)
-    for engine_id in [actor.actor_id for actor in picture.playing("engine") if actor.live]:
+    for engine_id in [actor.actor_id for actor in picture.of_role("engine") if actor.live]:
         if engine_id not in ill:
             yield from _engine(picture, engine_id)
     yield from _mislabelled(picture)
@@ -74,21 +74,21 @@ def _letters(picture: Picture) -> Iterator[Finding]:
 
 def _actors(picture: Picture) -> Iterator[Finding]:
     for role in picture.wanted or {actor.role: 1 for actor in picture.actors.values()}:
-        for actor in picture.playing(role):
+        for actor in picture.of_role(role):
             yield from _actor(picture, actor)
-        missing = picture.wanted.get(role, 0) - len(picture.playing(role))
+        missing = picture.wanted.get(role, 0) - len(picture.of_role(role))
         waited_s = picture.since_s(max(picture.opened_ns, picture.scaled_ns))
         if missing > 0 and waited_s > _START_S:
             evidence = f"{missing} of {picture.wanted[role]} never started, {waited_s:.0f} s after they were asked for"
             yield Finding("actor silent", role, evidence)
-    warden = picture.actors.get("warden-1")
-    if warden is not None:
-        yield from _actor(picture, warden)
+    supervisor = picture.actors.get("supervisor-1")
+    if supervisor is not None:
+        yield from _actor(picture, supervisor)
 
 
 def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
     """The one thing that is wrong with an actor, the deepest first."""
-    words = actor.last_words if picture.since_s(actor.stopped_ns) < _RECENT_S else ""
+    words = actor.last_error if picture.since_s(actor.stopped_ns) < _RECENT_S else ""
     denied = actor.vitals.denied if actor.vitals is not None else ""
     if denied or any(sign in words.lower() for sign in _DENIED):
         yield Finding("permission missing", actor.actor_id, denied or words)
@@ -96,8 +96,8 @@ def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
     quick, silent_s = actor.quick_starts(picture.now_ns, picture.opened_ns), picture.since_s(actor.since_ns)
     ended_s = picture.since_s(actor.stopped_ns)
     if quick >= _OFTEN or (words and (not actor.live or (quick > 1 and ended_s < _LATELY_S))):
-        said = f"last words: {words}" if words else "it left no last words: something killed it"
-        evidence = f"started {quick} times in the last minute; {said}"
+        text = f"last error: {words}" if words else "it left no error message: it was killed"
+        evidence = f"started {quick} times in the last minute; {text}"
         failed = _failed_version(picture, actor)
         if failed:
             yield Finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
@@ -116,7 +116,7 @@ def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
         else:
             yield Finding("actor silent", actor.actor_id, evidence)
         return
-    if actor.vitals is not None and abs(skew_s := actor.vitals.at_s - actor.heard_ns / 1e9) > _CLOCK_S:
+    if actor.vitals is not None and abs(skew_s := actor.vitals.at_s - actor.seen_ns / 1e9) > _CLOCK_S:
         evidence = (
             f"the clock of {actor.host} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
         )
@@ -124,31 +124,36 @@ def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
 
 
 def _keepers(picture: Picture, ill: set[str]) -> Iterator[Finding]:
-    """A keeper says a heartbeat every few seconds: a log that does not grow has no writer."""
-    for stream, role in (("PROMPTS", "prompter"), ("BATCHES", "buffer"), ("TRAINING", "learner"), ("FLEET", "warden")):
-        state, actors = picture.streams.get(stream), picture.playing(role)
+    """Check that a keeper's log grows: a writer appends a heartbeat every few seconds."""
+    for stream, role in (
+        ("PROMPTS", "prompter"),
+        ("BATCHES", "buffer"),
+        ("TRAINING", "learner"),
+        ("FLEET", "supervisor"),
+    ):
+        state, actors = picture.streams.get(stream), picture.of_role(role)
         if state is None or any(actor.actor_id in ill for actor in actors):
             continue
         starts = [actor.starts[-1] for actor in actors if actor.live]
         newest = max([state.get("last_ns", 0), picture.opened_ns, *starts])
         quiet_s = picture.since_s(newest)
-        if starts and quiet_s > picture.cast.keepers.lease_s + _SILENT_S:
-            evidence = f"nobody has written to {stream} for {quiet_s:.0f} s; a {role} writes every 3 s"
+        if starts and quiet_s > picture.config.keepers.lease_s + _SILENT_S:
+            evidence = f"no writer has appended to {stream} for {quiet_s:.0f} s; a {role} writes every 3 s"
             yield Finding("no writer", role, evidence)
 
 
 def _engine(picture: Picture, engine_id: str) -> Iterator[Finding]:
-    """What is wrong with an inference server whose actor is well."""
+    """Return the faults of an inference server whose actor is healthy."""
     actor, engine = picture.actors[engine_id], picture.engines.get(engine_id, Engine(engine_id))
     updating = engine.state == "updating" and engine.updating_ns > actor.starts[-1]
     bound_s = max(_ANSWER_S, _UPDATES * engine.update_s) if updating else _ANSWER_S
     silent_s = actor.ago_s("answered_at_s")
     left = engine.state == "gone" and engine.gone_ns > actor.starts[-1]
     if left and engine.reason == ENGINE_STOPPED:
-        return  # it was asked to leave; who is started again comes back, and who is not wanted is not looked at
+        return  # it was asked to leave: one that is restarted comes back, one that is not wanted is not looked at
     if silent_s > bound_s or left:
-        said = f"the server at {engine.address or 'its address'} has not answered for {silent_s:.0f} s"
-        yield Finding("engine dead", engine_id, said if silent_s > bound_s else f"it is gone: {engine.reason}")
+        text = f"the server at {engine.address or 'its address'} has not answered for {silent_s:.0f} s"
+        yield Finding("engine dead", engine_id, text if silent_s > bound_s else f"it is gone: {engine.reason}")
         return
     stuck_s = actor.ago_s("moved_at_s")
     waits = [work for _, work in picture.held("rollout") if work.place == engine_id and work.quiet_s > _ANSWER_S]
@@ -172,19 +177,19 @@ def _engine(picture: Picture, engine_id: str) -> Iterator[Finding]:
 
 
 def _mislabelled(picture: Picture) -> Iterator[Finding]:
-    """Servers whose weights somebody else has changed in the last minute, as their actors or rollout workers found."""
-    told = [engine for engine in picture.engines.values() if engine.found]
-    told = [engine for engine in told if picture.since_s(engine.found_ns) < _RECENT_S]
-    for engine in told:
+    """Find servers whose weights another client changed in the last minute, by their actors or rollout workers."""
+    mislabelled = [engine for engine in picture.engines.values() if engine.found]
+    mislabelled = [engine for engine in mislabelled if picture.since_s(engine.found_ns) < _RECENT_S]
+    for engine in mislabelled:
         evidence = (
             f"{picture.since_s(engine.found_ns):.0f} s ago the server at {engine.address} had weights called "
-            f"{engine.found!r}, which this run did not give it: it was restarted, or somebody else loads weights"
+            f"{engine.found!r}, which this run did not give it: it was restarted, or another client loads weights"
         )
         yield Finding("mislabelled", engine.engine_id, evidence)
-    for worker in [] if told else picture.playing("rollout"):
+    for worker in [] if mislabelled else picture.of_role("rollout"):
         if worker.gauge("mislabelled_at_s") is not None and (ago_s := worker.ago_s("mislabelled_at_s")) < _RECENT_S:
             evidence = (
-                f"an engine sampled with other weights than it says it has, {ago_s:.0f} s ago; "
+                f"an engine sampled with other weights than it reports, {ago_s:.0f} s ago; "
                 f"{worker.gauge('mislabelled_tokens') or 0:,.0f} tokens were thrown away"
             )
             yield Finding("mislabelled", worker.actor_id, evidence)

@@ -21,7 +21,7 @@ _SHOWN_TEXT = 60  # characters of a string
 
 
 @dataclass
-class Tapped:
+class FormattedMessage:
     """One message as it came."""
 
     subject: str
@@ -30,7 +30,7 @@ class Tapped:
     time_ns: int  # server's clock
 
     @classmethod
-    def of_record(cls, record: Record) -> Tapped:
+    def of_record(cls, record: Record) -> FormattedMessage:
         """From a log."""
         return cls(record.subject, record.headers, record.data, record.time_ns)
 
@@ -41,7 +41,7 @@ class Tapped:
 
     @property
     def key(self) -> str:
-        """What stands behind the topic's name."""
+        """Return the key behind the topic's name."""
         return ".".join(self.subject.split(".")[4:])
 
     @cached_property
@@ -67,11 +67,11 @@ class Tapped:
 
     @property
     def instead(self) -> str:
-        """What to show where there is no message."""
+        """Return the placeholder for a missing message."""
         return self._read[1]
 
 
-def as_json(tapped: Tapped) -> str:
+def as_json(tapped: FormattedMessage) -> str:
     """One JSON object: subject, headers and the whole message; binary fields that are no arrays are base64."""
     value: dict[str, Any] = {
         "time": datetime.fromtimestamp(tapped.time_ns / 1e9).astimezone().isoformat(),
@@ -86,11 +86,11 @@ def as_json(tapped: Tapped) -> str:
 
 
 def _plain(value: object) -> object:
-    """What JSON has no word for: arrays, and whatever a stranger put where anything may stand."""
+    """Return a JSON form of values that JSON lacks: arrays, and arbitrary values of other clients."""
     return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
-def as_line(tapped: Tapped, *, colour: bool = False) -> str:
+def as_line(tapped: FormattedMessage, *, colour: bool = False) -> str:
     """Time, topic, key and every field, arrays and long values shortened."""
     clock = datetime.fromtimestamp(tapped.time_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
     dim, cyan, plain = ("\x1b[2m", "\x1b[36m", "\x1b[0m") if colour else ("", "", "")
@@ -100,7 +100,7 @@ def as_line(tapped: Tapped, *, colour: bool = False) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value in a few words: `int32[11] 5 9 3 ...`."""
+    """Shorten a value: `int32[11] 5 9 3 ...`."""
     if isinstance(value, np.ndarray):
         more = " ..." if len(value) > _SHOWN else ""
         return f"{value.dtype}[{len(value)}] " + " ".join(f"{element:.4g}" for element in value[:_SHOWN]) + more

@@ -1,4 +1,4 @@
-"""The life of one trajectory, as the logs tell it."""
+"""The history of one trajectory, from the logs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from topics.trajectories import (
 )
 
 
-class Moment(NamedTuple):
-    """Something that was said about a trajectory."""
+class HistoryEvent(NamedTuple):
+    """One message about a trajectory."""
 
     time_ns: int  # server's clock
     stream: str
@@ -36,18 +36,18 @@ class Moment(NamedTuple):
     about: str
 
 
-class Life:
-    """Collects what was said about one trajectory, in whatever order the logs are read."""
+class TrajectoryHistory:
+    """Collects the messages about one trajectory, in whatever order the logs are read."""
 
     def __init__(self, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id
-        self.began_ns = 0  # when the run was opened, or the first time anything was said
+        self.began_ns = 0  # when the run was opened, or its first message was published
         self.logs: set[str] = set()  # progress logs with entries of it
         self.result = 0  # sequence of its newest result
-        self._moments: list[Moment] = []
-        self._trained: list[tuple[int, Moment]] = []  # of every batch: which one is ours is known in the end
+        self._events: list[HistoryEvent] = []
+        self._trained: list[tuple[int, HistoryEvent]] = []  # of every batch: which one is ours is known in the end
         self._steps: set[int] = set()  # batches that hold it
-        self._tell: Mapping[str, Callable[[Any, Record], str]] = {
+        self._describe: Mapping[str, Callable[[Any, Record], str]] = {
             PROMPT_ISSUED.name: _issued,
             TRAJECTORY_PROGRESSED.name: self._progressed,
             PROGRESS_STORED.name: self._stored,
@@ -64,23 +64,23 @@ class Life:
         if topic is RUN_OPENED:
             self.began_ns = self.began_ns or record.time_ns
         elif topic is BATCH_TRAINED:
-            self._trained.append((message.step, _moment(record, "trained", _trained(message))))
-        elif topic.name in self._tell and (about := self._tell[topic.name](message, record)):
-            self._moments.append(_moment(record, topic.name.split(".")[1], about))
+            self._trained.append((message.step, _event(record, "trained", _trained(message))))
+        elif topic.name in self._describe and (about := self._describe[topic.name](message, record)):
+            self._events.append(_event(record, topic.name.split(".")[1], about))
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
-        self._moments.append(_moment(record, "unreadable", str(error)))
+        self._events.append(_event(record, "unreadable", str(error)))
 
-    def moments(self) -> list[Moment]:
+    def events(self) -> list[HistoryEvent]:
         """All of it in order of time."""
-        trained = [moment for step, moment in self._trained if step in self._steps]
-        return sorted([*self._moments, *trained])
+        trained = [event for step, event in self._trained if step in self._steps]
+        return sorted([*self._events, *trained])
 
     @property
     def ended(self) -> bool:
-        """Whether a batch holds it, or it was dropped."""
-        return any(moment.what in ("packed", "dropped") for moment in self._moments)
+        """Return whether a batch holds it, or it was dropped."""
+        return any(event.what in ("packed", "dropped") for event in self._events)
 
     def _progressed(self, _: None, record: Record) -> str:
         headers = record.headers
@@ -112,9 +112,9 @@ class Life:
         return ""
 
 
-def _moment(record: Record, what: str, about: str) -> Moment:
+def _event(record: Record, what: str, about: str) -> HistoryEvent:
     by = f"by {record.headers[BY]}: " if BY in record.headers else ""
-    return Moment(record.time_ns, record.stream.name, record.sequence, what, by + about)
+    return HistoryEvent(record.time_ns, record.stream.name, record.sequence, what, by + about)
 
 
 def _issued(_: None, record: Record) -> str:
@@ -161,4 +161,4 @@ def _group_dropped(message: GroupDropped, _: Record) -> str:
 
 def _trained(message: BatchTrained) -> str:
     where = "skipped, without effect on" if message.skipped else "in"
-    return f"batch {message.step} on line {message.line}, {where} version {max(0, message.step)}"
+    return f"batch {message.step} on lineage {message.lineage}, {where} version {max(0, message.step)}"

@@ -11,7 +11,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.errors import WrongUsage
 from asyncrl.state.conditions import Condition, described, may_be, types_at
-from asyncrl.state.format_message import Tapped
+from asyncrl.state.format_message import FormattedMessage
 from topics.table import TOPICS
 from topics.topic import STREAMS, Stream
 
@@ -41,13 +41,13 @@ class Pattern:
             raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
 
     def subjects(self, run: str) -> list[str]:
-        """What is asked of a log: every subject that may match, in the table or not."""
+        """Return every subject that may match, in the table or not."""
         noun, participle = ("*" if set(part) & set("*?[") else part for part in self._name.split("."))
         base = f"asyncrl.{run}.{noun}.{participle}"
         return [f"{base}.>"] if self._key is not None else [base, f"{base}.>"]
 
     def matches(self, subject: str) -> bool:
-        """Whether a subject is meant."""
+        """Return whether a subject is meant."""
         parts = subject.split(".", 4)
         if not fnmatchcase(".".join(parts[2:4]), self._name):
             return False
@@ -70,7 +70,7 @@ class Pattern:
                 raise WrongUsage(f"--where {key}={value}: {key} of {name} is {described(kind)}")
 
     def concerns(self, stream: Stream) -> bool:
-        """Whether a stream holds what is meant."""
+        """Return whether a stream holds what is meant."""
         return any(topic.stream is stream for topic in self._topics)
 
 
@@ -82,7 +82,7 @@ class LiveTap:
         self._pattern = pattern
         self._most = most
         self._most_bytes = most_bytes
-        self._queue: deque[Tapped] = deque()
+        self._queue: deque[FormattedMessage] = deque()
         self._bytes = 0
         self._news = asyncio.Event()
         self._readers: list[LogReader] = []
@@ -108,14 +108,14 @@ class LiveTap:
         """Messages that wait to be shown."""
         return len(self._queue)
 
-    def take(self) -> list[Tapped]:
+    def take(self) -> list[FormattedMessage]:
         """The next handful, oldest first."""
         taken = [self._queue.popleft() for _ in range(min(_HANDFUL, len(self._queue)))]
         self._bytes -= sum(len(tapped.data) for tapped in taken)
         return taken
 
     async def news(self) -> None:
-        """Wait until something was said."""
+        """Wait until something was published."""
         self._news.clear()
         if not self._queue:
             await self._news.wait()
@@ -126,6 +126,6 @@ class LiveTap:
         if len(self._queue) >= self._most or self._bytes + len(record.data) > self._most_bytes:
             self.missed += 1
             return
-        self._queue.append(Tapped.of_record(record))
+        self._queue.append(FormattedMessage.of_record(record))
         self._bytes += len(record.data)
         self._news.set()

@@ -1,4 +1,4 @@
-"""What is known of a run at one moment: its topics, its server, and this machine."""
+"""The state of a run at one moment: its topics, its server, and this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
@@ -35,7 +35,7 @@ _SOON_S = 60.0  # starts that count as one trouble lie within this
 
 @dataclass
 class Actor:
-    """One process that plays a role. Times are the server's clock, nanoseconds since the epoch."""
+    """One process of a role. Times are the server's clock, nanoseconds since the epoch."""
 
     actor_id: str
     role: str
@@ -43,20 +43,20 @@ class Actor:
     pid: int = 0
     starts: list[int] = field(default_factory=list)
     stopped_ns: int = 0
-    last_words: str = ""  # of its newest life that ended with a reason
-    vitals: Vitals | None = None  # of this life
-    heard_ns: int = 0
+    last_error: str = ""  # of its newest start that ended with a reason
+    vitals: Vitals | None = None  # of this start
+    seen_ns: int = 0
     process: Process = ""
 
     @property
     def live(self) -> bool:
-        """Whether it began after it last ended."""
+        """Return whether it began after it last ended."""
         return bool(self.starts) and self.starts[-1] > self.stopped_ns
 
     @property
     def since_ns(self) -> int:
-        """When it was last heard of."""
-        return max(self.heard_ns, self.starts[-1] if self.starts else 0)
+        """Return the time it was last seen."""
+        return max(self.seen_ns, self.starts[-1] if self.starts else 0)
 
     def gauge(self, name: str) -> float | None:
         """One of its vital signs."""
@@ -68,13 +68,13 @@ class Actor:
         return self.vitals.at_s - at_s if self.vitals is not None and at_s is not None else 0.0
 
     def quick_starts(self, now_ns: int, opened_ns: int) -> int:
-        """How often it was started lately, since the run was opened: a stop and a start by its owner count nothing."""
+        """Return how often it was started lately, since the run was opened: starts by the owner do not count."""
         return sum(now_ns - start < _SOON_S * 1e9 and start >= opened_ns for start in self.starts)
 
 
 @dataclass
 class Engine:
-    """What an inference server said of itself."""
+    """The state that an inference server published."""
 
     engine_id: str
     address: str = ""
@@ -85,12 +85,12 @@ class Engine:
     updating_ns: int = 0
     gone_ns: int = 0
     reason: str = ""  # why it is gone
-    found: str = ""  # name of weights that somebody else gave it
+    found: str = ""  # name of weights that another client gave it
     found_ns: int = 0
 
     @property
     def state(self) -> Literal["ready", "updating", "gone"]:
-        """By what it said last."""
+        """Return the state by its newest message."""
         newest = max(self.ready_ns, self.updating_ns, self.gone_ns)
         return "gone" if newest == self.gone_ns else "ready" if newest == self.ready_ns else "updating"
 
@@ -106,7 +106,7 @@ class Step(NamedTuple):
 
 
 class Letter(NamedTuple):
-    """A message that was buried."""
+    """A message that was rejected."""
 
     topic: str
     reason: str
@@ -127,18 +127,18 @@ class Picture:
 
     run: str
     now_ns: int = 0  # server's clock
-    cast: Cast = field(default_factory=Cast)
+    config: Config = field(default_factory=Config)
     opened_ns: int = 0
     actors: dict[str, Actor] = field(default_factory=dict)
     wanted: dict[str, int] = field(default_factory=dict)
-    scaled_ns: int = 0  # when that was asked for
+    scaled_ns: int = 0  # when that was requested
     engines: dict[str, Engine] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)  # the newest few, each once
     packed: int | None = None  # newest batch
     packed_ns: int = 0
     published: int | None = None  # newest version
     published_ns: int = 0
-    finished_at: int | None = None  # step at which training was said to be finished
+    finished_at: int | None = None  # step at which training was reported finished
     stopping: bool = False
     drops: dict[str, int] = field(default_factory=dict)  # groups dropped since the newest batch, by reason
     letters: list[Letter] = field(default_factory=list)  # the newest few
@@ -148,7 +148,7 @@ class Picture:
     disks: list[Disk] = field(default_factory=list)
     stalls: dict[tuple[str, str], StallFound] = field(default_factory=dict)  # found before, and not ended
     unreachable: str = ""  # why the server cannot be asked
-    denied: str = ""  # what whoever looks may not see
+    denied: str = ""  # topics that this user may not read
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in; of `batch.packed` the headers are enough."""
@@ -173,7 +173,7 @@ class Picture:
         elif topic in (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE):
             self._on_engine(topic, message, record.time_ns)
         else:
-            self._on_life(topic, message, record.time_ns)
+            self._on_start_or_stop(topic, message, record.time_ns)
 
     @property
     def now_s(self) -> float:
@@ -182,19 +182,19 @@ class Picture:
 
     @property
     def finished(self) -> bool:
-        """Whether training is over: a run that was made longer has finished before and goes on."""
-        return self.finished_at is not None and self.finished_at >= self.cast.learner.steps
+        """Return whether training is over: a run that was made longer has finished before and goes on."""
+        return self.finished_at is not None and self.finished_at >= self.config.learner.steps
 
     @property
     def trained(self) -> int:
         """Newest step in the weights."""
-        return self.steps[-1].step if self.steps else self.cast.origin
+        return self.steps[-1].step if self.steps else self.config.origin
 
     def since_s(self, time_ns: int) -> float:
         """Seconds between a moment of the server's clock and now."""
         return (self.now_ns - time_ns) / 1e9
 
-    def playing(self, role: str) -> list[Actor]:
+    def of_role(self, role: str) -> list[Actor]:
         """Actors of a role that are wanted."""
         count = self.wanted.get(role, 1)
         names = [f"{role}-{number}" for number in range(1, count + 1)]
@@ -202,13 +202,13 @@ class Picture:
 
     def held(self, role: str) -> list[tuple[Actor, HeldWork]]:
         """Work that actors of a role have had for seconds, the oldest first."""
-        found = [(actor, work) for actor in self.playing(role) if actor.vitals for work in actor.vitals.held]
+        found = [(actor, work) for actor in self.of_role(role) if actor.vitals for work in actor.vitals.held]
         return sorted(found, key=lambda entry: -entry[1].held_s)
 
     def gauge(self, role: str, name: str) -> float | None:
         """A gauge of the keeper of this role that folded most lately."""
-        known = [actor for actor in self.playing(role) if actor.gauge(name) is not None]
-        return max(known, key=lambda actor: actor.heard_ns).gauge(name) if known else None
+        known = [actor for actor in self.of_role(role) if actor.gauge(name) is not None]
+        return max(known, key=lambda actor: actor.seen_ns).gauge(name) if known else None
 
     def _on_engine(self, topic: Topic[Any], message: Any, time_ns: int) -> None:
         engine = self.engines.setdefault(message.engine_id, Engine(message.engine_id))
@@ -222,10 +222,10 @@ class Picture:
         else:
             engine.gone_ns, engine.reason = time_ns, message.reason
 
-    def _on_life(self, topic: Topic[Any], message: Any, time_ns: int) -> None:
+    def _on_start_or_stop(self, topic: Topic[Any], message: Any, time_ns: int) -> None:
         if topic is RUN_OPENED:
             self.opened_ns, self.stopping = time_ns, False
-            self.cast = msgspec.convert(message.settings, Cast)
+            self.config = msgspec.convert(message.settings, Config)
         elif topic is STOP_REQUESTED:
             self.stopping = True
         elif topic is FLEET_SCALED:
@@ -237,8 +237,8 @@ class Picture:
             actor.starts.append(time_ns)
         elif topic is ACTOR_STOPPED:
             actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
-            actor.stopped_ns, actor.last_words = time_ns, message.reason or actor.last_words
+            actor.stopped_ns, actor.last_error = time_ns, message.reason or actor.last_error
         elif topic is VITALS_TAKEN:
             actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
-            actor.heard_ns = time_ns
+            actor.seen_ns = time_ns
             actor.vitals = message if message.pid == actor.pid else None

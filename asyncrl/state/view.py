@@ -1,4 +1,4 @@
-"""What a run looks like from its topics: a fold that `up` and `status` show."""
+"""The view of a run: a fold of its topics that `up` and `status` show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from asyncrl.bus.log import Record
-from asyncrl.run.connect import WARDEN
+from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.events import Event, EventKind, Trouble, one_line
 from topics.actors import (
     ACTOR_STARTED,
@@ -27,7 +27,7 @@ from topics.topic import Topic
 from topics.trajectories import TRAJECTORY_FAILED
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
 
-HEARD = (
+FOLLOWED = (
     BATCH_TRAINED,
     WEIGHTS_PUBLISHED,
     CHECKPOINT_SAVED,
@@ -51,7 +51,7 @@ HEARD = (
     VITALS_TAKEN,
 )
 _SILENT_NS = 6 * 10**9  # three vital signs
-RECENT_STEPS = 20  # that lag and rates are taken over
+RECENT_STEPS = 20  # window of lag and rates
 RunState: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
 
 
@@ -68,18 +68,18 @@ class Step(NamedTuple):
 
 @dataclass
 class Actor:
-    """One process that plays a role."""
+    """One process of a role."""
 
     actor_id: str
     role: str
     host: str
     pid: int
-    began_ns: int = 0  # server's clock when it said so
+    began_ns: int = 0  # server's clock when it was published
     live: bool = True
     restarts: int = 0
-    last_words: str = ""
+    last_error: str = ""
     vitals: dict[str, float] = field(default_factory=dict)
-    heard_ns: int = 0  # server's clock at its last vital signs
+    seen_ns: int = 0  # server's clock at its last vital signs
     tokens_per_s: float = 0.0  # sampled, between its last two vital signs
     _at_s: float = 0.0
 
@@ -89,7 +89,7 @@ class Actor:
         gained = message.values.get("tokens", 0.0) - self.vitals.get("tokens", 0.0)
         if self._at_s and elapsed > 0 and message.pid == self.pid:
             self.tokens_per_s = max(0.0, gained) / elapsed
-        self.vitals, self._at_s, self.heard_ns = message.values, message.at_s, time_ns
+        self.vitals, self._at_s, self.seen_ns = message.values, message.at_s, time_ns
 
 
 class Engine(NamedTuple):
@@ -102,7 +102,7 @@ class Engine(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """How full a stream is."""
+    """The fill level of a stream."""
 
     bytes: int
     max_bytes: int
@@ -114,7 +114,7 @@ class Filled(NamedTuple):
 
 
 class RunView:
-    """The state of a run as its topics tell it; who watches asks the server for `queues`, `streams` and `figures`."""
+    """The state of a run from its topics; the watcher polls the server for `queues`, `streams` and `figures`."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
         self.run = run
@@ -123,23 +123,23 @@ class RunView:
         self.first_ns = 0
         self.last_ns = 0
         self.state: RunState = "starting"
-        self.failure = ""  # last words of a run that failed
+        self.failure = ""  # last output of a run that failed
         self.recent: list[Step] = []  # newest last; no more than RECENT_STEPS + 1
         self.trained: BatchTrained | None = None  # the newest
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
         self.version: int | None = None
-        self.line = 0
+        self.lineage = 0
         self.checkpoint: int | None = None  # step of the newest
         self.exported = ""
-        self._finished_at: int | None = None  # step at which training was said to be finished
+        self._finished_at: int | None = None  # step at which training was reported finished
         self.evals: list[EvalScored] = []
         self.engines: dict[str, Engine] = {}
         self.actors: dict[str, Actor] = {}
         self.wanted: dict[str, int] = {}
         self.failed = Trouble("trajectories failed")
-        self.dead = Trouble("messages buried")
-        self.stalls: dict[tuple[str, str], StallFound] = {}  # what keeps the run from coming further, open
+        self.dead = Trouble("messages rejected")
+        self.stalls: dict[tuple[str, str], StallFound] = {}  # the open causes that keep the run from advancing
         self.queues: dict[str, dict[str, int]] = {}
         self.streams: dict[str, Filled] = {}  # payload streams, by name
         self.figures: dict[str, float] = {}  # of the trajectories of the newest batch that was trained
@@ -163,7 +163,7 @@ class RunView:
         if topic is BATCH_TRAINED:
             self._on_trained(message, record.time_ns)
         elif topic is WEIGHTS_PUBLISHED:
-            self._on_published(message.line, message.version, record.time_ns)
+            self._on_published(message.lineage, message.version, record.time_ns)
         elif topic is CHECKPOINT_SAVED:
             self.checkpoint = message.step
         elif topic is EVAL_SCORED:
@@ -172,7 +172,7 @@ class RunView:
             text = (
                 f"evaluation of version {message.version}: {message.accuracy:.3f} on {message.prompts} prompts{failed}"
             )
-            self.tell("news", record.time_ns, text)
+            self.report("news", record.time_ns, text)
         elif topic is ENGINE_UPDATING:
             self.engines[message.engine_id] = Engine(message.engine_id, "updating", message.version)
         elif topic is ENGINE_READY:
@@ -193,20 +193,20 @@ class RunView:
         elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
             self.paused = message.reason if topic is ADMISSION_PAUSED else ""
             kind: EventKind = "warning" if self.paused else "news"
-            self.tell(kind, record.time_ns, f"{topic.name.replace('.', ' ')}: {message.reason}")
+            self.report(kind, record.time_ns, f"{topic.name.replace('.', ' ')}: {message.reason}")
         elif topic is RUN_OPENED:
             self._on_opened(message.steps, record.time_ns)
         else:
-            self._on_life(topic, message, record.time_ns)
+            self._on_start_or_stop(topic, message, record.time_ns)
 
     def take_events(self) -> list[Event]:
-        """What happened since the last call, in the order it was read."""
+        """Return the events since the last call, in the order they were read."""
         events, self.events = self.events, []
         return events
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come."""
+        """Return whether nothing more will come."""
         return self.state in ("finished", "stopped", "failed", "crashed")
 
     @property
@@ -233,7 +233,7 @@ class RunView:
 
     @property
     def restarts(self) -> int:
-        """How often an actor was started again."""
+        """Return how often an actor was started again."""
         return sum(actor.restarts for actor in self.actors.values())
 
     @property
@@ -246,7 +246,7 @@ class RunView:
             for actor in self.actors.values()
             if actor.role not in self.wanted
             or actor.actor_id in wanted
-            or (actor.live and max(actor.began_ns, actor.heard_ns) > silent_ns)
+            or (actor.live and max(actor.began_ns, actor.seen_ns) > silent_ns)
         ]
 
     def rates(self) -> dict[str, float]:
@@ -274,14 +274,14 @@ class RunView:
         actor = self.actors.get(f"{role}-1")
         return actor.vitals.get(name) if actor is not None else None
 
-    def tell(self, kind: EventKind, time_ns: int, text: str) -> None:
+    def report(self, kind: EventKind, time_ns: int, text: str) -> None:
         """Note something worth a line; what happened before the run was resumed is not."""
         if time_ns >= self._opened_ns:
             self.events.append(Event(kind, time_ns, text))
 
     def _count(self, trouble: Trouble, words: str, time_ns: int) -> None:
         if trouble.add(words):
-            self.tell("warning", time_ns, str(trouble))
+            self.report("warning", time_ns, str(trouble))
 
     def _on_opened(self, steps: int, time_ns: int) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""
@@ -291,7 +291,7 @@ class RunView:
         self.stalls.clear()
         self.events = [event for event in self.events if event.time_ns >= time_ns]
         if resumed:
-            self.tell("news", time_ns, "resumed")
+            self.report("news", time_ns, "resumed")
 
     def _on_trained(self, message: BatchTrained, time_ns: int) -> None:
         if not self.recent and message.stage == "warmup":
@@ -306,19 +306,19 @@ class RunView:
         lag = "" if self.mean_lag is None else f"  lag {self.mean_lag:.2f}"
         rate = self.rates().get("trained_tokens")
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
-        self.tell("step", time_ns, f"step {message.step}{total}  reward {step.reward:.3f}{lag}{speed}")
+        self.report("step", time_ns, f"step {message.step}{total}  reward {step.reward:.3f}{lag}{speed}")
 
-    def _on_published(self, line: int, version: int, time_ns: int) -> None:
-        if line > self.line:
-            self.tell(
-                "warning", time_ns, f"line {line} begins: the learner went on with other weights than it published"
+    def _on_published(self, lineage: int, version: int, time_ns: int) -> None:
+        if lineage > self.lineage:
+            self.report(
+                "warning", time_ns, f"line {lineage} begins: the learner went on with other weights than it published"
             )
         if self.version is None:
             warmed = f" after {self.warmup_steps} steps of warm-up" if self.warmup_steps else ""
-            self.tell("news", time_ns, f"version {version} published{warmed}")
-        self.line, self.version = line, version
+            self.report("news", time_ns, f"version {version} published{warmed}")
+        self.lineage, self.version = lineage, version
 
-    def _on_life(self, topic: Topic[Any], message: Any, time_ns: int) -> None:
+    def _on_start_or_stop(self, topic: Topic[Any], message: Any, time_ns: int) -> None:
         if topic is ACTOR_STARTED:
             self._on_started(message, time_ns)
         elif topic is ACTOR_STOPPED:
@@ -326,27 +326,27 @@ class RunView:
         elif topic is FLEET_SCALED:
             if self.wanted:
                 fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
-                self.tell("news", time_ns, f"fleet scaled: {fleet}")
+                self.report("news", time_ns, f"fleet scaled: {fleet}")
             self.wanted.update(message.wanted)
         elif topic is STALL_FOUND and time_ns >= self._opened_ns:
             self.stalls[message.cause, message.object] = message
             words = one_line(f"{message.cause}: {message.object}: {message.evidence}", f"logs {message.object}")
-            self.tell("warning", time_ns, words)
+            self.report("warning", time_ns, words)
         elif topic is STALL_ENDED:
             self.stalls.pop((message.cause, message.object), None)
-            self.tell("news", time_ns, f"over: {message.cause}: {message.object}")
+            self.report("news", time_ns, f"over: {message.cause}: {message.object}")
         elif topic is STOP_REQUESTED:
             self.state, self._asked_to_stop = "stopping", True
-            self.tell("news", time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
+            self.report("news", time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
         elif topic is TRAINING_FINISHED:
             self.exported, self._finished_at = message.exported, message.step
             if message.step >= self.total:  # else the run was made longer since
                 self._on_all_trained()
             where = f"; model in {message.exported}" if message.exported else ""
-            self.tell("news", time_ns, f"training finished at step {message.step}{where}")
+            self.report("news", time_ns, f"training finished at step {message.step}{where}")
 
     def on_gone(self) -> None:
-        """Take note that no process of the run is left, whatever its logs tell."""
+        """Note that no process of the run is left, whatever its logs hold."""
         if not self.over:
             self.state, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
         for actor in self.actors.values():
@@ -363,26 +363,26 @@ class RunView:
         before = self.actors.get(message.actor_id)
         actor = Actor(message.actor_id, message.role, message.host, message.pid, time_ns)
         self.actors[message.actor_id] = actor
-        if message.actor_id == WARDEN:
+        if message.actor_id == SUPERVISOR:
             self.state, self.failure = "running", ""
             if before is None:
-                self.tell("news", time_ns, "started")
-        if before is None or (not before.live and not before.last_words):
+                self.report("news", time_ns, "started")
+        if before is None or (not before.live and not before.last_error):
             return
         actor.restarts = before.restarts + 1
         if before.live:
-            self.tell("warning", time_ns, f"{actor.actor_id} died without a word")
-        self.tell("news", time_ns, f"{actor.actor_id} started again")
+            self.report("warning", time_ns, f"{actor.actor_id} died without an error message")
+        self.report("news", time_ns, f"{actor.actor_id} started again")
 
     def _on_stopped(self, message: Any, time_ns: int) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role, "", 0))
-        actor.live, actor.last_words, actor.tokens_per_s = False, message.reason, 0.0
-        if message.actor_id == WARDEN:
+        actor.live, actor.last_error, actor.tokens_per_s = False, message.reason, 0.0
+        if message.actor_id == SUPERVISOR:
             self.failure = message.reason
             trained = self._finished_at is not None and self._finished_at >= self.total
             finished = trained and not self._asked_to_stop
             self.state = "failed" if message.reason else "finished" if finished else "stopped"
-            self.tell("warning" if message.reason else "news", time_ns, self.state)
+            self.report("warning" if message.reason else "news", time_ns, self.state)
         elif message.reason:
             words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
-            self.tell("warning", time_ns, words)
+            self.report("warning", time_ns, words)

@@ -13,15 +13,15 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.bus.publish import BlobMissing, read
-from asyncrl.run.connect import WARDEN
-from asyncrl.state.view import HEARD, Filled, RunView
+from asyncrl.run.connect import SUPERVISOR
+from asyncrl.state.view import FOLLOWED, Filled, RunView
 from topics.actors import ACTOR_STOPPED
 from topics.batches import BatchPacked
-from topics.topic import ACTORS, BATCHES, STREAMS, VITALS, Keep, Topic
+from topics.topic import ACTORS, BATCHES, STREAMS, VITALS, Retention, Topic
 from topics.wire import WireError
 
 _ASK_S = 1.0  # how often the server is asked for queues, streams and the newest batch
-_PAYLOADS = [stream for stream in STREAMS if stream.keep is Keep.PAYLOAD]
+_PAYLOADS = [stream for stream in STREAMS if stream.keep is Retention.PAYLOAD]
 
 
 class Watch:
@@ -31,9 +31,9 @@ class Watch:
         self.view = view
         self._bus = bus
         self._listeners = {}
-        # Lives first, so that vital signs find their actor.
+        # Starts and ends first, so that vital signs find their actor.
         for stream in sorted(STREAMS, key=lambda stream: (stream is not ACTORS, stream is VITALS)):
-            subjects = [topic.pattern(bus.run) for topic in HEARD if topic.stream is stream]
+            subjects = [topic.pattern(bus.run) for topic in FOLLOWED if topic.stream is stream]
             if subjects:
                 self._listeners[stream.name] = Listener(bus, stream, self._take, self._refuse, subjects=subjects)
         self._batch = 0  # sequence of the batch whose figures the view has
@@ -41,7 +41,7 @@ class Watch:
         self._news = asyncio.Event()
 
     async def start(self) -> None:
-        """Read everything said so far, then follow.
+        """Read everything published so far, then follow.
 
         Raises:
             BusError: the streams are not there, or may not be read.
@@ -65,11 +65,11 @@ class Watch:
         for listener in self._listeners.values():
             await listener.close()
 
-    async def hear_the_end(self) -> None:
-        """Fold in what was said until the warden left, as far as it comes within two seconds."""
+    async def wait_for_end(self) -> None:
+        """Fold in what was published until the supervisor left, as far as it comes within two seconds."""
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(2):
-                last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, WARDEN))
+                last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR))
                 if last is not None:
                     await self.until(lambda: self._listeners[ACTORS.name].last >= last.sequence)
 

@@ -39,11 +39,11 @@ class Sample(msgspec.Struct):
     name: str  # of the trajectory, or number in its evaluation
     reward: float | None  # None where it is not graded, or was not looked for
     prompt: Any
-    completion: str  # what the reward judged
+    completion: str  # the text that was graded
     label: Any
     tokens: int | None = None  # sampled
     truncated: bool = False
-    turns: list[Turn] = []  # what followed the prompt, where that is more than one answer
+    turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
 
 
 class SampleRow(msgspec.Struct):
@@ -118,7 +118,7 @@ def of_evaluation(scored: EvalScored) -> list[Sample]:
 
 
 class SamplesFile:
-    """`samples.jsonl` of a run. It tells itself how far it goes, and stays below a size: when it is full, rows go."""
+    """`samples.jsonl` of a run. Its own rows hold its position, and it stays below a size: when it is full, rows go."""
 
     def __init__(self, root: Path, max_bytes: int = 0) -> None:
         """

@@ -21,7 +21,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from asyncrl.crash import crash_point
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ _RECORD = "checkpoint.json"
 _BLOCK_BYTES = 1 << 22
 
 
-class CheckpointError(Fault):
+class CheckpointError(AsyncRLError):
     """A checkpoint that cannot be written, or must not be read."""
 
 
@@ -51,9 +51,9 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `checkpoint.json` says."""
+    """The content of `checkpoint.json`."""
 
-    line: int
+    lineage: int
     step: int
     digest: str  # `weights_digest` of the weights
     batch_sequence: int  # last message of the batch log that the weights contain
@@ -64,7 +64,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def name(self) -> str:
         """Name of the directory."""
-        return f"step{self.step:06d}-line{self.line}-{self.digest[:12]}"
+        return f"step{self.step:06d}-lineage{self.lineage}-{self.digest[:12]}"
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -77,7 +77,7 @@ class TensorRecord(msgspec.Struct, frozen=True):
 
 
 def weights_manifest(weights: Iterable[tuple[str, torch.Tensor]]) -> bytes:
-    """What weights consist of: a line of JSON for each tensor, in the order of their names."""
+    """Return the manifest of weights: a line of JSON for each tensor, in the order of their names."""
     import torch
 
     records = []
@@ -110,7 +110,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
 
     Returns:
         The checkpoint's directory. One that is already there, as after a replay, is verified and kept, or replaced
-        where it is torn.
+        the place where it is torn.
 
     Raises:
         CheckpointError: when it cannot be written, for example on a full disk; nothing is left behind.
@@ -176,25 +176,25 @@ def prune_checkpoints(root: Path, keep: Container[str], newest: tuple[int, int])
     """Remove the checkpoints that are not among these names; returns how many.
 
     Args:
-        newest: line and step of the newest one said. What is newer may be on its way to be said.
+        newest: lineage and step of the newest one published. A newer one may be about to be published.
     """
-    return prune_directories(root, r"step(?P<number>-?\d+)-line(?P<line>\d+)-", keep, newest)
+    return prune_directories(root, r"step(?P<number>-?\d+)-lineage(?P<lineage>\d+)-", keep, newest)
 
 
 def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tuple[int, int]) -> int:
     """Remove directories of a numbered kind; returns how many.
 
     Args:
-        pattern: of their names, with groups `line` and `number`.
+        pattern: of their names, with groups `lineage` and `number`.
         keep: names of those that stay.
-        newest: (line, number) above which nothing is removed.
+        newest: (lineage, number) above which nothing is removed.
     """
     for leftover in root.glob(".*.old"):
         shutil.rmtree(leftover, ignore_errors=True)
     old = []
     for directory in root.iterdir() if root.exists() else ():
         found = re.match(pattern, directory.name)
-        if found and directory.name not in keep and (int(found["line"]), int(found["number"])) <= newest:
+        if found and directory.name not in keep and (int(found["lineage"]), int(found["number"])) <= newest:
             old.append(directory)
     for directory in old:
         remove_directory(directory)
@@ -202,7 +202,7 @@ def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tu
 
 
 def remove_directory(directory: Path) -> None:
-    """Remove a directory; whoever reads it meanwhile finds all of it or nothing, never a part."""
+    """Remove a directory; a concurrent reader finds all of it or nothing, never a part."""
     aside = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(aside, ignore_errors=True)
     directory.rename(aside)

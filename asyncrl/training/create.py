@@ -13,7 +13,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 """Tokens 0, 1 and 2; the alphabet follows."""
@@ -99,11 +99,11 @@ def _write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """`python -m asyncrl.training.create CAST.json DIRECTORY`: the model that a cast describes."""
-    cast = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Cast)
-    create = cast.model.create
+    """`python -m asyncrl.training.create CONFIG.json DIRECTORY`: the model that a config describes."""
+    config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Config)
+    create = config.model.create
     fields = {name: getattr(create, name) for name in ModelShape.__dataclass_fields__}
-    create_model(Path(arguments[1]), alphabet=create.alphabet, seed=cast.seed, shape=ModelShape(**fields))
+    create_model(Path(arguments[1]), alphabet=create.alphabet, seed=config.seed, shape=ModelShape(**fields))
 
 
 if __name__ == "__main__":

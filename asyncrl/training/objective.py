@@ -1,4 +1,5 @@
-"""What one step of training is: trainer, objective and rules, as pure functions of the cast and the batch."""
+"""The training objective: trainer, step specification and batch rules, as pure functions of the config and the
+batch."""
 
 from __future__ import annotations
 
@@ -8,16 +9,16 @@ from pathlib import Path
 from asyncrl.algorithms.batches import BatchRules, BatchStats
 from asyncrl.algorithms.losses import Correction
 from asyncrl.algorithms.schedules import learning_rate_factor
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.training.protocol import StepSpec, Trainer
 from asyncrl.training.scripted import ScriptedTrainer
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from topics.batches import BatchPacked
 
 
-def open_trainer(cast: Cast, model: Path) -> Trainer:
-    """The trainer that the cast names."""
-    settings = cast.learner
+def open_trainer(config: Config, model: Path) -> Trainer:
+    """The trainer that the config names."""
+    settings = config.learner
     if settings.trainer == "scripted":
         return ScriptedTrainer(settings.scripted_step_s)
     return TorchTrainer(
@@ -32,9 +33,9 @@ def open_trainer(cast: Cast, model: Path) -> Trainer:
     )
 
 
-def step_spec(cast: Cast, step: int) -> StepSpec:
+def step_spec(config: Config, step: int) -> StepSpec:
     """The objective of one step: a pure function of the settings."""
-    learner, warmup = cast.learner, cast.warmup
+    learner, warmup = config.learner, config.warmup
     if step <= 0:
         number = step + warmup.steps
         rate = warmup.lr * learning_rate_factor(number, kind="constant", warmup_steps=warmup.lr_warmup_steps)
@@ -57,14 +58,14 @@ def step_spec(cast: Cast, step: int) -> StepSpec:
 
 
 def skipped_stats(packed: BatchPacked) -> BatchStats:
-    """What a batch consists of that is passed over: its trajectories, and no token."""
+    """Return the statistics of a skipped batch: its trajectories, and no token."""
     rewards = [member.reward for group in packed.groups for member in group.members]
     return BatchStats(len(rewards), 0, 0, {}, statistics.fmean(rewards), statistics.pstdev(rewards))
 
 
-def batch_rules(cast: Cast, packed: BatchPacked) -> BatchRules:
-    """How the rows of a batch are weighed and masked."""
-    learner = cast.learner
+def batch_rules(config: Config, packed: BatchPacked) -> BatchRules:
+    """Return how the rows of a batch are weighed and masked."""
+    learner = config.learner
     if packed.stage == "warmup":
         return BatchRules(step=packed.step, advantage="none", aggregation="token")
     return BatchRules(
@@ -72,5 +73,5 @@ def batch_rules(cast: Cast, packed: BatchPacked) -> BatchRules:
         min_version=packed.min_version,
         advantage=learner.advantage,
         aggregation=learner.aggregation,
-        constant_tokens=cast.rollout.max_new_tokens,
+        constant_tokens=config.rollout.max_new_tokens,
     )

@@ -1,4 +1,4 @@
-"""What a learner asks of a trainer."""
+"""The trainer protocol: what a learner requires of a trainer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Correction
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +29,11 @@ class StepSpec:
     grad_clip: float = 1.0  # largest norm of the gradient
 
 
-class NonFiniteLoss(Fault):
+class NonFiniteLoss(AsyncRLError):
     """A loss or gradient norm that is no number. Raised before the weights are touched."""
 
 
-class RowError(Fault):
+class RowError(AsyncRLError):
     """A row that the model cannot be trained on."""
 
 

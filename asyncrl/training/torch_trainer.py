@@ -33,7 +33,7 @@ _NAMED_OFFENDERS = 8
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """How a `TorchTrainer` computes."""
+    """The settings of a `TorchTrainer`."""
 
     device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -179,15 +179,15 @@ class TorchTrainer:
                 f"{directory / _WEIGHTS}: {name} has shape {found.get(name)}, the model in {self._source} "
                 f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
             )
-        moments: dict[int, dict[str, torch.Tensor]] = {}
+        events: dict[int, dict[str, torch.Tensor]] = {}
         for index, (name, parameter) in enumerate(self._parameters.items()):
             with torch.no_grad():
                 parameter.copy_(_placed(weights[name], parameter))
             if f"step.{name}" in state:
                 kept = {key: _placed(state[f"{key}.{name}"], parameter) for key in _MOMENTS}
-                moments[index] = {"step": state[f"step.{name}"], **kept}
+                events[index] = {"step": state[f"step.{name}"], **kept}
         groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        self._optimizer.load_state_dict({"state": events, "param_groups": groups})
         torch.set_rng_state(state["rng"])
 
     def export(self, directory: Path) -> None:

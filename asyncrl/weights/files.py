@@ -19,7 +19,7 @@ from asyncrl.training.checkpoint import (
 from topics.weights import WeightsPublished
 
 if TYPE_CHECKING:
-    from asyncrl.training.protocol import Trainer  # the warden prunes, and needs no torch for it
+    from asyncrl.training.protocol import Trainer  # the supervisor prunes, and needs no torch for it
 
 _MANIFEST = "manifest.jsonl"
 
@@ -30,8 +30,8 @@ class FileStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, trainer: Trainer, *, line: int, version: int) -> WeightsPublished:
-        """Write the trainer's weights as a version; what is returned may be said once this has returned.
+    def publish(self, trainer: Trainer, *, lineage: int, version: int) -> WeightsPublished:
+        """Write the trainer's weights as a version; what is returned may be published once this has returned.
 
         A version that is there already, as after a replay, is kept, or replaced where it is torn: its name carries its
         digest.
@@ -41,26 +41,26 @@ class FileStore:
         """
         manifest = weights_manifest(trainer.weights())
         digest = manifest_digest(manifest)
-        directory = self._root / f"line{line}-v{version:06d}-{digest[:12]}"
+        directory = self._root / f"lineage{lineage}-v{version:06d}-{digest[:12]}"
         if directory.exists() and not _holds(directory, manifest):
             remove_directory(directory)
         if not directory.exists():
             with written_aside(directory) as aside:
                 trainer.export(aside)
                 (aside / _MANIFEST).write_bytes(manifest)
-        return WeightsPublished(line, version, digest, "files", str(directory))
+        return WeightsPublished(lineage, version, digest, "files", str(directory))
 
     def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
         """Remove the versions that are not among these names of directories; returns how many.
 
         Args:
-            newest: line and version of the newest one said. What is newer may be on its way to be said.
+            newest: lineage and version of the newest one published. A newer one may be about to be published.
         """
-        return prune_directories(self._root, r"line(?P<line>\d+)-v(?P<number>\d+)-", keep, newest)
+        return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
 def _holds(directory: Path, manifest: bytes) -> bool:
-    """Whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
+    """Return whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
     from safetensors.torch import load_file
 
     try:

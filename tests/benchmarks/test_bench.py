@@ -18,7 +18,7 @@ from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
-from benchmarks.schedule import Cell, Script, bench_schedule, cell_cast, parallel_for
+from benchmarks.schedule import Cell, Script, bench_schedule, cell_config, parallel_for
 from benchmarks.stage import BenchError
 
 
@@ -64,7 +64,7 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
     } <= figures.keys()
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
-    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "warden"))
+    assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "supervisor"))
 
 
 @pytest.mark.slow
@@ -125,8 +125,8 @@ async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.Monke
 
 
 def test_a_share_of_another_runs_ideal_is_refused():
-    cast = cell_cast(Cell(0.1, 2, seed=1), Path("model"), steps=4)
-    script, other = Script(cast), Script(msgspec.structs.replace(cast, seed=2))
+    config = cell_config(Cell(0.1, 2, seed=1), Path("model"), steps=4)
+    script, other = Script(config), Script(msgspec.structs.replace(config, seed=2))
 
     script.check([script.prompt(number) for number in range(3)])
     with pytest.raises(BenchError, match=r"prompt 0 is p000000 with seed .* the program changed meanwhile"):

@@ -11,9 +11,9 @@ from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last, read_message, read_newest
 from asyncrl.bus.provision import equal_sizes, provision, settled
-from asyncrl.bus.publish import MESSAGE_ID, say
+from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from harness.keepers import Counting, log_of
 from harness.stage import Stage, until
 from topics.actors import STOP_REQUESTED, StopRequested
@@ -56,30 +56,30 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_lead
     heard: list[Record] = []
     reader = LogReader(bus, ACTORS, heard.append)
     await reader.start()
-    said: list[int] = []
+    output: list[int] = []
 
     async def talk() -> None:
         while True:
-            number = len(said)
-            said.append(await say(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number)))
+            number = len(output)
+            output.append(await publish(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number)))
             await asyncio.sleep(0.01)
 
     talking = asyncio.create_task(talk())
     for _ in range(2):
         await until(lambda: len(heard) > 20, "messages are read", LIMIT_S)
         node = await kill_leader(cluster, bus, ACTORS)
-        before = len(said)
-        await until(lambda before=before: len(said) > before + 20, "messages are stored without that server", LIMIT_S)
+        before = len(output)
+        await until(lambda before=before: len(output) > before + 20, "messages are stored without that server", LIMIT_S)
         await node.start()
         await settled(bus)
         heard_before = len(heard)
         await until(lambda at=heard_before: len(heard) > at, "the reader goes on", LIMIT_S)
     talking.cancel()
-    await until(lambda: bool(heard) and heard[-1].sequence >= said[-1], "the reader has them all", LIMIT_S)
+    await until(lambda: bool(heard) and heard[-1].sequence >= output[-1], "the reader has them all", LIMIT_S)
     await reader.close()
 
     names = [record.headers[MESSAGE_ID].rsplit(":", 1)[0] for record in heard]
-    assert names[: len(said)] == [f"control.stopped:{number}" for number in range(len(said))]
+    assert names[: len(output)] == [f"stop.requested:{number}" for number in range(len(output))]
     assert [record.sequence for record in heard] == sorted({record.sequence for record in heard})
 
 
@@ -87,12 +87,12 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
     cluster: EmbeddedCluster, bus: Bus
 ):
     for number in range(30):
-        sequence = await say(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number))
+        sequence = await publish(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number))
         by_sequence = await read_message(bus, ACTORS, sequence)
         newest = await read_last(bus, ACTORS, STOP_REQUESTED.subject(bus.run))
         assert by_sequence == newest
         assert newest is not None
-        assert newest.headers[MESSAGE_ID].startswith(f"control.stopped:{number}:")
+        assert newest.headers[MESSAGE_ID].startswith(f"stop.requested:{number}:")
     assert await read_message(bus, ACTORS, 1000) is None
     assert await read_newest(bus, FLEET) is None
 
@@ -100,8 +100,8 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
 async def test_a_keeper_appends_several_decisions_at_once_and_goes_on_when_its_leader_dies(
     cluster: EmbeddedCluster, bus: Bus, tmp_path: Path
 ):
-    cast = msgspec.convert({"run": bus.run}, Cast)
-    context = Stage(tmp_path / "run", cluster, cast).context("warden", bus)
+    config = msgspec.convert({"run": bus.run}, Config)
+    context = Stage(tmp_path / "run", cluster, config).context("supervisor", bus)
     counting = Counting(context)
     await counting.keeper.start()
     assert await counting.keeper.append([counting.fold.next(), counting.fold.next()])
@@ -114,5 +114,5 @@ async def test_a_keeper_appends_several_decisions_at_once_and_goes_on_when_its_l
     context.stop.set()
     await counting.keeper.close()
     assert context.faults == []
-    said = [number for name, number, _ in await log_of(bus) if name == "fleet.scaled"]
-    assert said == [1, 1, *range(2, 41)]  # the first two were decided at once, on purpose
+    output = [number for name, number, _ in await log_of(bus) if name == "fleet.scaled"]
+    assert output == [1, 1, *range(2, 41)]  # the first two were decided at once, on purpose

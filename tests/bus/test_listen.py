@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.publish import BLOB, INLINE_BYTES, say
+from asyncrl.bus.publish import BLOB, INLINE_BYTES, publish
 from harness.logs import read_all
 from harness.stage import Stage
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -18,14 +18,14 @@ async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Calla
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     large = [BatchGroup("p000000", [member] * 16_000)]
     for step, groups in ((1, []), (2, large), (3, [])):
-        await say(bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
+        await publish(bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
     records = await read_all(bus, BATCHES)
     assert [BLOB in record.headers for record in records] == [False, True, False]
     context, heard = stage().context("recorder", bus), []
     listener = context.listen(BATCHES, lambda _, message, __: heard.append((message.step, len(message.groups))))
 
     for record in [*records, records[1]._replace(headers={**records[1].headers, BLOB: "gone:1:00:1"})]:
-        listener.hear(record)
+        listener.subscribe(record)
     assert heard == [(1, 0)]  # the others wait for the large one
     await listener.handed_over()
 
@@ -38,7 +38,7 @@ async def test_who_reads_a_log_to_its_end_has_its_large_messages_too_and_hears_w
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     for step, members in ((1, [member]), (2, [member] * 16_000), (3, [member])):
         batch = BatchPacked(step, "rl", [BatchGroup("p000000", members)], 0)
-        await say(bus, BATCH_PACKED, batch, headers={"writer": "test"})
+        await publish(bus, BATCH_PACKED, batch, headers={"writer": "test"})
     steps, sizes, refused, faults = [], [], [], []
     bus.on_fault = faults.append
 

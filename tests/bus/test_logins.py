@@ -18,9 +18,9 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast, NatsSettings
+from asyncrl.config.settings import Config, NatsSettings
 from asyncrl.process import FATAL
 from harness.runs import address_of, command, up
 from harness.servers import Authority, serving, tls
@@ -101,10 +101,10 @@ async def test_no_password_goes_to_a_server_without_tls_where_the_url_insists_on
 
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
     async with server:
-        said = await refusal(BusAddress(f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}", "me", "secret"))
+        output = await refusal(BusAddress(f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}", "me", "secret"))
         assert b"secret" not in await heard
 
-    assert "without TLS" in said
+    assert "without TLS" in output
 
 
 # --- nkeys
@@ -125,9 +125,9 @@ async def test_an_nkey_logs_in_and_another_one_does_not(tmp_path: Path):
         assert all(logins[role] == logins["rollout"] for role in ROLES)
         assert await logs_in(logins["rollout"])
 
-        said = await refusal(BusAddress(nats.url, nkey_file=str(stranger)))
-    assert f"refused nkey {stranger}: " in said
-    assert stranger.read_text() not in said
+        output = await refusal(BusAddress(nats.url, nkey_file=str(stranger)))
+    assert f"refused nkey {stranger}: " in output
+    assert stranger.read_text() not in output
     (tmp_path / "broken").write_text("no seed")
     with pytest.raises(BusUnreachable, match=r"nats\.nkey_file: \S+broken holds no nkey seed"):
         BusAddress(nats.url, nkey_file=str(tmp_path / "broken")).login()
@@ -137,8 +137,8 @@ async def test_an_nkey_logs_in_and_another_one_does_not(tmp_path: Path):
 
 
 async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_own(tmp_path: Path):
-    code, said = await command(tmp_path, "roles", "mine", "--config", "users", "--url", "nats://elsewhere:1")
-    assert code == 0, said
+    code, output = await command(tmp_path, "roles", "mine", "--config", "users", "--url", "nats://elsewhere:1")
+    assert code == 0, output
     users = tmp_path / "users"
     assert users.stat().st_mode & 0o077 == 0
     assert all(file.stat().st_mode & 0o077 == 0 for file in users.iterdir())
@@ -167,18 +167,18 @@ async def test_commands_that_only_read_work_as_monitor_and_others_say_why_not(tm
     try:
         owner = await Bus.connect(server.address, "mine")
         await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
-        await say(owner, ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 1), key="warden-1")
+        await publish(owner, ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), key="supervisor-1")
         await owner.close()
         monitor = ("--credentials", str(tmp_path / "own" / "credentials" / "monitor.json"))
 
         for name, *words in (("status",), ("audit",), ("tap", "*", "--from-start", "--count", "1")):
-            code, said = await command(tmp_path, name, "mine", *words, *monitor)
-            assert code == 0, said
-        code, said = await command(tmp_path, "scale", "mine", "rollout=2", *monitor)
+            code, output = await command(tmp_path, name, "mine", *words, *monitor)
+            assert code == 0, output
+        code, output = await command(tmp_path, "scale", "mine", "rollout=2", *monitor)
     finally:
         await server.stop()
-    assert (code, said.count("\n")) == (1, 1), said
-    assert "does not allow user 'mine-monitor' to publish to _R_.ACTORS.asyncrl.mine.control.scaled" in said
+    assert (code, output.count("\n")) == (1, 1), output
+    assert "does not allow user 'mine-monitor' to publish to _R_.ACTORS.asyncrl.mine.scale.requested" in output
 
 
 # --- what nobody shall read
@@ -194,12 +194,12 @@ async def test_no_secret_of_a_run_is_in_a_log_a_message_or_a_process_list(tmp_pa
         private = [run.root / "nats.json", run.root / "nats.conf", *(run.root / "credentials").iterdir()]
         assert all(file.stat().st_mode & 0o077 == 0 for file in private)
         seen = [Path(f"/proc/{pid}/{file}").read_bytes() for pid in run.processes() for file in ("cmdline", "environ")]
-        assert len(seen) >= 2 * 8  # up, server, warden and at least one actor of each role
+        assert len(seen) >= 2 * 8  # up, server, supervisor and at least one actor of each role
         bus = await Bus.connect(owner, run.root.name)
         for stream in STREAMS:
-            said = Said()
-            await read_log(bus, stream, [], said)
-            seen += said.all
+            output = Messages()
+            await read_log(bus, stream, [], output)
+            seen += output.all
         assert len(seen) > 100
         await bus.close()
         run.interrupt()
@@ -210,7 +210,7 @@ async def test_no_secret_of_a_run_is_in_a_log_a_message_or_a_process_list(tmp_pa
     assert repr(owner) == f"BusAddress(user 'asyncrl' at {owner.url})"
 
 
-class Said:
+class Messages:
     """Every message of a log as it came."""
 
     def __init__(self) -> None:
@@ -264,7 +264,7 @@ async def test_a_revoked_login_ends_the_connection_and_whoever_waits_on_it(tmp_p
 async def test_an_actor_whose_login_is_revoked_ends_for_good_and_says_why(tmp_path: Path):
     server = EmbeddedServer(tmp_path / "server", run="mine")
     await server.start()
-    stage = Stage(tmp_path / "run", server, msgspec.convert({"run": "mine"}, Cast))
+    stage = Stage(tmp_path / "run", server, msgspec.convert({"run": "mine"}, Config))
     try:
         owner = await Bus.connect(server.address, "mine")
         await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)

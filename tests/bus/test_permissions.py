@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusDenied
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.permissions import ROLES, permissions
 from asyncrl.bus.provision import QUEUES, equal_sizes, provision
-from asyncrl.bus.publish import WRITER, say, unpack
+from asyncrl.bus.publish import WRITER, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.roles import roles_text
 from harness.stage import until
@@ -27,7 +27,7 @@ from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TR
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
-EVERYTHING = ("operator", "monitor", "warden")  # hear everything
+EVERYTHING = ("operator", "monitor", "supervisor")  # hear everything
 _SUBJECT = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 
@@ -90,7 +90,7 @@ def subject_of(topic) -> str:
 
 
 def hears(role: str, topic) -> bool:
-    return role in EVERYTHING or role in (*topic.heard_by, topic.stream.keeper)
+    return role in EVERYTHING or role in (*topic.subscribers, topic.stream.keeper)
 
 
 def reads(role: str, stream: Stream) -> bool:
@@ -101,7 +101,7 @@ def reads(role: str, stream: Stream) -> bool:
 
 def knows(role: str, stream: Stream) -> bool:
     """Whether a role has anything to do with a stream."""
-    return any(hears(role, topic) or role in topic.said_by for topic in TOPICS if topic.stream is stream)
+    return any(hears(role, topic) or role in topic.publishers for topic in TOPICS if topic.stream is stream)
 
 
 def test_there_is_a_user_for_every_actor_and_two_for_people():
@@ -117,12 +117,12 @@ async def test_a_role_says_what_the_table_gives_it_and_nothing_else(served: Serv
         topic.subject(RUN, "k" if topic.key else "") for topic in TOPICS
     }  # what is stored, no stream listens to
     for role in ROLES:
-        said = {subject_of(topic) for topic in TOPICS if role == "operator" or role in topic.said_by}
+        output = {subject_of(topic) for topic in TOPICS if role == "operator" or role in topic.publishers}
         asked = {subject_of(topic) for topic in TOPICS} | foreign
 
         refused = await served.refused(role, publishes=asked)
 
-        assert refused == asked - said - ({unknown} if role == "operator" else set()), role
+        assert refused == asked - output - ({unknown} if role == "operator" else set()), role
 
 
 async def test_a_role_subscribes_to_its_own_answers_and_to_nothing_that_a_stream_listens_to(served: Served):
@@ -169,8 +169,8 @@ async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(se
             may = {role}
             may |= {"knows"} if knows(role, stream) else set()
             may |= {"reads"} if reads(role, stream) else set()
-            may |= {"counts"} if role in ("monitor", "warden") else set()
-            may |= {"trims"} if role == "warden" and stream in (TRAJECTORIES, BLOBS, LEDGER_BLOBS) else set()
+            may |= {"counts"} if role in ("monitor", "supervisor") else set()
+            may |= {"trims"} if role == "supervisor" and stream in (TRAJECTORIES, BLOBS, LEDGER_BLOBS) else set()
             asked |= calls(stream).keys()
             allowed |= {subject for subject, who in calls(stream).items() if who in may}
 
@@ -211,15 +211,15 @@ async def test_a_denied_word_is_an_error_of_the_call_that_said_it(login):
     bus = await login("rollout")
     refusal = r"NATS at nats://\S+ does not allow user 'mine-rollout' to {}; what each role may do: asyncrl roles mine"
 
-    async def hear(_: object) -> None: ...
+    async def subscribe(_: object) -> None: ...
 
     async with asyncio.timeout(4):  # below the time that an answer is waited for
         with pytest.raises(BusDenied, match=refusal.format(r"publish to _R_\.BATCHES\.asyncrl\.mine\.batch\.packed")):
             await bus.store(BATCH_PACKED.subject(RUN), b"", {})
         with pytest.raises(BusDenied, match=refusal.format(r"publish to \$JS\.API\.STREAM\.DELETE\.ASYNCRL_mine_DEAD")):
             await bus.api("STREAM.DELETE.ASYNCRL_mine_DEAD")
-        with pytest.raises(BusDenied, match=refusal.format(r"listen to asyncrl\.mine\.control\.stopped")):
-            await bus.subscribe(STOP_REQUESTED.subject(RUN), hear)
+        with pytest.raises(BusDenied, match=refusal.format(r"listen to asyncrl\.mine\.stop\.requested")):
+            await bus.subscribe(STOP_REQUESTED.subject(RUN), subscribe)
         with pytest.raises(BusDenied, match=r"CONSUMER\.CREATE\.ASYNCRL_mine_TRAINING"):
             await LogReader(bus, TRAINING, lambda _: None).start()
 
@@ -241,18 +241,18 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
     scene = stage(engine={"kind": "scripted"})
     await scene.start("engine")
 
-    async def publish(version: int, place: Path) -> None:
+    async def announce(version: int, place: Path) -> None:
         published = WeightsPublished(0, version, "ab", "files", str(place))
-        await say(bus, WEIGHTS_PUBLISHED, published, headers={WRITER: "test"})
+        await publish(bus, WEIGHTS_PUBLISHED, published, headers={WRITER: "test"})
 
-    await publish(0, scene.files.weights / ".." / ".." / "evil")
+    await announce(0, scene.files.weights / ".." / ".." / "evil")
     letters: list[Record] = []
     ready: list[Record] = []
     readers = [LogReader(bus, DEAD, letters.append), LogReader(bus, ENGINES, ready.append)]
     for reader in readers:
         await reader.start()
     await until(lambda: bool(letters), "weights from elsewhere are buried", 60)
-    await publish(1, scene.files.weights / "line0-v000000")
+    await announce(1, scene.files.weights / "lineage0-v000000")
     await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights", 60)
     for reader in readers:
         await reader.close()

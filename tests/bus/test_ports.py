@@ -125,17 +125,17 @@ def test_a_place_that_cannot_be_is_refused_at_its_setting(overrides: list[str], 
 
 
 def test_a_server_that_other_machines_reach_is_hinted_at():
-    (hint,) = hints(from_settings("nats.host=0.0.0.0").cast)
+    (hint,) = hints(from_settings("nats.host=0.0.0.0").config)
 
     assert "passwords and tokens travel unencrypted" in hint
-    assert hints(from_settings("nats.host=127.0.0.2").cast) == []
+    assert hints(from_settings("nats.host=127.0.0.2").config) == []
 
 
 def test_a_run_that_goes_on_may_listen_elsewhere():
-    cast = from_settings("learner.schedule=constant").cast
+    config = from_settings("learner.schedule=constant").config
 
-    moved = longer(cast, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
+    moved = longer(config, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
 
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
     with pytest.raises(LaunchError, match=r"nats\.host, nats\.port may change"):
-        longer(cast, ["nats.servers=3"])
+        longer(config, ["nats.servers=3"])

@@ -32,11 +32,11 @@ SETTINGS = {
 
 
 async def chaos(folder: Path, *words: str) -> dict[str, Any]:
-    """Run `asyncrl chaos` on the short cast; returns its report, once nothing is wrong with it."""
+    """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it."""
     (folder / "short.toml").write_text(SHORT)
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    code, said = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
-    assert code == 0, said
+    code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
+    assert code == 0, output
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
     assert report["finished"]
     assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, SETTINGS["learner.steps"] + 1)]
@@ -60,7 +60,7 @@ async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_withou
 
     killed = report["strikes"]
     assert len(killed) == 3
-    assert all(strike["works_again_s"] for strike in killed)
+    assert all(injection["works_again_s"] for injection in killed)
     assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
 
 
@@ -88,17 +88,17 @@ async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | N
     rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [word for setting in words for word in ("--set", setting)]
-    strikes = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
-    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *strikes, limit_s=300))
+    injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
+    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=300))
     if freeze is not None:
         await until(freeze, "the run's processes", 120)
-    code, said = await running
-    assert code == 1, said
+    code, output = await running
+    assert code == 1, output
     assert {line for pid, line in processes(folder).items() if "asyncrl" in line} == set()
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
-    assert f"verdict: stalled {'before the first step' if report['stall']['step'] is None else 'at step'}" in said
-    assert re.search(r"no step, result or grade since \d\d:\d\d:\d\d UTC \(\d+ s\): ", said), said
-    assert report["lost"] == report["duplicated"] == report["violations"] == [], said
+    assert f"verdict: stalled {'before the first step' if report['stall']['step'] is None else 'at step'}" in output
+    assert re.search(r"no step, result or grade since \d\d:\d\d:\d\d UTC \(\d+ s\): ", output), output
+    assert report["lost"] == report["duplicated"] == report["violations"] == [], output
     return report
 
 
@@ -133,7 +133,7 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
     def warming(folder: Path) -> bool:
         metrics = folder / "runs" / "short" / "metrics.jsonl"
         trains = metrics.exists() and '"step"' in metrics.read_text()
-        return trains and freeze(folder, "main up", "main warden", "main rollout")
+        return trains and freeze(folder, "main up", "main supervisor", "main rollout")
 
     few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
     few += ["buffer.max_lag=8", "learner.keep_versions=10"]  # no group becomes too old: five batches come of the rows

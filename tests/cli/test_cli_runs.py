@@ -10,7 +10,7 @@ import pytest
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import is_provisioned
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
@@ -22,7 +22,7 @@ from topics.actors import ACTOR_STOPPED, ActorStopped
 def make(folder: Path, name: str, **files: str) -> Path:
     root = folder / "runs" / name
     root.mkdir(parents=True)
-    for file, text in ({"cast": "{}"} | files).items():
+    for file, text in ({"config": "{}"} | files).items():
         (root / f"{file}.json").write_text(text)
     return root
 
@@ -31,8 +31,8 @@ async def test_runs_are_listed_with_what_became_of_them(tmp_path):
     make(tmp_path, "done", summary='{"finished": true, "steps": 130, "sampled_reward_last_5_steps": 0.93}')
     make(tmp_path, "broken")
 
-    code, said = await command(tmp_path, "runs", "--json")
-    rows = {row["run"]: row for row in json.loads(said)}
+    code, output = await command(tmp_path, "runs", "--json")
+    rows = {row["run"]: row for row in json.loads(output)}
 
     assert code == 0
     assert (rows["done"]["state"], rows["done"]["step"], rows["done"]["reward"]) == ("finished", 130, 0.93)
@@ -60,25 +60,25 @@ async def test_a_directory_that_was_moved_is_named_with_its_old_place(tmp_path):
     root.rename(tmp_path / "runs" / "new")
 
     for words in (["audit", "new"], ["up", "--resume", "new"], ["replay", "new"]):
-        code, said = await command(tmp_path, *words)
+        code, output = await command(tmp_path, *words)
         assert code == 1
-        assert f"was made as {root}" in said and "move it back" in said
+        assert f"was made as {root}" in output and "move it back" in output
 
 
 async def test_a_link_to_a_run_is_not_removed_and_a_copy_leaves_the_topics_of_its_original(tmp_path):
-    cast = json.dumps({"run": "old", "nats": {"url": "nats://127.0.0.1:9"}})  # nobody answers there
+    config = json.dumps({"run": "old", "nats": {"url": "nats://127.0.0.1:9"}})  # nobody answers there
     for name in ("old", "copy"):
         root = make(tmp_path, name)
-        (root / "cast.json").write_text(cast)
+        (root / "config.json").write_text(config)
         (root / "location").write_text(str(tmp_path / "runs" / "old"))
         BusAddress("nats://127.0.0.1:9").save(root / "nats.json")
     (tmp_path / "runs" / "link").symlink_to(root)
 
-    refused, said = await command(tmp_path, "rm", "link")
+    refused, output = await command(tmp_path, "rm", "link")
     removed, _ = await command(tmp_path, "rm", "copy")
     kept, why = await command(tmp_path, "rm", "old")
 
-    assert (refused, "is a link to" in said) == (1, True), said
+    assert (refused, "is a link to" in output) == (1, True), output
     assert (removed, root.exists()) == (0, False)
     assert (kept, "its topics on nats://127.0.0.1:9 cannot be removed" in why) == (1, True), why
 
@@ -87,44 +87,44 @@ async def test_a_directory_made_elsewhere_leaves_the_topics_of_a_run_that_may_st
     bus: Bus, server: EmbeddedServer, tmp_path: Path
 ):
     root = make(tmp_path, "copy")
-    (root / "cast.json").write_text(json.dumps({"run": bus.run, "nats": {"url": server.address.url}}))
+    (root / "config.json").write_text(json.dumps({"run": bus.run, "nats": {"url": server.address.url}}))
     (root / "location").write_text(f"/another/machine/runs/{bus.run}")
     server.address.save(root / "nats.json")
-    await say(bus, ACTOR_STOPPED, ActorStopped("warden", "warden-1", ""), key="warden-1")
+    await publish(bus, ACTOR_STOPPED, ActorStopped("supervisor", "supervisor-1", ""), key="supervisor-1")
 
-    refused, said = await command(tmp_path, "rm", "copy")
+    refused, output = await command(tmp_path, "rm", "copy")
 
-    assert (refused, said.count("\n")) == (1, 1), said
-    assert f"was made as /another/machine/runs/{bus.run}" in said and "--force" in said
+    assert (refused, output.count("\n")) == (1, 1), output
+    assert f"was made as /another/machine/runs/{bus.run}" in output and "--force" in output
     assert root.exists() and await is_provisioned(bus)
-    removed, said = await command(tmp_path, "rm", "copy", "--force")
-    assert (removed, root.exists(), await is_provisioned(bus)) == (0, False, False), said
+    removed, output = await command(tmp_path, "rm", "copy", "--force")
+    assert (removed, root.exists(), await is_provisioned(bus)) == (0, False, False), output
 
 
 async def test_a_run_is_removed_from_inside_its_directory(tmp_path: Path):
     root = make(tmp_path, "done")
 
-    removed, said = await command(root, "rm", ".")
+    removed, output = await command(root, "rm", ".")
 
-    assert (removed, root.exists()) == (0, False), said
-    assert said == f"run done: removed {root}\n"
+    assert (removed, root.exists()) == (0, False), output
+    assert output == f"run done: removed {root}\n"
 
 
 async def test_files_of_a_run_that_are_damaged_are_named(tmp_path):
     root = make(tmp_path, "one")
-    code, said = await command(tmp_path, "audit", "one")
-    assert (code, said) == (1, f"{root / 'base'}: No such file or directory; was it removed or moved?\n")
+    code, output = await command(tmp_path, "audit", "one")
+    assert (code, output) == (1, f"{root / 'base'}: No such file or directory; was it removed or moved?\n")
     (root / "base").write_text(str(tmp_path))
     for file, words in (
-        ("cast.json", (["replay", "one"], ["rm", "one"], ["up", "--resume", "one"])),
+        ("config.json", (["replay", "one"], ["rm", "one"], ["up", "--resume", "one"])),
         ("nats.json", (["audit", "one"], ["explain", "one", "p000001-0"])),
     ):
-        (root / "cast.json").write_text("{}")
+        (root / "config.json").write_text("{}")
         (root / file).write_text("{")
         for command_line in words:
-            code, said = await command(tmp_path, *command_line)
-            assert (code, "Traceback" in said) == (1, False), said
-            assert f"{root / file} holds no" in said
+            code, output = await command(tmp_path, *command_line)
+            assert (code, "Traceback" in output) == (1, False), output
+            assert f"{root / file} holds no" in output
 
 
 async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
@@ -142,50 +142,50 @@ async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
         (["scale"], "asyncrl scale rollout=4"),
         (["rm", "nothing"], "no run called nothing"),
     ):
-        code, said = await command(tmp_path, *words)
+        code, output = await command(tmp_path, *words)
         assert code != 0
-        assert expected in said
+        assert expected in output
 
 
 @pytest.mark.slow
 async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     """One in the background, one whose terminal goes away; afterwards both can be looked at, and removed."""
-    (tmp_path / "cast.toml").write_text(SHORT)
+    (tmp_path / "config.toml").write_text(SHORT)
     endless = ["--set", "learner.steps=100000", "--set", "nats.keep=run"]
-    code, said = await command(tmp_path, "up", "cast.toml", "--detach", "--run", "back", *endless)
-    assert code == 0, said
-    assert "asyncrl down back" in said
+    code, output = await command(tmp_path, "up", "config.toml", "--detach", "--run", "back", *endless)
+    assert code == 0, output
+    assert "asyncrl down back" in output
     try:
         ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has tests ignore it, and so would the run
         async with up(tmp_path, "learner.steps=100000", "run=front") as front:
             await front.reaches(front.steps, "the first step")
             for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):
-                code, said = await command(tmp_path, *words)
-                assert (code, "2 runs are live" in said and "back, front" in said) == (1, True), said
+                code, output = await command(tmp_path, *words)
+                assert (code, "2 runs are live" in output and "back, front" in output) == (1, True), output
             front.process.send_signal(signal.SIGHUP)
             assert await front.ended() == 0
             summary = json.loads((front.root / "summary.json").read_text())
             assert not summary["finished"]
         signal.signal(signal.SIGHUP, ignored)
-        code, said = await command(tmp_path, "down")  # the other one is meant now
-        assert (code, said.splitlines()[-1]) == (0, "run back has ended")
+        code, output = await command(tmp_path, "down")  # the other one is meant now
+        assert (code, output.splitlines()[-1]) == (0, "run back has ended")
     finally:
         await ended(tmp_path / "runs" / "back")
 
-    code, said = await command(tmp_path, "status", "back", "--json")
-    assert (code, json.loads(said)["state"]) == (0, "stopped")
-    code, said = await command(tmp_path, "samples", "back", "--step", "1", "--count", "3", "--json")
-    samples = [json.loads(line) for line in said.splitlines()]
+    code, output = await command(tmp_path, "status", "back", "--json")
+    assert (code, json.loads(output)["state"]) == (0, "stopped")
+    code, output = await command(tmp_path, "samples", "back", "--step", "1", "--count", "3", "--json")
+    samples = [json.loads(line) for line in output.splitlines()]
     assert (code, len(samples)) == (0, 3)
     assert all(set("abcd") >= set(sample["label"]) or sample["label"] for sample in samples)
     assert {"prompt", "completion", "label", "reward"} <= samples[0].keys()
-    code, said = await command(tmp_path, "explain", "back", samples[0]["name"])
+    code, output = await command(tmp_path, "explain", "back", samples[0]["name"])
     assert code == 0
-    assert samples[0]["completion"] in said
-    code, said = await command(tmp_path, "tap", "back", "batch.trained", "--from-start", "--json")
-    assert (code, said.count("batch.trained") > 2) == (0, True)
-    code, said = await command(tmp_path, "rm", "back", "front")
-    assert code == 0, said
+    assert samples[0]["completion"] in output
+    code, output = await command(tmp_path, "tap", "back", "batch.trained", "--from-start", "--json")
+    assert (code, output.count("batch.trained") > 2) == (0, True)
+    code, output = await command(tmp_path, "rm", "back", "front")
+    assert code == 0, output
     assert not list((tmp_path / "runs").iterdir())
 
 

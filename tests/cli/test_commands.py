@@ -11,11 +11,11 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import WRITER, say
+from asyncrl.bus.publish import WRITER, publish
 from asyncrl.cli.status import figures, read_view
-from asyncrl.run.connect import WARDEN, FoundRun, RunNotFound, connected
+from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
 from asyncrl.state.conditions import read_condition
-from asyncrl.state.format_message import Tapped, as_json, as_line
+from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
 from harness.stage import until
 from topics.actors import (
@@ -61,7 +61,7 @@ def generated(name: str = "p000042-3", length: int = 11) -> TrajectoryGenerated:
 def trained(step: int) -> BatchTrained:
     return BatchTrained(
         step=step,
-        line=0,
+        lineage=0,
         stage="rl",
         metrics={"train_s": float(step), "wait_s": 0.5},
         lags={0: 60, 1: 40},
@@ -74,12 +74,12 @@ def trained(step: int) -> BatchTrained:
 
 async def say_started(bus: Bus, actor_id: str) -> None:
     message = ActorStarted(actor_id.rsplit("-", 1)[0], actor_id, "here", 1)
-    await say(bus, ACTOR_STARTED, message, key=actor_id, id=f"{actor_id}:started")
+    await publish(bus, ACTOR_STARTED, message, key=actor_id, id=f"{actor_id}:started")
 
 
 async def say_stopped(bus: Bus, actor_id: str) -> None:
     message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id)
-    await say(bus, ACTOR_STOPPED, message, key=actor_id, id=f"{actor_id}:stopped")
+    await publish(bus, ACTOR_STOPPED, message, key=actor_id, id=f"{actor_id}:stopped")
 
 
 class Terminal:
@@ -89,7 +89,7 @@ class Terminal:
         self.folder = folder
         root = folder / "runs" / bus.run
         (root / "logs").mkdir(parents=True)
-        (root / "cast.json").write_text("{}")
+        (root / "config.json").write_text("{}")
         server.address.save(root / "nats.json")
         self.logs = root / "logs"
         self.lock = (root / "lock").open("w")
@@ -111,7 +111,7 @@ class Terminal:
 
 @pytest.fixture
 async def terminal(tmp_path, bus, server):
-    await say_started(bus, WARDEN)
+    await say_started(bus, SUPERVISOR)
     terminal = Terminal(tmp_path, bus, server)
     yield terminal
     terminal.lock.close()
@@ -123,12 +123,12 @@ def found(bus, server) -> FoundRun:
 
 
 async def test_status_reads_everything_from_the_topics(bus):
-    await say_started(bus, WARDEN)
+    await say_started(bus, SUPERVISOR)
     await say_started(bus, "rollout-1")
     for step in (1, 2):
         packed = BatchPacked(step, "rl", [], 0, {}, {"truncated_share": step / 4, "reward/format": 0.5})
-        await say(bus, BATCH_PACKED, packed, headers=WRITTEN)
-        await say(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
+        await publish(bus, BATCH_PACKED, packed, headers=WRITTEN)
+        await publish(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
 
     view = await read_view(bus)
     values = figures(view, view.last_ns)
@@ -137,7 +137,7 @@ async def test_status_reads_everything_from_the_topics(bus):
     assert values["metrics"] == {"train_s": 2.0, "wait_s": 0.5, "truncated_share": 0.5, "reward/format": 0.5}
     assert values["mean_lag_versions"] == 0.4
     assert values["queues"]["rollout"]["waiting"] == 0
-    assert [actor["actor_id"] for actor in values["actors"]] == [WARDEN, "rollout-1"]
+    assert [actor["actor_id"] for actor in values["actors"]] == [SUPERVISOR, "rollout-1"]
     json.dumps(values)
 
 
@@ -151,7 +151,7 @@ async def test_status_counts_what_it_cannot_read(bus):
 
 
 async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):
-    await say(bus, BATCH_TRAINED, trained(7), headers=WRITTEN)
+    await publish(bus, BATCH_TRAINED, trained(7), headers=WRITTEN)
 
     code, picture, _ = await terminal.type("status")
     _, values, _ = await terminal.type("status", bus.run, "--json")
@@ -176,9 +176,9 @@ async def test_a_run_whose_directory_is_not_held_is_over(terminal, bus):
     assert f"run {bus.run} is over" in message
 
 
-async def test_a_run_whose_warden_left_is_over(bus, found):
-    await say_started(bus, WARDEN)
-    await say_stopped(bus, WARDEN)
+async def test_a_run_whose_supervisor_left_is_over(bus, found):
+    await say_started(bus, SUPERVISOR)
+    await say_stopped(bus, SUPERVISOR)
 
     with pytest.raises(RunNotFound, match="is over"):
         async with connected(found, "test"):
@@ -188,7 +188,7 @@ async def test_a_run_whose_warden_left_is_over(bus, found):
 async def test_down_asks_and_waits_until_the_run_has_ended(bus, terminal):
     process = await terminal.start("down")
     await until(lambda: _is_said(bus, STOP_REQUESTED.subject(bus.run)), "the request to stop")
-    await say_stopped(bus, WARDEN)
+    await say_stopped(bus, SUPERVISOR)
     terminal.lock.close()
     out, _ = await process.communicate()
 
@@ -208,7 +208,7 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     process = await terminal.start("scale", "rollout=2")
     await until(lambda: _is_said(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
     asked = await read_last(bus, ACTORS, SCALE_REQUESTED.subject(bus.run))
-    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 2}), headers=WRITTEN)
+    await publish(bus, FLEET_SCALED, FleetScaled({"rollout": 2}), headers=WRITTEN)
     await say_started(bus, "rollout-2")
     out, _ = await process.communicate()
 
@@ -232,7 +232,9 @@ async def test_tap_prints_what_is_said_while_it_listens_and_ends_after_count(bus
 
     async def speak() -> bool:
         nonlocal number
-        await say(bus, TRAJECTORY_GENERATED, generated(f"p{number % 4:06}-0", 11 + number), key=f"p{number % 4:06}-0")
+        await publish(
+            bus, TRAJECTORY_GENERATED, generated(f"p{number % 4:06}-0", 11 + number), key=f"p{number % 4:06}-0"
+        )
         number += 1
         return process.returncode is not None
 
@@ -247,7 +249,7 @@ async def test_tap_prints_what_is_said_while_it_listens_and_ends_after_count(bus
 
 async def test_tap_from_the_start_reads_the_log_and_gives_whole_arrays_as_json(bus, terminal):
     for name in ("p000001-0", "p000002-0"):
-        await say(bus, TRAJECTORY_GENERATED, generated(name), key=name)
+        await publish(bus, TRAJECTORY_GENERATED, generated(name), key=name)
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000003-0"), b"\xc1", {"Nats-Msg-Id": "broken"})
 
     _, out, err = await terminal.type("tap", "trajectory.*", "--from-start", "--json", "--count", "3")
@@ -264,10 +266,10 @@ async def test_tap_ends_with_the_run(bus, terminal):
     process = await terminal.start("tap", "actor.stopped")
 
     async def leave() -> bool:
-        await bus.send(ACTOR_STOPPED.ingest(bus.run, WARDEN), encode(ActorStopped("warden", WARDEN)))
+        await bus.send(ACTOR_STOPPED.ingest(bus.run, SUPERVISOR), encode(ActorStopped("supervisor", SUPERVISOR)))
         return process.returncode is not None
 
-    # The lock is checked before it connects; once it listens, one word of the warden is enough.
+    # The lock is checked before it connects; once it listens, one word of the supervisor is enough.
     assert process.stderr is not None
     await until(leave, "the end of the tap")
     assert (await process.stderr.read()).decode().startswith((f"run {bus.run} has ended", f"run {bus.run} is over"))
@@ -296,9 +298,11 @@ async def test_a_tap_is_bounded_in_bytes_too(bus):
     await tap.close()
 
 
-def tapped(topic=TRAJECTORY_GENERATED, key: str = "p000042-3", data: bytes | None = None, **headers: str) -> Tapped:
+def tapped(
+    topic=TRAJECTORY_GENERATED, key: str = "p000042-3", data: bytes | None = None, **headers: str
+) -> FormattedMessage:
     body = encode(generated()) if data is None else data
-    return Tapped(topic.subject("demo", key), headers, body, 1_700_000_000_123_000_000)
+    return FormattedMessage(topic.subject("demo", key), headers, body, 1_700_000_000_123_000_000)
 
 
 def test_a_line_shows_every_field_and_shortens_arrays():
@@ -309,13 +313,13 @@ def test_a_line_shows_every_field_and_shortens_arrays():
         "segments=[{tokens=int32[11] 0 1 2 3 4 5 6 7 ... mask=uint8[11] 1 1 1 1 1 1 1 1 ... "
         "logprobs=float32[11] 0 0 0 0 0 0 0 0 ... versions=int32[11] 0 0 0 0 0 0 0 0 ...}] "
         "completion='hello world' versions=[{version=0 tokens=11}] truncated=False "
-        "lines=[] discarded=0 trajectory_id=p000042-3 attempt=0 delivery=1 "
+        "lineages=[] discarded=0 trajectory_id=p000042-3 attempt=0 delivery=1 "
         "prompt_id=p000042 member=3 group_size=8 stage=rl"
     )
 
 
 def test_what_cannot_be_read_is_shown_as_such():
-    unknown = Tapped("asyncrl.demo.new.thing", {}, b"12345", 0)
+    unknown = FormattedMessage("asyncrl.demo.new.thing", {}, b"12345", 0)
     elsewhere = tapped(data=b"", blob="abc:2000000:ff:3")
 
     assert "undecodable: not a TrajectoryGraded" in as_line(tapped(TRAJECTORY_GRADED, data=b"\xc1"))

@@ -20,7 +20,7 @@ def calls() -> set[str]:
 def table() -> list[list[str]]:
     """The points as docs/delivery.md shows them: name, roles, what has happened and what has not, the survivor."""
     page = (ROOT / "docs" / "delivery.md").read_text()
-    _, rest = page.split("| point | who | has happened, has not | the survivor |\n|---|---|---|---|\n")
+    _, rest = page.split("| point | roles | has happened, has not | the survivor |\n|---|---|---|---|\n")
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rest.split("\n\n")[0].splitlines()]
 
 
@@ -51,7 +51,7 @@ def test_targets_are_named_by_role_by_kind_and_by_point():
         Target("nats", "kill"),
         Target("learner", "learner.stepped"),
     ]
-    assert {target.role for target in parse_targets("@work.said")} == set(POINTS["work.said"])
+    assert {target.role for target in parse_targets("@work.published")} == set(POINTS["work.published"])
     assert {target.family for target in parse_targets("learner@")} == {"crash"}
     assert {target.kind for target in parse_targets(SERVER)} == {"kill", "freeze", "wake"}
     assert parse_targets("") == all_targets()
@@ -63,7 +63,7 @@ def test_targets_are_named_by_role_by_kind_and_by_point():
         ("learner,writer", "--targets writer: no role is called 'writer'; expected one of prompter, rollout"),
         ("nats:melt", "--targets nats:melt: expected one of nats:kill, nats:freeze, nats:wake"),
         ("up:freeze", "--targets up:freeze: expected one of up:kill, up:wake"),
-        ("engine@work.said", "expected one of engine:kill, .*engine@engine.swapped"),
+        ("engine@work.published", "expected one of engine:kill, .*engine@engine.swapped"),
         ("@nowhere", "--targets @nowhere: expected one of publish.before"),
     ],
 )
@@ -86,4 +86,4 @@ def test_each_point_is_visited_as_often_as_asked_and_its_roles_take_turns():
     found = list(each_point(all_targets(), 3, 7))
 
     assert sorted(target.kind for target in found) == sorted([*POINTS] * 3)
-    assert {target.role for target in found if target.kind == "work.said"} == {"rollout", "reward", "evaluator"}
+    assert {target.role for target in found if target.kind == "work.published"} == {"rollout", "reward", "evaluator"}

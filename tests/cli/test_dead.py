@@ -11,11 +11,11 @@ from actors.prompter.actor import decide
 from actors.prompter.fold import PrompterFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last, read_message
-from asyncrl.bus.publish import read, say
+from asyncrl.bus.publish import publish, read
 from asyncrl.cli.dead import NotReissued, read_letters, reissue
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
-from harness.audited import said_on, topics_left_by
+from harness.audited import messages_on, topics_left_by
 from harness.folds import Feed
 from harness.runs import command, up
 from harness.stage import until
@@ -34,7 +34,7 @@ SLOW = pytest.mark.slow
 
 def prompter(**tables: Any) -> Feed:
     given = {"buffer": {"batch_groups": 2, "max_lag": 0}, "rollout": {"group_size": 2}, "learner": {"steps": 4}}
-    return Feed(PrompterFold(msgspec.convert(given | tables, Cast)))
+    return Feed(PrompterFold(msgspec.convert(given | tables, Config)))
 
 
 def names(fed: Feed) -> list[str]:
@@ -48,7 +48,7 @@ def issue(fed: Feed, *wanted: str) -> Feed:
 
 
 def asked(fed: Feed, prompt_id: str) -> Feed:
-    return fed.say(REISSUE_REQUESTED, ReissueRequested(prompt_id))
+    return fed.publish(REISSUE_REQUESTED, ReissueRequested(prompt_id))
 
 
 FIRST = ("p000000-0", "p000000-1", "p000001-0", "p000001-1")
@@ -97,7 +97,7 @@ def test_only_prompts_of_rl_are_issued_again():
 
 async def issued(bus: Bus, prompt_id: str) -> None:
     message = PromptIssued(prompt_id=prompt_id, member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
-    await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+    await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
 
 
 async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
@@ -109,7 +109,7 @@ async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
     with pytest.raises(NotReissued, match="'w000001' is no prompt of RL"):
         await reissue(bus, "w000001")
 
-    await say(bus, GROUP_DROPPED, GroupDropped("p000007", "failed", 1), key="p000007")
+    await publish(bus, GROUP_DROPPED, GroupDropped("p000007", "failed", 1), key="p000007")
 
     assert await reissue(bus, "p000007-0") == "p000007 is issued again as a new group, as soon as there is credit"
     newest = await read_last(bus, ACTORS, REISSUE_REQUESTED.subject(bus.run))
@@ -122,9 +122,9 @@ async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus
     subject = TRAJECTORY_GENERATED.subject(bus.run, "p000007-0")
     ack = await bus.store(subject, b"garbage", headers)
     kept = DeadLetter("trajectory.generated", "TRAJECTORIES", ack.seq, "not a TrajectoryGenerated", headers, b"garbage")
-    await say(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, DEAD_LETTER, kept, key=kept.place)
 
-    assert await reissue(bus, "1") == "message 1 of TRAJECTORIES is said again as message 2"
+    assert await reissue(bus, "1") == "message 1 of TRAJECTORIES is published again as message 2"
 
     again = await read_message(bus, TRAJECTORIES, 2)
     assert again is not None
@@ -134,9 +134,11 @@ async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus
 
 async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
     kept = DeadLetter("batch.packed", "BATCHES", 3, "not a BatchPacked", {}, b"garbage")
-    await say(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, DEAD_LETTER, kept, key=kept.place)
 
-    with pytest.raises(NotReissued, match="message 3 of BATCHES is not said again: only the keeper of a log writes it"):
+    with pytest.raises(
+        NotReissued, match="message 3 of BATCHES is not published again: only the keeper of a log writes it"
+    ):
         await reissue(bus, "1")
     with pytest.raises(NotReissued, match="there is no dead letter 2"):
         await reissue(bus, "2")
@@ -148,7 +150,7 @@ async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
     kept = DeadLetter(
         "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member)
     )
-    await say(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, DEAD_LETTER, kept, key=kept.place)
 
     [letter] = await read_letters(bus)
 
@@ -181,15 +183,15 @@ async def rollout(row, context):
 
 
 async def letters(folder: Path) -> list[dict[str, Any]]:
-    code, said = await command(folder, "dead", "--json")
-    assert code == 0, said
-    found: list[dict[str, Any]] = json.loads(said)
+    code, output = await command(folder, "dead", "--json")
+    assert code == 0, output
+    found: list[dict[str, Any]] = json.loads(output)
     return found
 
 
 async def is_packed(folder: Path, trajectory_id: str) -> bool:
-    _, said = await command(folder, "explain", trajectory_id)
-    return " packed" in said
+    _, output = await command(folder, "explain", trajectory_id)
+    return " packed" in output
 
 
 @SLOW
@@ -206,8 +208,8 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
         prompt_id = letter["trajectory"].rsplit("-", 1)[0]
         code, shown = await command(tmp_path, "dead", "--show", str(letter["number"]))
         assert code == 0, shown
-        code, said = await command(tmp_path, "dead", "--reissue", str(letter["number"]))
-        assert code == 0, said
+        code, output = await command(tmp_path, "dead", "--reissue", str(letter["number"]))
+        assert code == 0, output
         await until(lambda: is_packed(tmp_path, "r000000-0"), "its group is packed", 60)
         run.interrupt()
         assert await run.ended(60) == 0, run.story
@@ -217,10 +219,10 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
     assert (letter["topic"], letter["stream"]) == ("prompt.issued", "PROMPTS")
     assert letter["reason"] == "poison: 3 runs without progress, then 2 alone that ended in exit code -9"
     assert json.loads(shown)["message"]["rows"][0]["prompt"] == (tmp_path / "marked").read_text()
-    assert said.startswith(f"{prompt_id} is issued again as a new group")
+    assert output.startswith(f"{prompt_id} is issued again as a new group")
     assert run.summary["failed_trajectories_by_reason"] == {"poison": 1}
     async with topics_left_by(run) as bus:
-        packed = (await said_on(bus, BATCHES)).on(BATCH_PACKED)
+        packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
         first, again = [
             await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{name}-0"))
             for name in (prompt_id, "r000000")

@@ -28,7 +28,7 @@ from topics.wire import Message
 
 RUN = "mine"
 DEADLINE_S = 60.0
-NODE = Path(__file__).parent / "node" / "package.json"
+NODE = Path(__file__).parents[1] / "node" / "package.json"
 REFUSED_S = 1.0  # that a client waits for an answer that does not come
 
 

@@ -15,20 +15,20 @@ from actors.learner.payloads import Payloads
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.cli.fork import begins_after, forked_cast
-from asyncrl.cli.replay import Replay, replay_cast, replay_text
+from asyncrl.cli.fork import begins_after, forked_config
+from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.cli.retrain import ReplayError, TrainingLog
-from asyncrl.config.load import CastError, load_cast
-from asyncrl.config.settings import Cast, StartSettings
+from asyncrl.config.load import ConfigError, load_config
+from asyncrl.config.settings import Config, StartSettings
 from asyncrl.run.make_model import LaunchError
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, first_difference, medians
-from harness.audited import said_on
+from harness.audited import messages_on
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
-from harness.prompter_feed import cast as small_cast
+from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
 from harness.runs import Run, command, fork, kill, resume, up
 from harness.stage import Stage
@@ -69,16 +69,16 @@ def test_medians_are_those_of_rl_and_of_what_both_have():
 
 
 def test_a_replay_changes_the_learner_alone():
-    cast = small_cast()
+    config = small_config()
 
-    assert replay_cast(cast, ["learner.steps=5"]) == (cast, {})
-    other, changed = replay_cast(cast, ["learner.lr=0.5", "learner.max_grad_norm=0.1"])
+    assert replay_config(config, ["learner.steps=5"]) == (config, {})
+    other, changed = replay_config(config, ["learner.lr=0.5", "learner.max_grad_norm=0.1"])
     assert changed == {"learner.lr": [1e-6, 0.5], "learner.max_grad_norm": [1.0, 0.1]}
     assert other.learner.lr == 0.5
     with pytest.raises(ReplayError, match=r"--set rollout.temperature=2: .* only learner\.\* may change"):
-        replay_cast(cast, ["rollout.temperature=2"])
-    with pytest.raises(CastError, match=r"--set learner\.lr: found -1"):
-        replay_cast(cast, ["learner.lr=-1"])
+        replay_config(config, ["rollout.temperature=2"])
+    with pytest.raises(ConfigError, match=r"--set learner\.lr: found -1"):
+        replay_config(config, ["learner.lr=-1"])
 
 
 def log_of(**batches: list[str]) -> TrainingLog:
@@ -92,50 +92,50 @@ def log_of(**batches: list[str]) -> TrainingLog:
 def test_a_fork_goes_on_behind_every_prompt_that_was_packed():
     log = log_of(first=["p000004", "p000000"], second=["p000002", "r000009"], third=["p000031"])
 
-    assert begins_after(log, small_cast(), 2) == StartSettings(checkpoint="start", step=2, prompt=5)
-    assert begins_after(log, small_cast(), 0).prompt == 0
-    assert begins_after(log, msgspec.convert({"warmup": {"steps": 4}}, Cast), 3).prompt == 32
-    assert begins_after(TrainingLog(), small_cast(**START), 3).prompt == 70
+    assert begins_after(log, small_config(), 2) == StartSettings(checkpoint="start", step=2, prompt=5)
+    assert begins_after(log, small_config(), 0).prompt == 0
+    assert begins_after(log, msgspec.convert({"warmup": {"steps": 4}}, Config), 3).prompt == 32
+    assert begins_after(TrainingLog(), small_config(**START), 3).prompt == 70
     with pytest.raises(
         LaunchError, match="--at 4: run run can be forked at its steps 0 to 3; its checkpoints are at none"
     ):
-        begins_after(log, small_cast(), 4)
+        begins_after(log, small_config(), 4)
     with pytest.raises(LaunchError, match="--at 0: run run has trained no step of RL yet that it could be forked at"):
-        begins_after(TrainingLog(), msgspec.convert({"warmup": {"steps": 4}}, Cast), 0)
+        begins_after(TrainingLog(), msgspec.convert({"warmup": {"steps": 4}}, Config), 0)
 
 
 def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
     start = StartSettings(checkpoint="start", step=3, prompt=70)
-    cast = small_cast(warmup={"steps": 4})
+    config = small_config(warmup={"steps": 4})
 
-    forked = forked_cast(cast, start, ["learner.lr=0.5", "run=new"], tmp_path, tmp_path)
+    forked = forked_config(config, start, ["learner.lr=0.5", "run=new"], tmp_path, tmp_path)
 
     assert (forked.run, forked.learner.lr, forked.start, forked.warmup.steps) == ("new", 0.5, start, 0)
-    assert forked.rollout == cast.rollout
-    with pytest.raises(CastError, match=r"learner.steps = 5 leaves nothing to train after start.step = 5"):
-        forked_cast(cast, msgspec.structs.replace(start, step=5), [], tmp_path, tmp_path)
-    with pytest.raises(LaunchError, match="--at says what the new run starts with"):
-        forked_cast(cast, start, ["start.prompt=3"], tmp_path, tmp_path)
+    assert forked.rollout == config.rollout
+    with pytest.raises(ConfigError, match=r"learner.steps = 5 leaves nothing to train after start.step = 5"):
+        forked_config(config, msgspec.structs.replace(start, step=5), [], tmp_path, tmp_path)
+    with pytest.raises(LaunchError, match="--at gives what the new run starts with"):
+        forked_config(config, start, ["start.prompt=3"], tmp_path, tmp_path)
 
 
 def test_a_start_is_a_checkpoint_of_the_step_that_is_said(tmp_path: Path):
     write_checkpoint(tmp_path, Checkpoint(0, 3, "ab" * 8, 1), lambda aside: None)
-    (tmp_path / "cast.toml").write_text('[start]\ncheckpoint = "step000003-line0-abababababab"\nstep = 3\n')
-    written = str(tmp_path / "cast.toml")
+    (tmp_path / "config.toml").write_text('[start]\ncheckpoint = "step000003-lineage0-abababababab"\nstep = 3\n')
+    written = str(tmp_path / "config.toml")
 
-    assert load_cast(written, files=True).cast.start.step == 3
+    assert load_config(written, files=True).config.start.step == 3
     for overrides, message in (
         (["start.step=4"], "--set start.step: found 4, the checkpoint is of step 3"),
         (["start.checkpoint=none"], "this is no complete checkpoint"),
         (["start.checkpoint="], "start.step = 3 without start.checkpoint"),
         (["warmup.steps=2"], "start.checkpoint has its warm-up behind it; set 0"),
     ):
-        with pytest.raises(CastError, match=re.escape(message)):
-            load_cast(written, overrides=overrides, files=True)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_config(written, overrides=overrides, files=True)
 
 
 def test_prompter_and_buffer_go_on_after_the_start():
-    prompter = Feed(PrompterFold(small_cast(**START)))
+    prompter = Feed(PrompterFold(small_config(**START)))
     assert issue(prompter)[0] == "p000070-0"
     assert prompter.fold.open_groups == 4  # two of five batches are left, of two groups each
     assert prompter.fold.wanted() == []
@@ -146,7 +146,7 @@ def test_prompter_and_buffer_go_on_after_the_start():
 
 
 async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
-    sequence = await say(bus, TRAJECTORY_GENERATED, result("p000000-0", ()), key="p000000-0")
+    sequence = await publish(bus, TRAJECTORY_GENERATED, result("p000000-0", ()), key="p000000-0")
     for reference, message in (
         (Reference(sequence, "00", 1), "batch 1: the tokens of p000000-0 have digest .*, 00 was graded"),
         (Reference(sequence + 1, "00", 1), r"batch 1: the tokens of p000000-0 \(message 2\) are gone"),
@@ -198,35 +198,35 @@ async def topics_left_in(root: Path) -> AsyncIterator[Bus]:
 @SLOW
 async def test_a_learner_that_was_killed_has_the_weights_of_an_undisturbed_one(killed: Run):
     assert killed.out.count("learner-1 started again") >= 3
-    code, said = await command(killed.folder, "replay", "short")
+    code, output = await command(killed.folder, "replay", "short")
 
-    assert code == 0, said
-    assert said.startswith(f"run short: from the untrained model, steps {1 - WARMUP} to {STEPS}\n")
-    assert said.endswith(f"{STEPS + WARMUP} steps, all {STEPS + 1} published versions bit-equal\n")
+    assert code == 0, output
+    assert output.startswith(f"run short: from the untrained model, steps {1 - WARMUP} to {STEPS}\n")
+    assert output.endswith(f"{STEPS + WARMUP} steps, all {STEPS + 1} published versions bit-equal\n")
 
 
 @SLOW
 async def test_a_replay_begins_at_a_checkpoint_and_ends_where_it_is_told(killed: Run, tmp_path: Path):
     words = ["--from", "8", "--to", "9", "--out", str(tmp_path / "out"), "--checkpoint", str(tmp_path)]
-    code, said = await command(killed.folder, "replay", "short", *words)
+    code, output = await command(killed.folder, "replay", "short", *words)
 
-    assert code == 0, said
+    assert code == 0, output
     found = json.loads((tmp_path / "out" / "report.json").read_bytes())
-    assert found["began_with"].startswith("checkpoint step000008-line0-")
+    assert found["began_with"].startswith("checkpoint step000008-lineage0-")
     assert [step["step"] for step in found["steps"]] == [9]
     assert (found["published_versions"], found["first_different_step"], found["settings"]) == (1, None, {})
     assert read_checkpoint(Path(found["files"]["checkpoint"])).digest == found["steps"][0]["published"]
-    code, said = await command(killed.folder, "replay", "short", "--to", "10")
-    assert (code, said) == (1, "--to 10: the run trained the steps -3 to 9\n")
+    code, output = await command(killed.folder, "replay", "short", "--to", "10")
+    assert (code, output) == (1, "--to 10: the run trained the steps -3 to 9\n")
 
 
 @SLOW
 async def test_other_settings_give_a_report_beside_the_run(killed: Run):
     words = ["--set", "learner.lr=5e-4", "--set", "learner.correction_cap=1.5", "--to", "3"]
-    code, said = await command(killed.folder, "replay", *words)
+    code, output = await command(killed.folder, "replay", *words)
 
-    assert code == 0, said
-    assert "other setting: learner.lr = 0.0005, the run had 0.001\n" in said
+    assert code == 0, output
+    assert "other setting: learner.lr = 0.0005, the run had 0.001\n" in output
     out = killed.root / "replays" / "1"
     found = json.loads((out / "report.json").read_bytes())
     assert found["settings"] == {"learner.lr": [0.001, 0.0005], "learner.correction_cap": [2.0, 1.5]}
@@ -243,25 +243,25 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_told(killed: Run, tmp_pat
     shutil.copytree(killed.root, root)
     (root / "location").write_text(str(root.resolve()))  # as if it had been made here
     async with topics_left_in(root) as bus:
-        (last,) = [batch for batch in (await said_on(bus, BATCHES)).on(BATCH_PACKED) if batch.step == STEPS]
+        (last,) = [batch for batch in (await messages_on(bus, BATCHES)).on(BATCH_PACKED) if batch.step == STEPS]
         needed = min(member.payload.sequence for group in last.groups for member in group.members)
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name('short')}", {"seq": needed})
 
-    code, said = await command(tmp_path, "replay", "short")
-    assert code == 0, said
-    assert said.startswith("run short: from checkpoint step000008-line0-")
-    assert re.search(r"; the tokens of batch [5-8] and before are trimmed, steps 9 to 9\n", said)
+    code, output = await command(tmp_path, "replay", "short")
+    assert code == 0, output
+    assert output.startswith("run short: from checkpoint step000008-lineage0-")
+    assert re.search(r"; the tokens of batch [5-8] and before are trimmed, steps 9 to 9\n", output)
 
     (kept,) = killed.root.glob("checkpoints/step000008-*/model.safetensors")
     kept.rename(kept.with_suffix(".away"))
     try:
-        code, said = await command(tmp_path, "replay", "short")
+        code, output = await command(tmp_path, "replay", "short")
     finally:
         kept.with_suffix(".away").rename(kept)
     assert code == 1
-    assert re.match(r"the replay cannot begin; the tokens of batch [5-8] and before are trimmed; ", said)
-    assert "model.safetensors: No such file or directory; this checkpoint is torn, use another; " in said
-    assert said.endswith("; checkpoints are left of step 8, 9; nats.keep = run keeps all tokens of a run\n")
+    assert re.match(r"the replay cannot begin; the tokens of batch [5-8] and before are trimmed; ", output)
+    assert "model.safetensors: No such file or directory; this checkpoint is torn, use another; " in output
+    assert output.endswith("; checkpoints are left of step 8, 9; nats.keep = run keeps all tokens of a run\n")
 
 
 # --- forked
@@ -270,17 +270,19 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_told(killed: Run, tmp_pat
 async def assert_goes_on(killed: Run, new: Run, after: int, steps: int) -> None:
     """A fork has the weights of its beginning, is clean, repeats no prompt, and can be trained again itself."""
     for words in (("audit", new.root.name, "--deep"), ("replay", new.root.name)):
-        code, said = await command(new.folder, *words)
-        assert code == 0, said
-    assert said.startswith(f"run {new.root.name}: from checkpoint step{after:06d}-line0-")
-    assert said.endswith(f"{steps - after} steps, all {steps - after} published versions bit-equal\n")
+        code, output = await command(new.folder, *words)
+        assert code == 0, output
+    assert output.startswith(f"run {new.root.name}: from checkpoint step{after:06d}-lineage0-")
+    assert output.endswith(f"{steps - after} steps, all {steps - after} published versions bit-equal\n")
     async with topics_left_in(killed.root) as bus:
-        before = (await said_on(bus, BATCHES)).on(BATCH_PACKED)
-        digests = {version.version: version.digest for version in (await said_on(bus, TRAINING)).on(WEIGHTS_PUBLISHED)}
+        before = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
+        digests = {
+            version.version: version.digest for version in (await messages_on(bus, TRAINING)).on(WEIGHTS_PUBLISHED)
+        }
     async with topics_left_in(new.root) as bus:
-        packed = (await said_on(bus, BATCHES)).on(BATCH_PACKED)
-        issued = {message.prompt_id for message in (await said_on(bus, PROMPTS)).on(PROMPT_ISSUED)}
-        published = (await said_on(bus, TRAINING)).on(WEIGHTS_PUBLISHED)
+        packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
+        issued = {message.prompt_id for message in (await messages_on(bus, PROMPTS)).on(PROMPT_ISSUED)}
+        published = (await messages_on(bus, TRAINING)).on(WEIGHTS_PUBLISHED)
     trained = {group.prompt_id for batch in before if 0 < batch.step <= after for group in batch.groups}
     assert [batch.step for batch in packed] == list(range(after + 1, steps + 1))
     assert [version.version for version in published] == list(range(after, steps + 1))
@@ -310,7 +312,7 @@ async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: 
         assert await again.ended() == 0, again.story
 
     await assert_goes_on(killed, again, 6, 60)
-    code, said = await command(killed.folder, "fork", "short", "--at", "12", "nobody")
-    assert (code, said.count("\n")) == (1, 1)
-    assert said.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 0, ")
-    assert re.search(r" 0, [4-7], 8, 9\n", said)
+    code, output = await command(killed.folder, "fork", "short", "--at", "12", "nobody")
+    assert (code, output.count("\n")) == (1, 1)
+    assert output.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 0, ")
+    assert re.search(r" 0, [4-7], 8, 9\n", output)

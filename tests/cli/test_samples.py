@@ -9,9 +9,9 @@ import pytest
 
 from actors.recorder.actor import main
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.telemetry.samples import Sample, SampleRow, SamplesFile
 from harness.runs import command
@@ -33,11 +33,11 @@ class Scene:
     def __init__(self, folder: Path, server: EmbeddedServer, bus: Bus, **recorder: int) -> None:
         self.bus = bus
         self.tokenizer = TaskTokenizer.load(make_model(folder))
-        cast = Cast(run=bus.run)
-        cast.model.path, cast.recorder.plot = str(folder), False
+        config = Config(run=bus.run)
+        config.model.path, config.recorder.plot = str(folder), False
         for name, value in recorder.items():
-            setattr(cast.recorder, name, value)
-        self.stage = Stage(folder / bus.run, server, cast)
+            setattr(config.recorder, name, value)
+        self.stage = Stage(folder / bus.run, server, config)
         self.path = self.stage.files.root / "samples.jsonl"
 
     async def batch(self, step: int, *parts: str, text: str = "") -> None:
@@ -60,12 +60,12 @@ class Scene:
                     completion=text or parts[-1],
                     versions=counts,
                 )
-                sequence = await say(self.bus, TRAJECTORY_GENERATED, generated, key=name)
+                sequence = await publish(self.bus, TRAJECTORY_GENERATED, generated, key=name)
                 members.append(BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1))
             groups.append(BatchGroup(prompt_id, members))
-        await say(self.bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
+        await publish(self.bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
         trained = BatchTrained(step, 0, "rl", {}, {0: 4}, 0, [0.5, 0.0], 4, step)
-        await say(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
+        await publish(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
 
     def _segment(self, parts: list[str]) -> Segment:
         """Parts of tokens, observed and sampled in turn."""
@@ -76,7 +76,7 @@ class Scene:
 
     async def scored(self, version: int) -> None:
         answers = [{"prompt": f"{number}?", "completion": "x", "label": "x", "reward": 1.0} for number in range(5)]
-        await say(self.bus, EVAL_SCORED, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
+        await publish(self.bus, EVAL_SCORED, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
 
     async def record(self) -> None:
         """One life of a recorder that is asked to stop at once."""
@@ -96,7 +96,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(bus: Bus, server: EmbeddedServer, tmp_path: Path) -> Callable[..., Scene]:
-    await say(bus, RUN_OPENED, RunOpened(12, 0, {}))
+    await publish(bus, RUN_OPENED, RunOpened(12, 0, {}))
     return lambda **recorder: Scene(tmp_path, server, bus, **recorder)
 
 
@@ -107,26 +107,26 @@ async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(sc
     await run.scored(2)
     await run.record()
 
-    code, said = await run.shown("samples", "--step", "2")
-    assert (code, "4 of 4 trajectories, from the logs" in said) == (0, True), said
-    assert "question\nsampled:  first try\nobserved: 2 right<|im_end|>\nsampled:  second try\n" in said
+    code, output = await run.shown("samples", "--step", "2")
+    assert (code, "4 of 4 trajectories, from the logs" in output) == (0, True), output
+    assert "question\nsampled:  first try\nobserved: 2 right<|im_end|>\nsampled:  second try\n" in output
     await run.trim()
     await run.batch(3, "answer")
 
-    code, said = await run.shown("samples", "--step", "1")
-    assert (code, "3 of 4 trajectories, from samples.jsonl" in said) == (0, True), said
-    code, said = await run.shown("samples", "--step", "2", "--json", "--count", "2")
-    assert [json.loads(line)["name"] for line in said.splitlines()] == ["p000200-0", "p000201-0"]
-    assert json.loads(said.splitlines()[0])["turns"][1] == {"sampled": False, "text": "2 right<|im_end|>"}
-    await say(run.bus, PROMPT_ISSUED, PromptIssued("p000200", 1, 2), key="p000200-1", headers=BY_KEEPER)
-    code, said = await run.shown("explain", "p000200-1")
-    assert (code, "sampled:  first try" in said) == (0, True), said
+    code, output = await run.shown("samples", "--step", "1")
+    assert (code, "3 of 4 trajectories, from samples.jsonl" in output) == (0, True), output
+    code, output = await run.shown("samples", "--step", "2", "--json", "--count", "2")
+    assert [json.loads(line)["name"] for line in output.splitlines()] == ["p000200-0", "p000201-0"]
+    assert json.loads(output.splitlines()[0])["turns"][1] == {"sampled": False, "text": "2 right<|im_end|>"}
+    await publish(run.bus, PROMPT_ISSUED, PromptIssued("p000200", 1, 2), key="p000200-1", headers=BY_KEEPER)
+    code, output = await run.shown("explain", "p000200-1")
+    assert (code, "sampled:  first try" in output) == (0, True), output
     [scored] = [row for row in run.rows() if row.event == "eval"]
     assert (scored.step, [sample.prompt for sample in scored.samples]) == (2, ["0?", "1?", "2?"])
 
     run.path.write_bytes(b"".join(run.path.read_bytes().splitlines(keepends=True)[1:]))
-    code, said = await run.shown("samples", "--step", "1")
-    assert (code, "samples.jsonl does not have it; the nearest there: 2" in said) == (1, True), said
+    code, output = await run.shown("samples", "--step", "1")
+    assert (code, "samples.jsonl does not have it; the nearest there: 2" in output) == (1, True), output
 
 
 async def test_no_sample_is_lost_or_doubled_wherever_the_recorder_is_killed(scene: Callable[..., Scene]):

@@ -1,4 +1,4 @@
-"""Which settings cannot hold together, which files must be there, and what a cast is hinted at."""
+"""Which settings cannot hold together, which files must be there, and what a config is hinted at."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from asyncrl.config.check import contradictions
 from asyncrl.config.hints import busy_share, hints
-from asyncrl.config.load import CastError, load_cast
-from asyncrl.config.settings import Cast
+from asyncrl.config.load import ConfigError, load_config
+from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from harness.configs import SOUND, from_settings, made_model, problems, the_problem
 
@@ -116,7 +116,7 @@ def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_i
     ],
 )
 def test_settings_that_only_look_odd_are_allowed(overrides):
-    assert contradictions(from_settings(*overrides).cast) == []
+    assert contradictions(from_settings(*overrides).config) == []
 
 
 def test_a_contradiction_says_both_values_and_what_to_do():
@@ -129,7 +129,7 @@ def test_a_contradiction_says_both_values_and_what_to_do():
 
 
 def test_the_defaults_do_not_contradict_each_other():
-    assert contradictions(Cast()) == []
+    assert contradictions(Config()) == []
 
 
 # Files
@@ -138,7 +138,7 @@ def test_the_defaults_do_not_contradict_each_other():
 def test_files_are_only_looked_at_when_asked(written):
     path = written(SOUND + 'task.source = "none.jsonl"\nreward.function = "none.py:f"\n')
 
-    load_cast(path)
+    load_config(path)
 
     assert [problem.line for problem in problems(path, files=True)] == [2, 3]
 
@@ -168,12 +168,12 @@ def test_every_missing_file_is_told_with_the_settings_problems(written):
     ]
 
 
-def test_files_beside_the_cast_are_found(written, tmp_path):
+def test_files_beside_the_config_are_found(written, tmp_path):
     (tmp_path / "my.py").write_text("print('loud')\ndef reward(completion): return 1.0\n")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
     text = SOUND + 'task.source = "rows.jsonl"\nreward.function = "my.py:reward"\n'
 
-    assert load_cast(written(text), files=True).cast.reward.function == "my.py:reward"
+    assert load_config(written(text), files=True).config.reward.function == "my.py:reward"
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, p
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n' * 5)
     text = f'task.source = "{source}"\ntask.epochs = 2\nlearner.steps = {steps}\nbuffer.batch_groups = 2\n'
 
-    with pytest.raises(CastError, match=f"task.epochs: {re.escape(problem)}") if problem else nullcontext():
-        load_cast(written(text), files=True)
+    with pytest.raises(ConfigError, match=f"task.epochs: {re.escape(problem)}") if problem else nullcontext():
+        load_config(written(text), files=True)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def model(tmp_path):
 def test_a_request_must_fit_the_context_of_the_named_model(model, written, tmp_path):
     path = written("model.path = '.'\nrollout.max_new_tokens = 99\n")
 
-    assert load_cast(path, files=True).base == tmp_path
+    assert load_config(path, files=True).base == tmp_path
     assert the_problem(path, "rollout.max_new_tokens=100", files=True).key == "--set rollout.max_new_tokens"
 
 
@@ -246,8 +246,8 @@ def test_the_longest_rows_of_a_file_are_read_wherever_they_stand(model, written,
     source = open_source("rows.jsonl", options={}, seed=1, base=tmp_path)
     assert all(len(source.row(place).label) == 9 for place in range(1000))  # not among the first thousand
 
-    with pytest.raises(CastError, match=finding) if finding else nullcontext():
-        load_cast(written(text), files=True)
+    with pytest.raises(ConfigError, match=finding) if finding else nullcontext():
+        load_config(written(text), files=True)
 
 
 def test_chat_rows_need_a_chat_template(model, written, tmp_path):
@@ -315,14 +315,14 @@ def test_a_made_model_must_have_room_for_prompt_and_answer():
 
 
 def test_enough_open_groups_keep_all_slots_busy_and_need_no_hint():
-    assert hints(from_settings("rollout.slots=256", "rollout.group_size=8", "buffer.batch_groups=64").cast) == []
+    assert hints(from_settings("rollout.slots=256", "rollout.group_size=8", "buffer.batch_groups=64").config) == []
 
 
 def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share():
-    cast = from_settings("rollout.workers=8", "engine.count=8").cast
+    config = from_settings("rollout.workers=8", "engine.count=8").config
 
-    assert busy_share(cast) == 64 / 256
-    assert hints(cast) == [
+    assert busy_share(config) == 64 / 256
+    assert hints(config) == [
         "at most 25% of the rollout slots (256 groups) will be busy: (max_lag + 1) * batch_groups = 128 groups may be "
         "open; buffer.max_lag = 5 would keep all busy"
     ]
@@ -331,8 +331,8 @@ def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share()
 def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
     with_lag = ["rollout.workers=8", "engine.count=8", "learner.keep_versions=9"]
 
-    assert hints(from_settings(*with_lag, "buffer.max_lag=5").cast) == []
-    assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").cast)) == 1
+    assert hints(from_settings(*with_lag, "buffer.max_lag=5").config) == []
+    assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").config)) == 1
 
 
 @pytest.mark.parametrize(
@@ -346,6 +346,6 @@ def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
     ],
 )
 def test_what_works_otherwise_than_it_seems_is_hinted_at(overrides, start):
-    (hint,) = hints(from_settings(*overrides).cast)
+    (hint,) = hints(from_settings(*overrides).config)
 
     assert hint.startswith(start)

@@ -1,4 +1,4 @@
-"""What a cast may say, and what is answered when it says something else."""
+"""What a config may say, and what is answered when it says something else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.cli.main import run
 from asyncrl.config.hints import hints
-from asyncrl.config.load import SHIPPED, CastError, key_lines, load_cast
+from asyncrl.config.load import SHIPPED, ConfigError, key_lines, load_config
 from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
 from harness.configs import SOUND, from_settings, problems, the_problem
 
@@ -19,44 +19,44 @@ ROOT = Path(__file__).parents[2]
 # What is read
 
 
-def test_a_cast_takes_defaults_for_what_it_leaves_out(written):
-    cast = load_cast(written(SOUND + "[learner]\nlr = 1e-3\n")).cast
+def test_a_config_takes_defaults_for_what_it_leaves_out(written):
+    config = load_config(written(SOUND + "[learner]\nlr = 1e-3\n")).config
 
-    assert (cast.learner.lr, cast.learner.steps, cast.buffer.max_lag) == (1e-3, 100, 2)
+    assert (config.learner.lr, config.learner.steps, config.buffer.max_lag) == (1e-3, 100, 2)
 
 
 @pytest.mark.parametrize("name", ["addition", "custom", "demo"])
-def test_a_shipped_cast_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
-    loaded = load_cast(name)
+def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
+    loaded = load_config(name)
 
-    assert loaded.cast.run == name
+    assert loaded.config.run == name
     assert loaded.base == ROOT / "asyncrl" / "examples"
     assert loaded.source == SHIPPED[name]
 
 
 @pytest.mark.parametrize("name", ["addition", "custom", "demo"])
-def test_a_shipped_cast_names_only_files_that_are_there_and_needs_no_hint(name):
-    assert hints(load_cast(name, files=True).cast) == []
+def test_a_shipped_config_names_only_files_that_are_there_and_needs_no_hint(name):
+    assert hints(load_config(name, files=True).config) == []
 
 
-def test_a_cast_finds_its_files_beside_itself(written, tmp_path):
-    assert load_cast(written(SOUND)).base == tmp_path
+def test_a_config_finds_its_files_beside_itself(written, tmp_path):
+    assert load_config(written(SOUND)).base == tmp_path
 
 
-def test_an_unknown_name_is_answered_with_the_shipped_casts():
+def test_an_unknown_name_is_answered_with_the_shipped_configs():
     problem = the_problem("demmo")
 
-    assert problem.message == "no such file, and the shipped casts are addition, custom, demo; did you mean demo?"
+    assert problem.message == "no such file, and the shipped configs are addition, custom, demo; did you mean demo?"
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "cast.toml").write_bytes(b"run = '\xff'")
+    (tmp_path / "config.toml").write_bytes(b"run = '\xff'")
 
-    assert "expected a TOML file in UTF-8" in the_problem(str(tmp_path / "cast.toml")).message
+    assert "expected a TOML file in UTF-8" in the_problem(str(tmp_path / "config.toml")).message
 
 
 def test_an_integer_serves_as_a_number(written):
-    assert load_cast(written(SOUND + "learner.lr = 1\n")).cast.learner.lr == 1.0
+    assert load_config(written(SOUND + "learner.lr = 1\n")).config.learner.lr == 1.0
 
 
 # Problems, all at once
@@ -79,8 +79,8 @@ def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
         )
     )
 
-    with pytest.raises(CastError) as caught:
-        load_cast(path, overrides=["buffer.max_lag=soon"])
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=["buffer.max_lag=soon"])
 
     assert str(caught.value).splitlines() == [
         f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
@@ -143,9 +143,9 @@ def test_an_unknown_key_is_answered_with_the_nearest_known_one(written, key, mea
 
 
 def test_options_of_the_task_are_free(written):
-    cast = load_cast(written(SOUND + "[task.options]\nletters = 4\nmore.depth = 1\n")).cast
+    config = load_config(written(SOUND + "[task.options]\nletters = 4\nmore.depth = 1\n")).config
 
-    assert cast.task.options == {"letters": 4, "more": {"depth": 1}}
+    assert config.task.options == {"letters": 4, "more": {"depth": 1}}
 
 
 # Syntax
@@ -217,22 +217,22 @@ def test_every_key_has_the_line_on_which_its_statement_begins():
     ],
 )
 def test_an_override_is_read_as_toml_and_else_as_plain_text(override, key, value):
-    assert getattr(from_settings(override).cast.learner, key) == value
+    assert getattr(from_settings(override).config.learner, key) == value
 
 
 @pytest.mark.parametrize("text", ["42", "nan", "true", "1979-05-27", '"42"'])
 def test_an_override_of_a_text_is_text_whatever_it_would_be_in_toml(text):
-    assert from_settings(f"run={text}").cast.run == text.strip('"')
+    assert from_settings(f"run={text}").config.run == text.strip('"')
 
 
 def test_an_override_wins_over_the_file_and_the_last_over_the_first(written):
-    loaded = load_cast(written(SOUND + "seed = 1\n"), overrides=["seed=2", "seed=3"])
+    loaded = load_config(written(SOUND + "seed = 1\n"), overrides=["seed=2", "seed=3"])
 
-    assert loaded.cast.seed == 3
+    assert loaded.config.seed == 3
 
 
 def test_an_override_may_name_a_table_the_file_leaves_out(written):
-    assert load_cast(written(SOUND), overrides=["task.options.letters=3"]).cast.task.options == {"letters": 3}
+    assert load_config(written(SOUND), overrides=["task.options.letters=3"]).config.task.options == {"letters": 3}
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_an_override_may_name_a_table_the_file_leaves_out(written):
         ("learner..lr=1", "--set learner..lr=1", "expected KEY=VALUE, such as learner.lr=1e-5"),
         ("learner.lrr=1", "--set learner.lrr", "unknown setting; did you mean learner.lr?"),
         ("learner.lr=0", "--set learner.lr", "found 0 (integer), expected number > 0"),
-        ("run.x=1", "--set run.x", "run is not a table in the cast"),
+        ("run.x=1", "--set run.x", "run is not a table in the config"),
         ("learner={lr=0}", "--set learner.lr", "found 0 (integer), expected number > 0"),
     ],
 )

@@ -17,7 +17,7 @@ from asyncrl.bus.errors import BusGone, ServerFull
 from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_states
 from asyncrl.bus.server import find_server
 from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest, payload_room
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.config.sizing import Plan, plan
 from asyncrl.ports import free_port
 from asyncrl.run.make_model import LaunchError
@@ -34,15 +34,15 @@ from topics.topic import GRADES, PROMPTS, STREAMS
 SLOW = pytest.mark.slow
 
 
-def cast_of(**tables: object) -> Cast:
-    return msgspec.convert(tables, Cast)
+def config_of(**tables: object) -> Config:
+    return msgspec.convert(tables, Config)
 
 
 # --- what is needed
 
 
 def test_payload_follows_from_the_longest_trajectory():
-    room = payload_room(cast_of(rollout={"max_new_tokens": 64}, model={"create": {"context": 100}}), 300)
+    room = payload_room(config_of(rollout={"max_new_tokens": 64}, model={"create": {"context": 100}}), 300)
 
     assert room.trajectory == 100 * 18 + 300 + 700
     assert room.batch == 64 * 8 * room.trajectory
@@ -52,32 +52,32 @@ def test_payload_follows_from_the_longest_trajectory():
 
 async def test_a_row_that_is_never_made_holds_up_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gyms.put_in_place(tmp_path, monkeypatch)
-    cast = cast_of(task={"source": "reasoning-gym:hangs", "row_limit_s": 600})  # its third row never ends
+    config = config_of(task={"source": "reasoning-gym:hangs", "row_limit_s": 600})  # its third row never ends
 
-    planned = await asyncio.wait_for(asyncio.to_thread(plan, cast, tmp_path), 30)
+    planned = await asyncio.wait_for(asyncio.to_thread(plan, config, tmp_path), 30)
 
     assert 20 < planned.row_bytes < 100  # of the rows before it
 
 
 def test_progress_of_long_trajectories_takes_room_too():
-    room = payload_room(cast_of(rollout={"max_new_tokens": 1000, "progress_tokens": 100}), 0)
+    room = payload_room(config_of(rollout={"max_new_tokens": 1000, "progress_tokens": 100}), 0)
     assert room.trajectory > 512 * 18 + 512 * 12 + 2 * 5 * 256
 
 
 def test_ledgers_grow_with_steps_trajectories_and_rows():
     def prompts(steps: int, groups: int, size: int, row_bytes: int) -> int:
         tables = {"learner": {"steps": steps}, "buffer": {"batch_groups": groups}, "rollout": {"group_size": size}}
-        return needs(cast_of(**tables), row_bytes)[PROMPTS.name].least
+        return needs(config_of(**tables), row_bytes)[PROMPTS.name].least
 
     least = prompts(1000, 64, 8, 100)
     assert prompts(2000, 64, 8, 100) == pytest.approx(2 * least, rel=0.01)
     assert prompts(1000, 128, 8, 100) == pytest.approx(2 * least, rel=0.01)
     assert prompts(1000, 64, 8, 4100) - least == 1000 * 64 * 4000  # a row is stored once for its group
-    assert all(need.ample >= need.least for need in needs(Cast(), 100).values())
+    assert all(need.ample >= need.least for need in needs(Config(), 100).values())
 
 
 def test_large_batches_and_snapshots_lie_in_blob_streams():
-    small, large = [needs(cast_of(buffer={"batch_groups": groups}), 10) for groups in (64, 4096)]
+    small, large = [needs(config_of(buffer={"batch_groups": groups}), 10) for groups in (64, 4096)]
 
     assert (small["LEDGER_BLOBS"].step, large["LEDGER_BLOBS"].step > 4096 * 8 * 100) == (0, True)
     assert large["BATCHES"].step < large["LEDGER_BLOBS"].step
@@ -86,7 +86,7 @@ def test_large_batches_and_snapshots_lie_in_blob_streams():
 
 
 def test_a_run_that_goes_on_needs_what_it_holds_and_what_is_to_come():
-    whole = needs(cast_of(learner={"steps": 1000}), 100)
+    whole = needs(config_of(learner={"steps": 1000}), 100)
     step = whole[PROMPTS.name].step
 
     def rest(stored: int) -> int:
@@ -97,7 +97,7 @@ def test_a_run_that_goes_on_needs_what_it_holds_and_what_is_to_come():
 
 
 def test_a_run_that_goes_on_in_its_warm_up_needs_all_that_the_warm_up_takes():
-    whole = needs(cast_of(warmup={"steps": 1000, "batch_rows": 512}, learner={"steps": 100}), 4000)
+    whole = needs(config_of(warmup={"steps": 1000, "batch_rows": 512}, learner={"steps": 100}), 4000)
     progress = Progress({PROMPTS.name: whole[PROMPTS.name].least // 110}, {}, 10, 1090, warms=True)
 
     assert needs_of_the_rest(whole, progress)[PROMPTS.name].least >= whole[PROMPTS.name].least
@@ -107,12 +107,12 @@ def test_a_run_that_goes_on_in_its_warm_up_needs_all_that_the_warm_up_takes():
 
 
 def test_sizes_lie_between_least_and_ample_as_far_as_there_is_room():
-    planned = Plan(Cast(), 100.0, needs(Cast(), 100))
+    planned = Plan(Config(), 100.0, needs(Config(), 100))
     least, ample = planned.least, sum(planned.sizes.values()) - planned.sizes["VITALS"]
     assert all(planned.sizes[name] == need.ample for name, need in planned.needs.items())
 
     for room in (least, (least + ample) // 2, ample, 2 * ample):
-        sizes = Plan(Cast(), 100.0, planned.needs, room=room).sizes
+        sizes = Plan(Config(), 100.0, planned.needs, room=room).sizes
         assert all(sizes[name] >= need.least for name, need in planned.needs.items())
         assert sum(sizes.values()) - sizes["VITALS"] <= room
 
@@ -136,20 +136,20 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_raise(setting: str, step
 def test_long_rows_are_counted(tmp_path: Path):
     rows = [{"prompt": "^ab=", "label": "ba", "metadata": {"text": "x" * 4000}} for _ in range(100)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "cast.toml").write_text(SCRIPTED.replace("{ letters = 4 }", "{}"))
+    (tmp_path / "config.toml").write_text(SCRIPTED.replace("{ letters = 4 }", "{}"))
     settings = ("task.source=rows.jsonl", "nats.ledger_max_mb=20", "nats.stream_max_mb=0", "learner.steps=4000")
 
-    found = the_problem(str(tmp_path / "cast.toml"), *settings, files=True)
+    found = the_problem(str(tmp_path / "config.toml"), *settings, files=True)
 
     assert "the run needs PROMPTS 1" in found.message
     assert "a row of the data has 4,0" in found.message
 
 
 async def test_check_tells_what_each_stream_needs_and_may_hold_and_when_it_is_full(tmp_path: Path):
-    code, said = await command(tmp_path, "check", "demo", "--set", "nats.disk_max_mb=1000")
+    code, output = await command(tmp_path, "check", "demo", "--set", "nats.disk_max_mb=1000")
 
-    assert code == 0, said
-    lines = said.splitlines()
+    assert code == 0, output
+    lines = output.splitlines()
     assert lines[0] == "ok"
     rows = {line.split()[0]: line for line in lines}
     assert {stream.name for stream in STREAMS} <= rows.keys()
@@ -183,35 +183,35 @@ async def test_a_server_without_room_is_told_in_megabytes_and_keeps_nothing(tmp_
         with pytest.raises(ServerFull) as refused:
             await provision(bus, equal_sizes(payload_mb=30, ledger_mb=10), lease_s=1)
         assert await held_bytes(bus) == {}
-        cast = cast_of(run="a-run", nats={"url": address.url}, learner={"steps": 5000})
-        with pytest.raises(LaunchError) as told:
-            await provision_sized(bus, cast, tmp_path, tmp_path)
+        config = config_of(run="a-run", nats={"url": address.url}, learner={"steps": 5000})
+        with pytest.raises(LaunchError) as error:
+            await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
     assert refused.value.wanted == 2 * 30 * MB + 10 * 10 * MB
     assert 99 * MB < refused.value.room < 105 * MB  # the server counts in MiB
-    assert re.search(r"MB on the NATS server, which has 10[45] MB for them: its max_file_store", str(told.value))
-    assert "nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps; learner.steps = 1" in str(told.value)
+    assert re.search(r"MB on the NATS server, which has 10[45] MB for them: its max_file_store", str(error.value))
+    assert "nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps; learner.steps = 1" in str(error.value)
 
 
 async def test_streams_are_sized_for_the_room_a_server_has_and_anew_when_a_run_goes_on(tmp_path: Path):
-    cast = cast_of(run="a-run", nats={"url": "nats://somebody:4222"}, learner={"steps": 100})
+    config = config_of(run="a-run", nats={"url": "nats://somebody:4222"}, learner={"steps": 100})
     async with server_of_somebody(tmp_path, 200) as address:
         bus = await Bus.connect(address, "a-run")
-        sizes = await provision_sized(bus, cast, tmp_path, tmp_path)
+        sizes = await provision_sized(bus, config, tmp_path, tmp_path)
         found = await stream_states(bus)
         assert {name: state["max_bytes"] for name, state in found.items()} == sizes
         assert sum(sizes.values()) - sizes["VITALS"] > 195 * MB
-        cast.nats.ledger_max_mb = 40
+        config.nats.ledger_max_mb = 40
         with pytest.raises(LaunchError, match=r"which has 2[01]\d MB for them"):
-            await provision_sized(bus, cast, tmp_path, tmp_path)
+            await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
     async with server_of_somebody(tmp_path, 50) as address:  # its disk has become smaller
         bus = await Bus.connect(address, "a-run")
-        cast.nats.ledger_max_mb = 0
+        config.nats.ledger_max_mb = 0
         assert (
-            await provision_sized(bus, cast, tmp_path, tmp_path) == sizes
+            await provision_sized(bus, config, tmp_path, tmp_path) == sizes
         )  # it holds nothing but what it has room for
         await bus.close()
 
@@ -246,10 +246,10 @@ async def stopped_after(run: Run, steps: int) -> None:
 async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path: Path):
     disk = tmp_path / "runs"
     with small_disk(disk, 1000):
-        code, said = await command(tmp_path, "check", "demo")
-        assert (code, said.splitlines()[0]) == (0, "ok"), said
+        code, output = await command(tmp_path, "check", "demo")
+        assert (code, output.splitlines()[0]) == (0, "ok"), output
         settings = ["nats.stream_max_mb=0", "learner.steps=120", "learner.checkpoint_every=20"]
-        async with up(tmp_path, *settings, cast=SCRIPTED) as run:
+        async with up(tmp_path, *settings, config=SCRIPTED) as run:
             await stopped_after(run, 20)
         leave_free(disk, 320)
         async with resume(tmp_path, "short") as run:
@@ -267,8 +267,8 @@ async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path:
         await audited_clean(tmp_path)
         async with topics_left_by(run) as bus:
             held = await held_bytes(bus)
-        cast = msgspec.json.decode((run.root / "cast.json").read_bytes(), type=Cast)
-        needed = (await asyncio.to_thread(plan, cast, tmp_path)).needs
+        config = msgspec.json.decode((run.root / "config.json").read_bytes(), type=Config)
+        needed = (await asyncio.to_thread(plan, config, tmp_path)).needs
         grown = {name: held[name].stored / needed[name].least for name in ("PROMPTS", "GRADES", "BATCHES")}
         assert all(0.7 < share < 1.1 for share in grown.values()), grown
 
@@ -289,7 +289,7 @@ async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=55"]
     settings += ["buffer.zero_variance=drop", "warmup.steps=0", "nats.ledger_max_mb=1"]
-    async with up(tmp_path, *settings, cast=SCRIPTED) as run:
+    async with up(tmp_path, *settings, config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server")
         bus = await Bus.connect(address_of(run), "short")
 
@@ -299,8 +299,8 @@ async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_
 
         await until(full, "a full log", 90)
         await bus.close()
-        code, said = await command(tmp_path, "doctor")
-        assert (code, "stream full: PROMPTS" in said) == (1, True), said
+        code, output = await command(tmp_path, "doctor")
+        assert (code, "stream full: PROMPTS" in output) == (1, True), output
         at = len(run.steps())
         run.interrupt()
         assert await run.ended(60) == 0, run.story

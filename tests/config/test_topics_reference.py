@@ -92,7 +92,7 @@ def test_every_topic_is_a_channel_with_its_speakers_and_its_listeners(topic):
     sends = {name for name, operation in document["operations"].items() if operation["action"] == "send"}
 
     assert channel["address"].split("{run}")[1].startswith(f".{topic.name}")
-    assert {f"{role}.send.{topic.name}" for role in topic.said_by} <= sends
+    assert {f"{role}.send.{topic.name}" for role in topic.publishers} <= sends
     schema = document["components"]["schemas"][topic.message.__name__]
     names = {field.name for field in msgspec.structs.fields(topic.message)}
     assert schema["properties"].keys() == names
@@ -116,7 +116,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "output"),
     [
         ([], 0, "asyncrl COMMAND --help"),
         (["--version"], 0, "asyncrl "),
@@ -138,7 +138,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     ],
     ids=lambda value: " ".join(value) or "nothing" if isinstance(value, list) else None,
 )
-def test_wrong_usage_gets_one_clear_message(words, code, said, tmp_path, monkeypatch, capsys):
+def test_wrong_usage_gets_one_clear_message(words, code, output, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["asyncrl", *words])
 
@@ -149,4 +149,4 @@ def test_wrong_usage_gets_one_clear_message(words, code, said, tmp_path, monkeyp
 
     shown = capsys.readouterr()
     assert ended == code
-    assert said in shown.out + shown.err
+    assert output in shown.out + shown.err

@@ -287,7 +287,9 @@ def test_a_broken_file_is_named(tmp_path, name, content, message):
 
 
 def test_neither_torch_nor_transformers_is_loaded():
-    code = "import asyncrl.data.tokenizer, asyncrl.rewards.graders, sys; print({'torch', 'transformers'} & {*sys.modules})"
+    code = (
+        "import asyncrl.data.tokenizer, asyncrl.rewards.graders, sys; print({'torch', 'transformers'} & {*sys.modules})"
+    )
     root = Path(__file__).parents[2]
 
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"

@@ -18,7 +18,7 @@ from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.launch import EngineProcess
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
-from harness.pictures import NOW_S, Told
+from harness.pictures import NOW_S, MadePicture
 from topics.engines import EngineReady, EngineUpdating
 
 
@@ -90,14 +90,14 @@ def test_check_refuses_options_that_the_run_itself_gives_a_server(option: str):
 
 @pytest.mark.parametrize("setting", ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.min_p=0.05"])
 def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: str):
-    [hint] = hints(from_settings(setting).cast)
+    [hint] = hints(from_settings(setting).config)
 
     assert hint.startswith(f"{setting.replace('=', ' = ')}: tokens are sampled from a part of the distribution")
-    assert not hints(from_settings().cast)
+    assert not hints(from_settings().config)
 
 
 def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes_on():
-    told = Told(last_step_s=NOW_S - 1)
+    told = MadePicture(last_step_s=NOW_S - 1)
     told.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
     told.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
     assert told.found() == [("mislabelled", "engine-1")]
@@ -108,7 +108,7 @@ def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes
 
 
 def test_answers_labelled_otherwise_than_the_server_says_are_a_finding():
-    told = Told(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
+    told = MadePicture(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
 
     assert told.found() == [("mislabelled", "rollout-1")]
     assert "1,234 tokens were thrown away" in told.evidence()

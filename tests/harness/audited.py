@@ -20,8 +20,8 @@ from topics.wire import decode
 
 
 async def audited_clean(folder: Path) -> None:
-    code, said = await command(folder, "audit", "short", "--deep")
-    assert (code, "run short: clean" in said.splitlines()) == (0, True), said
+    code, output = await command(folder, "audit", "short", "--deep")
+    assert (code, "run short: clean" in output.splitlines()) == (0, True), output
 
 
 @asynccontextmanager
@@ -56,7 +56,7 @@ def assert_consistent(run: Run, *, steps: int, warmup_steps: int) -> None:
     assert 0 <= (summary["rl_wall_s"] or 0) <= summary["wall_s"]
 
 
-class Said:
+class Messages:
     """What was said on a log, in order."""
 
     def __init__(self, records: list[Record]) -> None:
@@ -67,17 +67,17 @@ class Said:
         return [decode(topic.message, record.data) for record in self._records if topic_of(record.subject) is topic]
 
 
-async def said_on(bus: Bus, stream: Stream) -> Said:
+async def messages_on(bus: Bus, stream: Stream) -> Messages:
     records: list[Record] = []
     reader = LogReader(bus, stream, records.append)
     await reader.start()
     await asyncio.wait_for(reader.caught_up.wait(), 20)
     await reader.close()
-    return Said(records)
+    return Messages(records)
 
 
-def assert_audited(batches: Said, training: Said, steps: int) -> None:
-    """Every batch once, no trajectory twice, one line of versions that only rises."""
+def assert_audited(batches: Messages, training: Messages, steps: int) -> None:
+    """Every batch once, no trajectory twice, one lineage of versions that only rises."""
     packed = batches.on(BATCH_PACKED)
     assert [batch.step for batch in packed] == list(range(-3, steps + 1))
     members = [member.trajectory_id for batch in packed for group in batch.groups for member in group.members]
@@ -91,7 +91,7 @@ def assert_audited(batches: Said, training: Said, steps: int) -> None:
     trained = training.on(BATCH_TRAINED)
     assert [batch.step for batch in trained] == list(range(-3, steps + 1))
     assert [batch.batch_sequence for batch in trained] == sorted({batch.batch_sequence for batch in trained})
-    published = [(weights.line, weights.version) for weights in training.on(WEIGHTS_PUBLISHED)]
+    published = [(weights.lineage, weights.version) for weights in training.on(WEIGHTS_PUBLISHED)]
     assert published == sorted(set(published))
     assert {version for _, version in published} == set(range(steps + 1))
     assert published[-1][1] == steps

@@ -1,4 +1,4 @@
-"""Casts of tests: written, loaded, and what is wrong with them."""
+"""Configs of tests: written, loaded, and what is wrong with them."""
 
 import json
 from pathlib import Path
@@ -9,15 +9,15 @@ import pytest
 from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from asyncrl.config.load import CastError, LoadedCast, Problem, load_cast
+from asyncrl.config.load import ConfigError, LoadedConfig, Problem, load_config
 from asyncrl.engine.embedded.config import read_shape
 
 SOUND = "rollout.max_new_tokens = 11\n"
 
 
 def problems(path: str, *overrides: str, files: bool = False) -> list[Problem]:
-    with pytest.raises(CastError) as caught:
-        load_cast(path, overrides=overrides, files=files)
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides=overrides, files=files)
     return caught.value.problems
 
 
@@ -26,8 +26,8 @@ def the_problem(path: str, *overrides: str, files: bool = False) -> Problem:
     return problem
 
 
-def from_settings(*overrides: str) -> LoadedCast:
-    return load_cast("demo", overrides=overrides)
+def from_settings(*overrides: str) -> LoadedConfig:
+    return load_config("demo", overrides=overrides)
 
 
 SHAPE = {

@@ -129,7 +129,7 @@ def another_reward(packed):
 
 
 def invent_version(r: Recorded) -> None:
-    r.add(WEIGHTS_PUBLISHED, WeightsPublished(0, 42, "d" * 32, "files", "line0-v000042"))
+    r.add(WEIGHTS_PUBLISHED, WeightsPublished(0, 42, "d" * 32, "files", "lineage0-v000042"))
 
 
 def say_otherwise(r: Recorded) -> None:
@@ -138,7 +138,7 @@ def say_otherwise(r: Recorded) -> None:
 
 def save_on_no_line(r: Recorded) -> None:
     saved = r.messages(CHECKPOINT_SAVED)[-1]
-    r.add(CHECKPOINT_SAVED, msgspec.structs.replace(saved, line=5))
+    r.add(CHECKPOINT_SAVED, msgspec.structs.replace(saved, lineage=5))
 
 
 def leave_out(r: Recorded) -> None:
@@ -298,8 +298,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
         lambda r: r.add(CHECKPOINT_SAVED, CheckpointSaved(0, 9, "d" * 32, "there", 99)),
         "wrong checkpoint",
     ),
-    "a checkpoint on a line that never was": (save_on_no_line, "unknown line"),
-    "a step on a line that never was": (lambda r: r.alter(BATCH_TRAINED, -1, line=3), "unknown line"),
+    "a checkpoint on a lineage that never was": (save_on_no_line, "unknown lineage"),
+    "a step on a lineage that never was": (lambda r: r.alter(BATCH_TRAINED, -1, lineage=3), "unknown lineage"),
     "a batch of RL renamed": (rename_stage, "wrong stage"),
     "an issue of another stage": (issue_for_the_warmup, "wrong stage"),
     "another bound when it was opened again": (open_again, "bound changed"),

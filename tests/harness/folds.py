@@ -40,7 +40,7 @@ class Feed:
         self.sequence = 0
         self.known = set()  # prompts that were issued
 
-    def say(self, topic, message, *, at_s=0.0, headers=None):
+    def publish(self, topic, message, *, at_s=0.0, headers=None):
         self.sequence += 1
         describe = getattr(message, "headers", dict)
         record = Record(topic.stream, self.sequence, "", headers or describe(), b"", int(at_s * 1e9))
@@ -49,7 +49,7 @@ class Feed:
 
     def read_back(self, decisions, *, at_s=0.0):
         for decision in decisions:
-            self.say(decision.topic, decision.message, at_s=at_s)
+            self.publish(decision.topic, decision.message, at_s=at_s)
         return decisions
 
     def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0):
@@ -63,7 +63,7 @@ class Feed:
             attempt=attempt,
         )
         self.known.add(prompt_id)
-        return self.say(PROMPT_ISSUED, message, at_s=at_s)
+        return self.publish(PROMPT_ISSUED, message, at_s=at_s)
 
     def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
         prompt_id, member = name.rsplit("-", 1)
@@ -81,7 +81,7 @@ class Feed:
             versions=counts,
             reward=reward,
         )
-        return self.say(TRAJECTORY_GRADED, message)
+        return self.publish(TRAJECTORY_GRADED, message)
 
     def group(self, prompt_id, rewards=(0.0, 1.0), *, versions=((0, 3),), stage="rl"):
         for member, reward in enumerate(rewards):
@@ -91,16 +91,16 @@ class Feed:
     def failed(self, name, reason="rollout", *, size=2):
         if name.rsplit("-", 1)[0] not in self.known:
             self.issued(name, size=size)
-        return self.say(TRAJECTORY_FAILED, failure(name, reason, size=size))
+        return self.publish(TRAJECTORY_FAILED, failure(name, reason, size=size))
 
     def packed(self, step, *prompt_ids, stage="rl"):
         groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)]) for name in prompt_ids]
-        return self.say(BATCH_PACKED, BatchPacked(step, stage, groups, step - 2))
+        return self.publish(BATCH_PACKED, BatchPacked(step, stage, groups, step - 2))
 
     def trained(self, step, *, stage="rl"):
         message = BatchTrained(
             step=step,
-            line=0,
+            lineage=0,
             stage=stage,
             metrics={},
             lags={},
@@ -109,11 +109,11 @@ class Feed:
             trajectories=1,
             batch_sequence=1,
         )
-        return self.say(BATCH_TRAINED, message)
+        return self.publish(BATCH_TRAINED, message)
 
     def too_old(self, name, attempt=0):
         message = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason="lag", again=True)
-        return self.say(TRAJECTORY_DROPPED, message)
+        return self.publish(TRAJECTORY_DROPPED, message)
 
     def dropped(self, prompt_id):
-        return self.say(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
+        return self.publish(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))

@@ -21,7 +21,7 @@ from topics.actors import (
 from topics.table import topic_of
 from topics.topic import ACTORS, FLEET, Topic
 
-CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "warden.claimed")
+CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "supervisor.claimed")
 
 
 class Counted(FleetScaled):
@@ -32,7 +32,7 @@ class Counted(FleetScaled):
 
 
 class Counter:
-    """A fold that counts: each `fleet.scaled` says the number it is, each `control.scaled` asks for one more."""
+    """A fold that counts: each `fleet.scaled` says the number it is, each `scale.requested` asks for one more."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -73,8 +73,8 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> Asy
     counting: list[Counting] = []
     stand = stage(keepers={"lease_s": 1.0})
 
-    async def open_one(actor_id: str = "warden-1") -> Counting:
-        context = stand.context("warden", await connect(bus.run, name=actor_id))
+    async def open_one(actor_id: str = "supervisor-1") -> Counting:
+        context = stand.context("supervisor", await connect(bus.run, name=actor_id))
         context.actor_id = actor_id
         counting.append(Counting(context))
         return counting[-1]
@@ -92,13 +92,13 @@ async def log_of(bus: Bus) -> list[tuple[str, int, str]]:
     await reader.start()
     await asyncio.wait_for(reader.caught_up.wait(), 10)
     await reader.close()
-    said = []
+    output = []
     for record in records:
         topic = topic_of(record.subject)
         assert topic is not None
         number = int(record.headers.get("number", "0"))
-        said.append((topic.name, number, record.headers.get(NONCE, "")))
-    return said
+        output.append((topic.name, number, record.headers.get(NONCE, "")))
+    return output
 
 
 async def killed(one: Counting) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.picture import Picture
 from topics import batches, engines
@@ -32,22 +32,22 @@ FLEET = {"learner": 1, "engine": 1, "prompter": 1, "buffer": 1, "rollout": 1, "r
 GROUPS = 2  # of a batch; max_lag is 2, so 6 may be open
 
 
-class Told:
+class MadePicture:
     """A picture of a run that was well until it was told otherwise: opened at 0 s, five steps, the last at 900 s."""
 
     def __init__(self, last_step_s: float = 900.0) -> None:
-        cast = Cast(buffer=msgspec.convert({"batch_groups": GROUPS}, type(Cast().buffer)))
+        config = Config(buffer=msgspec.convert({"batch_groups": GROUPS}, type(Config().buffer)))
         self.picture = Picture("demo", now_ns=int(NOW_S * 1e9))
-        self.say(RUN_OPENED, RunOpened(cast.learner.steps, 0, msgspec.to_builtins(cast)), at_s=1.0)
-        self.say(FLEET_SCALED, FleetScaled(dict(FLEET)), at_s=1.0)
-        for role in (*FLEET, "warden"):
-            self.say(ACTOR_STARTED, ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=1.0)
+        self.publish(RUN_OPENED, RunOpened(config.learner.steps, 0, msgspec.to_builtins(config)), at_s=1.0)
+        self.publish(FLEET_SCALED, FleetScaled(dict(FLEET)), at_s=1.0)
+        for role in (*FLEET, "supervisor"):
+            self.publish(ACTOR_STARTED, ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=1.0)
             self.vitals(f"{role}-1")
         for step in range(1, 6):
             self.trained(step, at_s=last_step_s - 5 + step)
         self.packed(5)
         self.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
-        self.say(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
+        self.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
         self.picture.streams = {
             name: {"bytes": 10, "max_bytes": 1000, "messages": 1, "last_ns": int((NOW_S - 1) * 1e9)}
             for name in ("PROMPTS", "BATCHES", "TRAINING", "FLEET", "TRAJECTORIES", "DEAD")
@@ -56,27 +56,27 @@ class Told:
         self.queue("reward")
         self.vitals("prompter-1", open_groups=3)
 
-    def say(self, topic, message, *, at_s=NOW_S - 1, headers=None):
+    def publish(self, topic, message, *, at_s=NOW_S - 1, headers=None):
         record = Record(topic.stream, 1, "", headers or {}, b"", int(at_s * 1e9))
         self.picture.apply(topic, message, record)
         return self
 
     def engine(self, message, *, at_s):
         topics = {EngineReady: engines.ENGINE_READY, EngineUpdating: engines.ENGINE_UPDATING}
-        return self.say(topics.get(type(message), engines.ENGINE_GONE), message, at_s=at_s)
+        return self.publish(topics.get(type(message), engines.ENGINE_GONE), message, at_s=at_s)
 
     def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing="", denied="", **values):
         role = actor_id.rsplit("-", 1)[0]
         clock_s = at_s if clock_s is None else clock_s
         message = Vitals(role, actor_id, 1, clock_s, values, held=list(held), doing=doing, denied=denied)
-        return self.say(VITALS_TAKEN, message, at_s=at_s)
+        return self.publish(VITALS_TAKEN, message, at_s=at_s)
 
     def trained(self, step, *, at_s, train_s=0.5, spread=0.3, stage="rl"):
         message = BatchTrained(step, 0, stage, {"train_s": train_s}, {}, 0, [0.0, spread], 1, 1)
-        return self.say(BATCH_TRAINED, message, at_s=at_s)
+        return self.publish(BATCH_TRAINED, message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):
-        return self.say(batches.BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
+        return self.publish(batches.BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
 
     def queue(self, role, *, waiting=0, under_way=0, pulls=1):
         self.picture.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}

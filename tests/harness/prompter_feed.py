@@ -3,21 +3,21 @@
 import msgspec
 
 from actors.prompter.fold import PrompterFold
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from harness.folds import Feed
 
 
-def cast(**tables):
+def config(**tables):
     base = {
         "rollout": {"group_size": 2},
         "buffer": {"batch_groups": 2, "max_lag": 1},
         "learner": {"steps": 5},
     }
-    return msgspec.convert({**base, **tables}, Cast)
+    return msgspec.convert({**base, **tables}, Config)
 
 
 def feed(**tables):
-    return Feed(PrompterFold(cast(**tables)))
+    return Feed(PrompterFold(config(**tables)))
 
 
 def issue(fed, count=None):

@@ -12,7 +12,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import unpack, unpack_headers
 from asyncrl.cli.data_order import DataOrder
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.state.audit.audit import Findings, audit
 from asyncrl.state.audit.ledger import Ledger
@@ -156,8 +156,8 @@ class Recorded:
         merged = [record for stream in LOGS[len(FIRST) :] for record in self.logs[stream.name]]
         self._feed(ledger, sorted(merged, key=lambda record: record.time_ns), deep=deep)
         if deep:
-            task = self.cast.task
-            source = open_source(task.source, options=task.options, seed=self.cast.seed, base=self.base)
+            task = self.config.task
+            source = open_source(task.source, options=task.options, seed=self.config.seed, base=self.base)
             for carried in order.carried():
                 order.check(carried, [source.row(place) for place in order.places(carried)])
         return audit(ledger, queues or {})
@@ -166,9 +166,9 @@ class Recorded:
         return {violation.kind for violation in self.findings(**options).violations}
 
     @property
-    def cast(self) -> Cast:
+    def config(self) -> Config:
         opened = next(iter(self.messages(BY_NAME["run.opened"])))
-        return msgspec.convert(opened.settings, Cast)
+        return msgspec.convert(opened.settings, Config)
 
     def _log(self, topic: Topic[Any]) -> list[Record]:
         return self.logs[topic.stream.name]
@@ -176,7 +176,7 @@ class Recorded:
     def _feed(self, ledger: Ledger, records: Sequence[Record], *, deep: bool) -> None:
         for record in records:
             topic = topic_of(record.subject)
-            if topic is not None and topic.name.endswith(".folded"):
+            if topic is not None and topic.name.endswith(".snapshot"):
                 continue
             try:
                 if not deep and record.stream in (PROMPTS, TRAJECTORIES):

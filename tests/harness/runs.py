@@ -136,21 +136,21 @@ class Run:
 
 
 @asynccontextmanager
-async def up(folder: Path, *settings: str, cast: str = SHORT, arguments: Sequence[str] = ()) -> AsyncIterator[Run]:
+async def up(folder: Path, *settings: str, config: str = SHORT, arguments: Sequence[str] = ()) -> AsyncIterator[Run]:
     """Run `asyncrl up` in `folder` with `--set` for each of the settings; nothing of it outlives the context.
 
     Args:
         folder: the working directory; the run's own is `runs/NAME` in it.
         settings: `KEY=VALUE`.
-        cast: TOML text, or the name of a shipped cast.
+        config: TOML text, or the name of a shipped config.
         arguments: further words of the command line.
     """
-    if "\n" in cast:
+    if "\n" in config:
         file = folder / f"{secrets.token_hex(4)}.toml"
-        file.write_text(cast)
+        file.write_text(config)
         name = "short"
     else:
-        file, name = Path(cast), cast
+        file, name = Path(config), config
     name = next((setting.removeprefix("run=") for setting in settings if setting.startswith("run=")), name)
     words = [word for setting in settings for word in ("--set", setting)]
     async with _started(folder, name, "up", str(file), *words, *arguments) as run:
@@ -200,13 +200,13 @@ async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[
     )
     try:
         async with asyncio.timeout(limit_s):
-            said, _ = await process.communicate()
+            output, _ = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 def at_server(server: EmbeddedServer, folder: Path) -> list[str]:

@@ -12,7 +12,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import ROLES
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import start_actor
 from asyncrl.telemetry.logs import open_log
@@ -38,11 +38,11 @@ async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, dead
 class Stage:
     """A run directory on a living server, and the actor processes that play in it."""
 
-    def __init__(self, root: Path, server: EmbeddedServer, cast: Cast) -> None:
+    def __init__(self, root: Path, server: EmbeddedServer, config: Config) -> None:
         self.files = RunFiles(root)
-        self.cast = cast
+        self.config = config
         self.files.logs.mkdir(parents=True)
-        self.files.cast.write_bytes(msgspec.json.encode(cast))
+        self.files.config.write_bytes(msgspec.json.encode(config))
         (root / "base").write_text(str(root))
         self.files.make_engine_key()
         server.address.save(self.files.address)
@@ -50,14 +50,14 @@ class Stage:
         self._processes: list[asyncio.subprocess.Process] = []
 
     def make_model(self) -> None:
-        """The untrained model that the cast describes."""
+        """The untrained model that the config describes."""
         from asyncrl.training.create import create_model  # loads torch, which most tests do without
 
-        create_model(self.files.model, alphabet=self.cast.model.create.alphabet, seed=self.cast.seed)
+        create_model(self.files.model, alphabet=self.config.model.create.alphabet, seed=self.config.seed)
 
     def context(self, role: str, bus: Bus) -> Context:
         """What an actor of this run is given when it plays inside the test's own process."""
-        return Context(role, f"{role}-1", self.cast, self.files, bus, open_log(actor=f"{role}-1"))
+        return Context(role, f"{role}-1", self.config, self.files, bus, open_log(actor=f"{role}-1"))
 
     async def start(self, role: str, number: int = 1) -> asyncio.subprocess.Process:
         """Start an actor process: `python -m actors.main ROLE ROLE-NUMBER RUN_DIR`."""

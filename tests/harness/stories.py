@@ -42,10 +42,10 @@ class Story:
         self.logs = {stream.name: [] for stream in STREAMS}
         for stream in STREAMS:
             if stream.keeper:
-                self.say(BY_NAME[f"{stream.keeper}.claimed"], KeeperClaimed(stream.keeper, "story", "story"))
+                self.publish(BY_NAME[f"{stream.keeper}.claimed"], KeeperClaimed(stream.keeper, "story", "story"))
         self.times = {}  # when the message of a topic was said that came at this place; the others at 0
 
-    def say(self, topic, message):
+    def publish(self, topic, message):
         """Append a message to its log; returns its sequence."""
         log = self.logs[topic.stream.name]
         log.append((topic, message))
@@ -60,7 +60,7 @@ class Story:
         log, at = self._find(topic, number)
         log[at] = None  # as a trim leaves it: what follows keeps its sequence
 
-    def said(self, topic):
+    def messages(self, topic):
         return [entry[1] for entry in self.logs[topic.stream.name] if entry and entry[0] is topic]
 
     def findings(self, *, deep=False, queues=None, logs=LOGS, first_result=0, legible=()):
@@ -93,10 +93,12 @@ class Story:
     def issued(self, name, *, attempt=0):
         prompt_id, member = name.split("-")
         stage = "rl" if name.startswith("p") else "warmup"
-        self.say(PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")], attempt=attempt, stage=stage))
+        self.publish(
+            PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")], attempt=attempt, stage=stage)
+        )
 
     def generated(self, name, versions, *, attempt=0):
-        return self.say(TRAJECTORY_GENERATED, result(name, versions, attempt))
+        return self.publish(TRAJECTORY_GENERATED, result(name, versions, attempt))
 
     def graded(self, name, versions=(0, 0, 0), reward=1.0, *, attempt=0):
         message = result(name, versions, attempt)
@@ -108,39 +110,39 @@ class Story:
             member=message.member,
             group_size=2,
             stage=message.stage,
-            payload=Reference(self.say(TRAJECTORY_GENERATED, message), xxhash.xxh3_64_hexdigest(body), len(body)),
+            payload=Reference(self.publish(TRAJECTORY_GENERATED, message), xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=message.versions,
             reward=reward,
         )
-        self.say(TRAJECTORY_GRADED, graded)
+        self.publish(TRAJECTORY_GRADED, graded)
 
     def failed(self, name):
-        self.say(TRAJECTORY_FAILED, failure(name))
+        self.publish(TRAJECTORY_FAILED, failure(name))
 
     def dropped(self, name, reason="rollout", *, attempt=0):
         drop = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason=reason, again=reason == "lag")
-        self.say(TRAJECTORY_DROPPED, drop)
+        self.publish(TRAJECTORY_DROPPED, drop)
 
     def packed(self, step, *names):
         groups = {}
         for name in names:
-            grade = [graded for graded in self.said(TRAJECTORY_GRADED) if graded.trajectory_id == name][-1]
+            grade = [graded for graded in self.messages(TRAJECTORY_GRADED) if graded.trajectory_id == name][-1]
             member = BatchMember(name, grade.attempt, grade.payload, grade.reward, 3)
             groups.setdefault(grade.prompt_id, []).append(member)
         stage = "rl" if step > 0 else "warmup"
         batch = BatchPacked(step, stage, [BatchGroup(*group) for group in groups.items()], step - 2)
-        return self.say(BATCH_PACKED, batch)
+        return self.publish(BATCH_PACKED, batch)
 
-    def trained(self, step, sequence, trajectories=2, lags=None, *, line=0):
+    def trained(self, step, sequence, trajectories=2, lags=None, *, lineage=0):
         stage, lags = ("rl", lags or {0: 6}) if step > 0 else ("warmup", {-1: 3})
-        packed = [batch for batch in self.said(BATCH_PACKED) if batch.step == step]
+        packed = [batch for batch in self.messages(BATCH_PACKED) if batch.step == step]
         rewards = [member.reward for batch in packed for group in batch.groups for member in group.members] or [0.0]
         spread = [float(np.mean(rewards)), float(np.std(rewards))]
-        self.say(BATCH_TRAINED, BatchTrained(step, line, stage, {}, lags, 0, spread, trajectories, sequence))
+        self.publish(BATCH_TRAINED, BatchTrained(step, lineage, stage, {}, lags, 0, spread, trajectories, sequence))
 
-    def published(self, version, *, line=0, digest=""):
-        weights = WeightsPublished(line, version, digest or f"{line}-{version}", "files", "there")
-        self.say(WEIGHTS_PUBLISHED, weights)
+    def published(self, version, *, lineage=0, digest=""):
+        weights = WeightsPublished(lineage, version, digest or f"{lineage}-{version}", "files", "there")
+        self.publish(WEIGHTS_PUBLISHED, weights)
 
 
 def result(name, versions, attempt=0):

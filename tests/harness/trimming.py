@@ -6,31 +6,31 @@ import contextlib
 from actors.runtime.keeper import Input, Keeper
 from actors.supervisor.trimmer import Trimmer
 from actors.supervisor.trimmer_fold import TrimmerFold, trimmer_inputs
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from topics.topic import FLEET
 
 
 class Owner:
-    """The fold of a warden that does nothing else."""
+    """The fold of a supervisor that does nothing else."""
 
-    def __init__(self, cast):
-        self.said = []
-        self.room = TrimmerFold(cast)
+    def __init__(self, config):
+        self.messages = []
+        self.room = TrimmerFold(config)
 
     def apply(self, topic, message, record):
         self.room.apply(topic, message, record)
-        self.said.append((topic, message))
+        self.messages.append((topic, message))
 
     @property
     def topics(self):
-        return [topic for topic, _ in self.said]
+        return [topic for topic, _ in self.messages]
 
 
 @contextlib.asynccontextmanager
 async def trimming(stage, bus):
-    """A trimmer at work, and what its warden's log says."""
-    context, owner = stage.context("warden", bus), Owner(stage.cast)
-    inputs = [Input(stream, topics) for stream, topics in trimmer_inputs(stage.cast).items()]
+    """A trimmer at work, and what its supervisor's log says."""
+    context, owner = stage.context("supervisor", bus), Owner(stage.config)
+    inputs = [Input(stream, topics) for stream, topics in trimmer_inputs(stage.config).items()]
     keeper = Keeper(context, FLEET, inputs, owner)
     await keeper.start()
     task = asyncio.create_task(Trimmer(context, keeper, owner.room).run())
@@ -43,6 +43,6 @@ async def trimming(stage, bus):
         await keeper.close()
 
 
-async def tell(bus, topic, message, key=""):
+async def announce(bus, topic, message, key=""):
     headers = {"writer": "test"} if topic.stream.keeper else {}
-    return await say(bus, topic, message, key=key, headers=headers)
+    return await publish(bus, topic, message, key=key, headers=headers)

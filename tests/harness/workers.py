@@ -6,7 +6,7 @@ from typing import Any
 from actors.rollout.actor import RolloutWorker
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from harness.stage import Stage
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
@@ -28,7 +28,7 @@ class Worker:
         self.worker = RolloutWorker(self.context)
         self.results: dict[str, TrajectoryGenerated] = {}
         self.failures: dict[str, TrajectoryFailed] = {}
-        self._said = 0
+        self._published = 0
         self._readers = [LogReader(bus, stream, self._on_record) for stream in (TRAJECTORIES, GRADES)]
 
     async def start(self) -> None:
@@ -43,8 +43,8 @@ class Worker:
             await reader.close()
 
     async def ready(self, address: str, key: str = KEY, engine: str = "engine-1") -> None:
-        line, version, digest = key.split(":")
-        message = EngineReady(engine, address, int(line), int(version), digest, SLOTS)
+        lineage, version, digest = key.split(":")
+        message = EngineReady(engine, address, int(lineage), int(version), digest, SLOTS)
         await self._say(ENGINE_READY, message, engine)
 
     async def updating(self, engine: str = "engine-1") -> None:
@@ -58,11 +58,11 @@ class Worker:
             prompt_id, member = name.rsplit("-", 1)
             row = PromptRow(prompt, "cba")
             message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
-            await say(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+            await publish(self.bus, PROMPT_ISSUED, message, key=name, id=name)
 
     async def _say(self, topic: Any, message: Any, engine: str) -> None:
-        self._said += 1
-        await say(self.bus, topic, message, key=engine, id=str(self._said))
+        self._published += 1
+        await publish(self.bus, topic, message, key=engine, id=str(self._published))
 
     def _on_record(self, record: Record) -> None:
         topic = topic_of(record.subject)

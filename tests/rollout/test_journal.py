@@ -31,7 +31,7 @@ class Host:
     async def keep(self):
         news = self.journal.news()
         entry = ProgressEntry(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
-        self.journal.told(news)
+        self.journal.published(news)
         self.kept.append(decode(ProgressEntry, encode(entry)).journal)
 
     def waiting(self, place):
@@ -209,14 +209,14 @@ def recorded(*versions, logprobs=3):
 def test_one_version_stands_for_all_tokens_of_a_message():
     journal = Journal()
     answer = journal.answers["0"] = Answer("generate", "", done=False)
-    told = []
+    published = []
     for version in (7, 8):
         Tape(answer).extend(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
-        told.append(journal.news())
-        journal.told(told[-1])
-    assert [news["0"].versions.tolist() for news in told] == [[7], [8]]
+        published.append(journal.news())
+        journal.published(published[-1])
+    assert [news["0"].versions.tolist() for news in published] == [[7], [8]]
 
-    assert Journal(told).answers["0"].versions.tolist() == [7, 7, 7, 8, 8, 8]
+    assert Journal(published).answers["0"].versions.tolist() == [7, 7, 7, 8, 8, 8]
     assert Journal([{"0": recorded(7, 7, 8)}]).news() == {}
     assert Journal([{"0": recorded(7, 7, 8)}]).answers["0"].versions.tolist() == [7, 7, 8]
 

@@ -10,9 +10,9 @@ import pytest
 from actors.learner.fold import LearnerFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import stream_states
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.crash import CRASH_FOLDER, arm
-from harness.audited import assert_within_lag, said_on, topics_left_by
+from harness.audited import assert_within_lag, messages_on, topics_left_by
 from harness.folds import Feed
 from harness.prompter_feed import feed, issue
 from harness.runs import address_of, command, kill, resume, up
@@ -39,43 +39,43 @@ SLOW = pytest.mark.slow
 def test_a_paused_admission_issues_no_more_than_the_next_batch_takes():
     fed = feed(buffer={"batch_groups": 2, "max_lag": 3})
     assert len(issue(fed)) == 8 * 2
-    fed.say(ADMISSION_PAUSED, AdmissionPaused("full"))
+    fed.publish(ADMISSION_PAUSED, AdmissionPaused("full"))
     for number in range(6):
         fed.dropped(f"p{number:06d}")
     assert issue(fed) == []
 
     fed.dropped("p000006")
     assert issue(fed) == ["p000008-0", "p000008-1"]
-    fed.say(ADMISSION_RESUMED, AdmissionResumed("room"))
+    fed.publish(ADMISSION_RESUMED, AdmissionResumed("room"))
     assert len(issue(fed)) == 6 * 2
 
 
 def test_a_paused_admission_finishes_what_it_had_begun():
     fed = feed()
     issue(fed, 3)
-    fed.say(ADMISSION_PAUSED, AdmissionPaused("full"))
+    fed.publish(ADMISSION_PAUSED, AdmissionPaused("full"))
     fed.too_old("p000000-1")
 
     assert issue(fed) == ["p000000-1", "p000001-1"]
 
 
 def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
-    fed = Feed(LearnerFold(Cast()))
+    fed = Feed(LearnerFold(Config()))
     assert not fed.fold.wants_checkpoint(3)
-    fed.say(CHECKPOINT_REQUESTED, CheckpointRequested(0, "full"))
+    fed.publish(CHECKPOINT_REQUESTED, CheckpointRequested(0, "full"))
     assert not fed.fold.wants_checkpoint(0)  # that would be the one there is
     assert fed.fold.wants_checkpoint(3)
 
-    fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 3, "00", "there", 1))
+    fed.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 3, "00", "there", 1))
     assert not fed.fold.wants_checkpoint(4)
-    fed.say(CHECKPOINT_REQUESTED, CheckpointRequested(3, "full"))
+    fed.publish(CHECKPOINT_REQUESTED, CheckpointRequested(3, "full"))
     assert fed.fold.wants_checkpoint(4)
 
 
 def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
-    fed = Feed(LearnerFold(msgspec.convert({"warmup": {"steps": 4}}, Cast)))
+    fed = Feed(LearnerFold(msgspec.convert({"warmup": {"steps": 4}}, Config)))
     assert [step for step in range(-4, 3) if fed.fold.wants_checkpoint(step, every=4)] == [0, 1, 2]
-    fed.say(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
+    fed.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
     assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
 
 
@@ -102,27 +102,27 @@ class Sizes:
 
 
 async def fleet_log(run):
-    """What the warden of a run that is over has said."""
+    """What the supervisor of a run that is over has said."""
     async with topics_left_by(run) as bus:
-        return await said_on(bus, FLEET)
+        return await messages_on(bus, FLEET)
 
 
 async def assert_clean(tmp_path):
-    code, said = await command(tmp_path, "audit", "short", "--deep")
-    assert code == 0, said
-    assert "clean" in said
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, output
+    assert "clean" in output
 
 
 @SLOW
 async def test_a_slow_learner_costs_no_memory_no_room_and_no_lag(tmp_path: Path):
-    async with up(tmp_path, "learner.scripted_step_s=0.1", cast=SCRIPTED) as run:
+    async with up(tmp_path, "learner.scripted_step_s=0.1", config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) > 15, "some steps")
         sizes = Sizes(run, ("prompter", "rollout", "reward", "buffer"))
         early = sizes.resident_mb()
         await run.reaches(lambda: len(run.steps()) > 35, "half of the steps")
-        code, said = await command(tmp_path, "status", "short", "--json")
-        assert code == 0, said
-        status = msgspec.json.decode(said)
+        code, output = await command(tmp_path, "status", "short", "--json")
+        assert code == 0, output
+        status = msgspec.json.decode(output)
         await run.reaches(lambda: len(run.steps()) > 52, "most steps")
         late = sizes.resident_mb()
         assert await run.ended() == 0, run.story
@@ -132,8 +132,8 @@ async def test_a_slow_learner_costs_no_memory_no_room_and_no_lag(tmp_path: Path)
     assert status["streams"]["TRAJECTORIES"]["max_bytes"] == STREAM_MB * 1_000_000
     assert all(late[role] < 1.3 * early[role] + 10 for role in early), (early, late)
     assert_within_lag(run, max_lag=2)
-    said = await fleet_log(run)
-    trims = said.on(STREAM_TRIMMED)
+    output = await fleet_log(run)
+    trims = output.on(STREAM_TRIMMED)
     assert len(trims) >= 3
     assert sum(trim.bytes for trim in trims) > STREAM_MB * 1e6
     assert len(list((run.root / "checkpoints").iterdir())) == 2
@@ -144,9 +144,9 @@ async def test_a_slow_learner_costs_no_memory_no_room_and_no_lag(tmp_path: Path)
 @SLOW
 async def test_a_slow_engine_lets_everybody_rest(tmp_path: Path):
     slow = ("engine.scripted_mean_s=1.0", "engine.scripted_sigma=0.0", "rollout.slots=32", "learner.steps=1000")
-    async with up(tmp_path, *slow, cast=SCRIPTED) as run:
+    async with up(tmp_path, *slow, config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) > 2, "some steps")
-        sizes = Sizes(run, ("prompter", "rollout", "reward", "buffer", "learner", "warden", "recorder"))
+        sizes = Sizes(run, ("prompter", "rollout", "reward", "buffer", "learner", "supervisor", "recorder"))
         before, at = sizes.cpu_s(), asyncio.get_running_loop().time()
         steps = len(run.steps())
         await run.reaches(lambda: len(run.steps()) > steps + 4, "some more")
@@ -160,7 +160,7 @@ async def test_a_slow_engine_lets_everybody_rest(tmp_path: Path):
 
 @SLOW
 async def test_a_stream_that_somebody_fills_stops_nothing_for_ever(tmp_path: Path):
-    async with up(tmp_path, "learner.scripted_step_s=0.05", cast=SCRIPTED) as run:
+    async with up(tmp_path, "learner.scripted_step_s=0.05", config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) > 10, "some steps")
         bus = await Bus.connect(address_of(run), "short")
         refused = 0
@@ -176,21 +176,23 @@ async def test_a_stream_that_somebody_fills_stops_nothing_for_ever(tmp_path: Pat
         await bus.close()
         assert await run.ended() == 0, run.story
 
-    said = await fleet_log(run)
-    assert said.on(ADMISSION_PAUSED)
-    assert len(said.on(ADMISSION_RESUMED)) == len(said.on(ADMISSION_PAUSED))
+    output = await fleet_log(run)
+    assert output.on(ADMISSION_PAUSED)
+    assert len(output.on(ADMISSION_RESUMED)) == len(output.on(ADMISSION_PAUSED))
     await assert_clean(tmp_path)
 
 
 @SLOW
 async def test_a_run_that_is_killed_while_it_trims_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The warden dies once at each point between two effects of a trim, then everybody dies."""
+    """The supervisor dies once at each point between two effects of a trim, then everybody dies."""
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "crash"))
-    points = [arm(tmp_path / "crash", name, "warden") for name in ("trim.purged", "prune.inside", "trim.blobs_purged")]
-    async with up(tmp_path, "learner.steps=120", "learner.scripted_step_s=0.05", cast=SCRIPTED) as run:
+    points = [
+        arm(tmp_path / "crash", name, "supervisor") for name in ("trim.purged", "prune.inside", "trim.blobs_purged")
+    ]
+    async with up(tmp_path, "learner.steps=120", "learner.scripted_step_s=0.05", config=SCRIPTED) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point", 400)
         at = len(run.steps())
-        await run.reaches(lambda: len(run.steps()) > at + 5, "some steps of the fourth warden")
+        await run.reaches(lambda: len(run.steps()) > at + 5, "some steps of the fourth supervisor")
         kill(run.process.pid)
     async with resume(tmp_path, "short") as run:
         assert await run.ended() == 0, run.story

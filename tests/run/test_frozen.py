@@ -24,7 +24,7 @@ def process_of(run: Run, name: str) -> int | None:
 @SLOW
 async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
-    frozen += ["evaluator-1", "recorder-1", "warden-1", "server"]
+    frozen += ["evaluator-1", "recorder-1", "supervisor-1", "server"]
     settings = ["learner.steps=100000", "learner.checkpoint_every=10", "rollout.lease_s=1.0", "keepers.lease_s=2.0"]
     settings += ["eval.prompts=4", "eval.every=50"]
     async with up(tmp_path, *settings) as run:
@@ -43,7 +43,7 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
         assert await run.ended() == 0, run.story
 
     assert "the NATS server does not answer; killed" in run.out
-    assert "the warden is silent; killed" in run.out
-    code, said = await command(tmp_path, "audit", "short", "--deep")
-    assert code == 0, said
-    assert "run short: clean" in said.splitlines()
+    assert "the supervisor is silent; killed" in run.out
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, output
+    assert "run short: clean" in output.splitlines()

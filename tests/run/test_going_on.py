@@ -7,9 +7,9 @@ import pytest
 
 from actors.prompter.fold import PrompterFold
 from actors.recorder.fold import RecorderFold
-from actors.supervisor.fold import WardenFold
+from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
-from asyncrl.config.settings import Cast, LearnerSettings
+from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.state.picture import Picture
 from asyncrl.state.view import RunView
 from harness.folds import Feed
@@ -46,40 +46,40 @@ async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_
         assert await ended.ended() == 0, ended.story
     assert ended.steps() == [1, 2, 3, 4]
     assert [row["step"] for row in ended.rows() if row.get("skipped")] == [int(step)]
-    code, said = await command(tmp_path, "audit", "short", "--deep")
-    assert code == 0, said
-    assert "skipped: 32" in said
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, output
+    assert "skipped: 32" in output
     weights = (ended.root / "exported" / "model.safetensors").read_bytes()
 
-    code, said = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=2000000000")
-    assert (code, "there is room for" in said) == (1, True), said  # and the run is as it was
+    code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=2000000000")
+    assert (code, "there is room for" in output) == (1, True), output  # and the run is as it was
     async with resume(tmp_path, "short", "--set", "learner.steps=6") as longer:
         assert await longer.ended() == 0, longer.story
     assert longer.steps() == [1, 2, 3, 4, 5, 6]
     assert longer.summary["finished"]
     assert (longer.root / "exported" / "model.safetensors").read_bytes() != weights
-    code, said = await command(tmp_path, "audit", "short", "--deep")
-    assert code == 0, said
-    code, said = await command(tmp_path, "replay", "short")
-    assert code == 0, said
-    assert "all 7 published versions bit-equal" in said
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, output
+    code, output = await command(tmp_path, "replay", "short")
+    assert code == 0, output
+    assert "all 7 published versions bit-equal" in output
 
 
-def with_steps(steps: int) -> Cast:
-    return Cast(learner=LearnerSettings(steps=steps))
+def with_steps(steps: int) -> Config:
+    return Config(learner=LearnerSettings(steps=steps))
 
 
 @pytest.mark.parametrize(("steps", "finished"), [(6, True), (12, False)])
 def test_a_run_is_over_when_it_has_the_steps_that_are_wanted_now(steps: int, finished: bool):
-    cast, message = with_steps(steps), TrainingFinished(6, "steps", "/there")
+    config, message = with_steps(steps), TrainingFinished(6, "steps", "/there")
     opened = RunOpened(steps, 0, {"learner": {"steps": steps}})
-    folds = [WardenFold(cast), PrompterFold(cast), RecorderFold(), Picture("run"), RunView("run", steps)]
+    folds = [SupervisorFold(config), PrompterFold(config), RecorderFold(), Picture("run"), RunView("run", steps)]
     for fold in folds:
-        Feed(fold).say(RUN_OPENED, RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
-        Feed(fold).say(TRAINING_FINISHED, message, at_s=2).say(RUN_OPENED, opened, at_s=3)
-    warden, prompter, recorder, picture, _ = folds
+        Feed(fold).publish(RUN_OPENED, RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
+        Feed(fold).publish(TRAINING_FINISHED, message, at_s=2).publish(RUN_OPENED, opened, at_s=3)
+    supervisor, prompter, recorder, picture, _ = folds
 
-    assert warden.finished is finished
+    assert supervisor.finished is finished
     assert (prompter.wanted() == []) is finished
     assert recorder.summary("run", [])["finished"] is finished
     assert picture.finished is finished

@@ -156,8 +156,8 @@ AIMS = [aim for topic in FIRST.values() for aim in (_stored_as(topic), _publishe
 
 def own(role: str, headers: dict[str, str] | None = None) -> list[Request]:
     """One message on each topic that a role says."""
-    said = [topic for topic in TOPICS if role in topic.said_by]
-    return [Request(_published_to(topic), b"mine", headers) for topic in said]
+    output = [topic for topic in TOPICS if role in topic.publishers]
+    return [Request(_published_to(topic), b"mine", headers) for topic in output]
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ async def test_a_role_gets_nothing_into_a_log_but_what_it_may_publish(role: str,
         await account.send(answered, aim)
         await account.send([call for stream in readable for call in consumer_calls(stream, aim, str(number))], aim)
         await account.send(own(role), aim)
-        if not any(role in topic.said_by and aim == _published_to(topic) for topic in TOPICS):
+        if not any(role in topic.publishers and aim == _published_to(topic) for topic in TOPICS):
             await account.send(own(role, {"Nats-Trace-Dest": aim}), f"{account.login.inbox}.answer")
     for stream in readable:
         await account.delivered(stream)
@@ -213,11 +213,11 @@ async def test_a_role_gets_nothing_into_a_log_but_what_it_may_publish(role: str,
     after = await last_sequences(bus)
     for stream in STREAMS:
         # With the reply subjects that it may use, each of its messages is stored once, and nothing beside them.
-        said = [topic for topic in TOPICS if topic.stream is stream and role in topic.said_by]
-        sent = len(said) * len([aim for aim in AIMS if topic_of(aim) is not None])
+        output = [topic for topic in TOPICS if topic.stream is stream and role in topic.publishers]
+        sent = len(output) * len([aim for aim in AIMS if topic_of(aim) is not None])
         assert after[stream.name] - before[stream.name] == sent, stream.name
         new = range(before[stream.name] + 1, after[stream.name] + 1)
         records = [await read_message(bus, stream, sequence) for sequence in new]
-        assert {record.subject for record in records if record is not None} <= {_stored_as(topic) for topic in said}
+        assert {record.subject for record in records if record is not None} <= {_stored_as(topic) for topic in output}
     assert await configurations(bus) == configured
     await bus.close()

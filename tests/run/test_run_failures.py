@@ -11,7 +11,7 @@ import pytest
 from actors.buffer.fold import BufferFold, Plan
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
-from asyncrl.config.settings import BufferSettings, Cast, WarmupSettings
+from asyncrl.config.settings import BufferSettings, Config, WarmupSettings
 from asyncrl.ports import free_port
 from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
@@ -72,7 +72,7 @@ def nothing(folder: Path) -> None:
         (lambda at: rows(at, {"prompt": CHAT, "label": "a"}), ROWS, "a made model has no chat template"),
     ],
 )
-def test_what_is_wrong_with_the_files_of_a_cast_stops_it_before_it_starts(
+def test_what_is_wrong_with_the_files_of_a_config_stops_it_before_it_starts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -86,12 +86,12 @@ def test_what_is_wrong_with_the_files_of_a_cast_stops_it_before_it_starts(
 
     assert run_command(["up", "short.toml", *(word for setting in settings for word in ("--set", setting))]) == 1
 
-    said = capsys.readouterr()
-    assert message in said.err
-    first, *further = said.err.splitlines()
+    output = capsys.readouterr()
+    assert message in output.err
+    first, *further = output.err.splitlines()
     assert first.startswith("--set ")
     assert all(line.startswith("  ") for line in further)
-    assert said.out == ""
+    assert output.out == ""
     assert not (tmp_path / "runs").exists()
 
 
@@ -254,20 +254,20 @@ def a_buffer(failures: int, *, stage: str = "p") -> Feed:
     """A buffer without lag, of three groups in a batch of RL and two in one of the warm-up, after so many failed groups
     in a row, a second apart."""
     warmup = WarmupSettings(steps=5, batch_rows=2, rows_per_trajectory=1)
-    fed = Feed(BufferFold(Plan.of(Cast(buffer=BufferSettings(batch_groups=3, max_lag=0), warmup=warmup))))
+    fed = Feed(BufferFold(Plan.of(Config(buffer=BufferSettings(batch_groups=3, max_lag=0), warmup=warmup))))
     for number in range(failures):
-        fed.say(GROUP_DROPPED, GroupDropped(f"{stage}{number:06d}", "failed", 2), at_s=10 + number)
+        fed.publish(GROUP_DROPPED, GroupDropped(f"{stage}{number:06d}", "failed", 2), at_s=10 + number)
     return fed
 
 
 def test_a_buffer_gives_up_after_as_many_failed_groups_as_may_be_open_at_once():
-    assert a_buffer(2).fold.hopeless() == ""
-    assert a_buffer(3).fold.hopeless().startswith("3 groups in a row failed and nothing was graded meanwhile")
+    assert a_buffer(2).fold.should_give_up() == ""
+    assert a_buffer(3).fold.should_give_up().startswith("3 groups in a row failed and nothing was graded meanwhile")
 
 
 def test_a_buffer_gives_up_a_warm_up_by_the_size_of_its_own_batches():
-    assert a_buffer(1, stage="w").fold.hopeless() == ""
-    assert a_buffer(2, stage="w").fold.hopeless().startswith("2 groups of the warm-up in a row failed")
+    assert a_buffer(1, stage="w").fold.should_give_up() == ""
+    assert a_buffer(2, stage="w").fold.should_give_up().startswith("2 groups of the warm-up in a row failed")
 
 
 def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_are_read():
@@ -283,18 +283,18 @@ def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_ar
         reward=1.0,
     )
 
-    assert fed.say(TRAJECTORY_GRADED, grade, at_s=9.5).fold.hopeless()
-    assert not fed.say(TRAJECTORY_GRADED, grade, at_s=10.5).fold.hopeless()
+    assert fed.publish(TRAJECTORY_GRADED, grade, at_s=9.5).fold.should_give_up()
+    assert not fed.publish(TRAJECTORY_GRADED, grade, at_s=10.5).fold.should_give_up()
 
 
 def test_a_run_that_is_opened_again_gets_new_chances():
     fed = a_buffer(3)
-    fed.say(RUN_OPENED, RunOpened(steps=5, warmup_steps=0, settings={}), at_s=100)
-    assert fed.fold.hopeless() == ""
+    fed.publish(RUN_OPENED, RunOpened(steps=5, warmup_steps=0, settings={}), at_s=100)
+    assert fed.fold.should_give_up() == ""
 
     for number in range(3):
-        fed.say(GROUP_DROPPED, GroupDropped(f"p{100 + number:06d}", "failed", 2), at_s=110 + number)
-    assert fed.fold.hopeless()
+        fed.publish(GROUP_DROPPED, GroupDropped(f"p{100 + number:06d}", "failed", 2), at_s=110 + number)
+    assert fed.fold.should_give_up()
 
 
 @SLOW

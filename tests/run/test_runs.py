@@ -13,7 +13,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import PACKAGE
-from harness.audited import Said, assert_audited, assert_consistent, assert_within_lag, said_on
+from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
 from harness.runs import Run, address_of, at_server, command, kill, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
@@ -33,11 +33,11 @@ def assert_password_unsaid(run: Run, password: str) -> None:
 async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
     task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
     length = ["seed=3", "warmup.steps=48", "learner.steps=80", "learner.lr=1e-3"]  # from a sampled reward of 0.15
-    async with up(tmp_path, *task, *length, cast="demo") as run:
+    async with up(tmp_path, *task, *length, config="demo") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         password = address_of(run).password
         commands = run.processes()
-        assert len(commands) >= 10  # up, NATS server, warden, engine and its server, and six other actors
+        assert len(commands) >= 10  # up, NATS server, supervisor, engine and its server, and six other actors
         assert not [line for line in commands.values() if password in line]
         assert await run.ended() == 0, run.story
 
@@ -70,9 +70,9 @@ def exported_answer(directory: Path, prompt: str) -> str:
     return str(tokenizer.decode(new, skip_special_tokens=True)).replace(" ", "")
 
 
-async def test_a_synchronous_cast_with_rows_and_a_reward_of_ones_own(tmp_path: Path):
+async def test_a_synchronous_config_with_rows_and_a_reward_of_ones_own(tmp_path: Path):
     settings = ["buffer.max_lag=0", "learner.steps=4", "warmup.batch_rows=64", "buffer.batch_groups=8"]
-    async with up(tmp_path, *settings, cast="custom") as run:
+    async with up(tmp_path, *settings, config="custom") as run:
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=4, warmup_steps=20)
@@ -107,15 +107,15 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
     settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
     async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=2") as run:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
-        code, said = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine=2")
-        assert (code, said) == (0, "scaled: rollout 2, reward 2, engine 2\n")
+        code, output = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine=2")
+        assert (code, output) == (0, "scaled: rollout 2, reward 2, engine 2\n")
         assert all(run.actor(f"{role}-2") for role in ("rollout", "reward", "engine"))
 
         (tmp_path / "held").unlink()
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         (tmp_path / "held").touch()  # what rollout-2 holds by now is handed back
-        code, said = await command(tmp_path, "scale", "rollout=1", "engine=1")
-        assert (code, said) == (0, "scaled: rollout 1, engine 1\n")
+        code, output = await command(tmp_path, "scale", "rollout=1", "engine=1")
+        assert (code, output) == (0, "scaled: rollout 1, engine 1\n")
         (tmp_path / "held").unlink()
         assert await run.ended() == 0, run.story
 
@@ -146,8 +146,8 @@ async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Pat
     alphabet = json.dumps(string.ascii_letters + " ()-:>")
     settings = ["task.source=reasoning-gym:spell_backward", "task.options={}", "reward.function=reasoning-gym"]
     model = [f"model.create.alphabet={alphabet}", "model.create.context=128", "rollout.max_new_tokens=12"]
-    cast = 'run = "short"\n[warmup]\nsteps = 4\nbatch_rows = 32\nrows_per_trajectory = 16\n[learner]\nlr = 1e-3\n'
-    async with up(tmp_path, *settings, *model, "learner.steps=2", "buffer.batch_groups=8", cast=cast) as run:
+    config = 'run = "short"\n[warmup]\nsteps = 4\nbatch_rows = 32\nrows_per_trajectory = 16\n[learner]\nlr = 1e-3\n'
+    async with up(tmp_path, *settings, *model, "learner.steps=2", "buffer.batch_groups=8", config=config) as run:
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=2, warmup_steps=4)
@@ -179,7 +179,7 @@ async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server
 
         assert at < 24
         assert '"event": "checkpoint loaded"' in run.log("learner-1")
-        assert_audited(await said_on(bus, BATCHES), await said_on(bus, TRAINING), 24)
+        assert_audited(await messages_on(bus, BATCHES), await messages_on(bus, TRAINING), 24)
     assert_consistent(run, steps=24, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert "learner-1 started again" in run.out
@@ -195,13 +195,13 @@ async def test_every_other_actor_killed_one_after_another_costs_no_batch(server:
             kill(run.actor(victim))
         assert await run.ended() == 0, run.story
 
-        batches = await said_on(bus, BATCHES)
-        assert_audited(batches, await said_on(bus, TRAINING), 60)
+        batches = await messages_on(bus, BATCHES)
+        assert_audited(batches, await messages_on(bus, TRAINING), 60)
     assert_consistent(run, steps=60, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert [victim for victim in victims if f"{victim} started again" not in run.out] == []
     assert run.summary["trajectories_trained"] == sum(len(group.members) for group in trained_groups(batches))
 
 
-def trained_groups(batches: Said) -> list[Any]:
+def trained_groups(batches: Messages) -> list[Any]:
     return [group for batch in batches.on(BATCH_PACKED) if batch.stage == "rl" for group in batch.groups]

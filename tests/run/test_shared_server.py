@@ -12,14 +12,12 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import write_accounts
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import say
-from asyncrl.config.load import load_cast
+from asyncrl.bus.publish import publish
+from asyncrl.config.load import load_config
 from harness.configs import the_problem
 from harness.runs import command, resume, up
 from harness.servers import Authority, serving, tls
 from topics.actors import ACTOR_STARTED, ActorStarted
-
-__all__ = ["authority"]  # a fixture
 
 SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0", "learner.scripted_step_s=0.05")
 
@@ -33,7 +31,7 @@ async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(a
         operator.tls_ca = str(authority.ca)
         bus = await Bus.connect(operator, "mine")
         await provision(bus, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
-        await say(bus, ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 1), key="warden-1")
+        await publish(bus, ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), key="supervisor-1")
         await bus.close()
         (tmp_path / "password").write_text(operator.password)
         reached = ("--credentials", "users/monitor.json")
@@ -50,8 +48,8 @@ async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(a
     assert (refused, words.count("\n")) == (1, 1)
     assert "shows a certificate that is not accepted" in words and "--tls-ca" in words
     assert "eof_received" not in words
-    for code, said in (*named, held):
-        assert (code, json.loads(said)["run"]) == (0, "mine"), said
+    for code, output in (*named, held):
+        assert (code, json.loads(output)["run"]) == (0, "mine"), output
 
 
 def test_a_missing_password_file_is_told_once_and_as_such(authority: Authority):
@@ -69,7 +67,7 @@ def test_a_run_that_the_users_do_not_serve_is_refused_before_it_has_a_directory(
     write_accounts(["demo", "demo-2"], tmp_path / "users")
     settings = (f"nats.credentials={tmp_path}/users", f"directory={tmp_path}/runs", "nats.url=nats://localhost:1")
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    load_cast("demo", overrides=settings, files=True)  # it would be called demo-2
+    load_config("demo", overrides=settings, files=True)  # it would be called demo-2
     (tmp_path / "runs" / "demo-2").mkdir()
 
     problem = the_problem("demo", *settings, files=True)
@@ -95,8 +93,8 @@ def test_passwords_are_kept_until_new_ones_are_asked_for(tmp_path: Path):
 
 @pytest.mark.slow
 async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: Path):
-    code, said = await command(tmp_path, "roles", "short", "--runs", "2", "--config", "users")
-    assert code == 0, said
+    code, output = await command(tmp_path, "roles", "short", "--runs", "2", "--config", "users")
+    assert code == 0, output
     async with serving(tmp_path, 'include "users/nats-accounts.conf"\n') as port:
         url = f"nats://127.0.0.1:{port}"
         write_accounts(["short"], tmp_path / "users", url=url)
@@ -108,10 +106,10 @@ async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: 
         async with up(tmp_path, *where, "learner.steps=100000") as second:
             second.root = tmp_path / "runs" / "short-2"
             await second.reaches(second.steps, "the first step of the second run")
-            code, said = await command(tmp_path, "rm", "short-2")
-            assert (code, "run short-2 is live" in said) == (1, True), said
-            code, said = await command(tmp_path, "rm", "short-2", *operator)
-            assert (code, "run short-2 has not ended" in said) == (1, True), said
+            code, output = await command(tmp_path, "rm", "short-2")
+            assert (code, "run short-2 is live" in output) == (1, True), output
+            code, output = await command(tmp_path, "rm", "short-2", *operator)
+            assert (code, "run short-2 has not ended" in output) == (1, True), output
             second.interrupt()
             assert await second.ended() == 0, second.story
         async with up(tmp_path, *where) as third:
@@ -120,15 +118,15 @@ async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: 
         assert sorted(root.name for root in (tmp_path / "runs").iterdir()) == ["short", "short-2"]
         assert await listed(tmp_path, *operator) == ["short", "short-2"]
 
-        code, said = await command(tmp_path, "rm", "short")
-        assert (code, f"streams from {url}" in said) == (0, True), said
+        code, output = await command(tmp_path, "rm", "short")
+        assert (code, f"streams from {url}" in output) == (0, True), output
         assert [root.name for root in (tmp_path / "runs").iterdir()] == ["short-2"]
         assert await listed(tmp_path, *operator) == ["short-2"]
-        code, said = await command(tmp_path, "audit", "short-2")  # its topics are whole
-        assert code == 0, said
+        code, output = await command(tmp_path, "audit", "short-2")  # its topics are whole
+        assert code == 0, output
 
-        code, said = await command(tmp_path, "rm", "short-2", *operator)
-        assert (code, f"streams removed from {url}" in said) == (0, True), said
+        code, output = await command(tmp_path, "rm", "short-2", *operator)
+        assert (code, f"streams removed from {url}" in output) == (0, True), output
         assert await listed(tmp_path, *operator) == []
         assert (tmp_path / "runs" / "short-2" / "summary.json").exists()
         async with resume(tmp_path, "short-2") as gone:
@@ -138,6 +136,6 @@ async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: 
 
 async def listed(folder: Path, *operator: str) -> list[str]:
     """The runs on the server."""
-    code, said = await command(folder, "runs", "--json", *operator)
-    assert code == 0, said
-    return sorted(json.loads(said))
+    code, output = await command(folder, "runs", "--json", *operator)
+    assert code == 0, output
+    return sorted(json.loads(output))

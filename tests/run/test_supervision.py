@@ -1,4 +1,4 @@
-"""`asyncrl up` keeps its server and its warden alive, and goes on with runs that were stopped or killed."""
+"""`asyncrl up` keeps its server and its supervisor alive, and goes on with runs that were stopped or killed."""
 
 import json
 import socket
@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.supervisor.fold import WardenFold
+from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
-from asyncrl.config.settings import Cast
-from asyncrl.process import Deaths
+from asyncrl.config.settings import Config
+from asyncrl.process import RestartPolicy
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.state.view import RunView
-from harness.audited import assert_audited, assert_consistent, assert_within_lag, said_on, topics_left_by
+from harness.audited import assert_audited, assert_consistent, assert_within_lag, messages_on, topics_left_by
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
 from harness.launches import prepared
@@ -37,14 +37,14 @@ from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, PROMPTS, TRAINING
 
 SLOW = pytest.mark.slow
-GROUPS, MEMBERS = 8, 4  # of a batch, of a group, in the short cast
+GROUPS, MEMBERS = 8, 4  # of a batch, of a group, in the short config
 OPENED = RunOpened(steps=5, warmup_steps=0, settings={})
 
 
 async def assert_whole(run: Run, steps: int) -> None:
     """All is as if nothing had happened: batches, steps, rows, and each prompt issued once, in order."""
     async with topics_left_by(run) as bus:
-        batches, training, prompts = [await said_on(bus, stream) for stream in (BATCHES, TRAINING, PROMPTS)]
+        batches, training, prompts = [await messages_on(bus, stream) for stream in (BATCHES, TRAINING, PROMPTS)]
     assert_audited(batches, training, steps)
     assert_consistent(run, steps=steps, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
@@ -54,29 +54,29 @@ async def assert_whole(run: Run, steps: int) -> None:
 
 
 async def has_vitals(folder: Path) -> bool:
-    code, said = await command(folder, "status", "--json")
-    assert code == 0, said
-    return any(actor["vitals"] for actor in json.loads(said)["actors"])
+    code, output = await command(folder, "status", "--json")
+    assert code == 0, output
+    return any(actor["vitals"] for actor in json.loads(output)["actors"])
 
 
 # --- while it lives
 
 
 @SLOW
-async def test_a_server_killed_twice_and_a_warden_killed_once_cost_no_batch(tmp_path: Path):
+async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(tmp_path: Path):
     async with up(tmp_path, "learner.steps=80", "rollout.lease_s=1.0") as run:
         await two_steps_more(run, "two steps")
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
         await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
-        kill(run.actor("warden-1"))
-        await until(lambda: not run.actor("learner-1"), "the actors went with their warden")
-        await two_steps_more(run, "two steps under the second warden")
+        kill(run.actor("supervisor-1"))
+        await until(lambda: not run.actor("learner-1"), "the actors went with their supervisor")
+        await two_steps_more(run, "two steps under the second supervisor")
         kill(run.server())
         assert await run.ended() == 0, run.story
 
     assert run.out.count("the NATS server died: exit code -9; it is started again") == 2
-    assert "warden-1 started again" in run.out
+    assert "supervisor-1 started again" in run.out
     await assert_whole(run, 80)
 
 
@@ -104,26 +104,26 @@ def binds(taken: socket.socket, url: str) -> bool:
 
 
 def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
-    deaths = Deaths()
+    deaths = RestartPolicy()
     for _ in range(8):
         deaths.begin()
         deaths.add(killed=True, worked=False)
-    assert deaths.hopeless
+    assert deaths.should_give_up
 
     deaths.add(killed=True, worked=True)
-    assert not deaths.hopeless
+    assert not deaths.should_give_up
 
 
 def test_a_process_is_given_up_after_eight_quick_deaths():
-    deaths, pauses = Deaths(), []
+    deaths, pauses = RestartPolicy(), []
     for _ in range(7):
         deaths.begin()
         deaths.add()
-        assert not deaths.hopeless
+        assert not deaths.should_give_up
         pauses.append(deaths.pause_s)
     deaths.add()
 
-    assert deaths.hopeless
+    assert deaths.should_give_up
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.2, 5.0)
 
@@ -141,8 +141,8 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 
     async with resume(tmp_path, "short") as second:
         await two_steps_more(second, "two steps after the interrupt")
-        code, said = await command(tmp_path, "down")
-        assert code == 0, said
+        code, output = await command(tmp_path, "down")
+        assert code == 0, output
         assert await second.ended() == 0, second.story
     assert "resumed" in second.out
     assert "step 1 of" not in second.out  # what was shown once is not news
@@ -187,9 +187,9 @@ async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path
 
     assert again.files.root == first.files.root
     assert again.base == first.base
-    assert again.files.read_cast() == first.cast  # until the streams of the other settings are made
-    assert again.cast.learner.steps == 9
-    assert msgspec.structs.replace(again.cast, learner=first.cast.learner) == first.cast
+    assert again.files.read_config() == first.config  # until the streams of the other settings are made
+    assert again.config.learner.steps == 9
+    assert msgspec.structs.replace(again.config, learner=first.config.learner) == first.config
     with pytest.raises(LaunchError, match="run demo is running; watch it with `asyncrl status demo`"):
         Launch.of(first.files.root, []).prepare()
     await again.stop()
@@ -221,15 +221,15 @@ async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
     words = "run demo has finished, nothing is left to do; .* --set learner.steps=N, with N above 100"
     with pytest.raises(LaunchError, match=words):
         Launch.of(first.files.root, [])
-    assert Launch.of(first.files.root, ["learner.steps=200"]).cast.learner.steps == 200
+    assert Launch.of(first.files.root, ["learner.steps=200"]).config.learner.steps == 200
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--resume", "nobody"], "no run called nobody under"),
-        (["--resume", "demo", "demo"], "give neither a cast nor --run"),
-        (["--resume", "demo", "--run", "other"], "give neither a cast nor --run"),
+        (["--resume", "demo", "demo"], "give neither a config nor --run"),
+        (["--resume", "demo", "--run", "other"], "give neither a config nor --run"),
     ],
 )
 def test_what_cannot_be_resumed_is_said_in_one_line(
@@ -248,16 +248,16 @@ def test_what_cannot_be_resumed_is_said_in_one_line(
 
 
 def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
-    fed = Feed(WardenFold(Cast()))
-    fed.say(RUN_OPENED, OPENED).say(SCALE_REQUESTED, ScaleRequested({"rollout": 3}))
-    fed.say(STOP_REQUESTED, StopRequested("enough"))
+    fed = Feed(SupervisorFold(Config()))
+    fed.publish(RUN_OPENED, OPENED).publish(SCALE_REQUESTED, ScaleRequested({"rollout": 3}))
+    fed.publish(STOP_REQUESTED, StopRequested("enough"))
     assert fed.fold.state.stopping == "enough"
 
-    fed.say(RUN_OPENED, OPENED)
+    fed.publish(RUN_OPENED, OPENED)
     assert fed.fold.state.stopping == ""
     assert fed.fold.state.asked == {"rollout": 3}
 
-    fed.say(STOP_REQUESTED, StopRequested("enough again"))
+    fed.publish(STOP_REQUESTED, StopRequested("enough again"))
     assert fed.fold.state.stopping == "enough again"
 
 
@@ -265,7 +265,7 @@ def test_while_a_run_rests_no_deadline_comes_nearer():
     fed = buffer_feed(deadline_s=100.0).issued("p000000-0", at_s=10.0).issued("p000000-1", at_s=10.0)
     assert fed.fold.next_deadline() == 110.0
 
-    fed.say(RUN_OPENED, OPENED, at_s=5000.0)
+    fed.publish(RUN_OPENED, OPENED, at_s=5000.0)
 
     assert fed.fold.next_deadline() == 5100.0
     assert fed.fold.decide(5099.0) == []
@@ -274,14 +274,18 @@ def test_while_a_run_rests_no_deadline_comes_nearer():
 
 def test_what_was_shown_before_a_run_was_resumed_is_no_news():
     fed = Feed(RunView("demo"))
-    fed.say(RUN_OPENED, OPENED, at_s=1).say(ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 1), at_s=2)
-    fed.say(STOP_REQUESTED, StopRequested(), at_s=3)
-    fed.say(ACTOR_STOPPED, ActorStopped("warden", "warden-1", "learner-1: loss is not finite"), at_s=4)
+    fed.publish(RUN_OPENED, OPENED, at_s=1).publish(
+        ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), at_s=2
+    )
+    fed.publish(STOP_REQUESTED, StopRequested(), at_s=3)
+    fed.publish(ACTOR_STOPPED, ActorStopped("supervisor", "supervisor-1", "learner-1: loss is not finite"), at_s=4)
     assert (fed.fold.state, fed.fold.failure) == ("failed", "learner-1: loss is not finite")
 
-    fed.say(RUN_OPENED, OPENED, at_s=9).say(ACTOR_STARTED, ActorStarted("warden", "warden-1", "here", 2), at_s=10)
-    fed.fold.tell("step", 2_000_000_000, "step 1, read from another log")
+    fed.publish(RUN_OPENED, OPENED, at_s=9).publish(
+        ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 2), at_s=10
+    )
+    fed.fold.report("step", 2_000_000_000, "step 1, read from another log")
 
     assert (fed.fold.state, fed.fold.failure) == ("running", "")
     texts = [event.text for event in fed.fold.take_events()]
-    assert texts == ["resumed", "warden-1 started again"]
+    assert texts == ["resumed", "supervisor-1 started again"]

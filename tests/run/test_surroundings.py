@@ -13,7 +13,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
-from asyncrl.config.load import load_cast
+from asyncrl.config.load import load_config
 from asyncrl.process import python
 from harness.configs import SOUND, the_problem
 from harness.launches import prepared
@@ -59,8 +59,8 @@ async def test_a_whole_run_in_an_odd_folder_beside_files_with_the_names_of_modul
     assert run.summary["failed_trajectories_by_reason"] == {}
     assert len(run.rows("eval")) == 2
     assert (run.root / "reward.png").exists()
-    code, said = await command(folder, "audit", "short")
-    assert code == 0, said
+    code, output = await command(folder, "audit", "short")
+    assert code == 0, output
 
 
 async def test_a_server_takes_a_store_in_any_folder(tmp_path: Path):
@@ -73,14 +73,16 @@ async def test_a_server_takes_a_store_in_any_folder(tmp_path: Path):
         assert (tmp_path / name / "nats" / "jetstream").is_dir()
 
 
-def test_a_home_is_found_in_every_path_of_a_cast(written, tmp_path, monkeypatch):
+def test_a_home_is_found_in_every_path_of_a_config(written, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "key").write_text("secret")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
 
-    cast = load_cast(written(SOUND + "task.source = '~/rows.jsonl'\nengine.api_key_file = '~/key'\n"), files=True).cast
+    config = load_config(
+        written(SOUND + "task.source = '~/rows.jsonl'\nengine.api_key_file = '~/key'\n"), files=True
+    ).config
 
-    assert (cast.task.source, cast.engine.api_key_file) == (f"{tmp_path}/rows.jsonl", f"{tmp_path}/key")
+    assert (config.task.source, config.engine.api_key_file) == (f"{tmp_path}/rows.jsonl", f"{tmp_path}/key")
 
 
 def test_a_folder_whose_name_no_message_can_carry_is_refused(written, tmp_path, monkeypatch):
@@ -113,7 +115,7 @@ def test_a_run_of_another_user_is_refused_in_one_line(name, monkeypatch, capsys)
         root = Path(folder, "runs", "demo")
         root.mkdir(parents=True)
         Path(folder).chmod(0o755)
-        (root / "cast.json").write_text("{}")
+        (root / "config.json").write_text("{}")
         (root / "lock").touch(0o600)
         monkeypatch.chdir(folder)
         with as_nobody(root):
@@ -138,8 +140,10 @@ def as_nobody(root: Path) -> Iterator[None]:
         os.seteuid(0)
 
 
-async def test_a_warden_that_cannot_start_ends_the_run_with_the_last_lines_of_its_log(tmp_path, monkeypatch):
-    broken = "import os, sys\nif 'warden-1' in sys.orig_argv:\n    os.write(2, b'no such luck\\n')\n    os._exit(5)\n"
+async def test_a_supervisor_that_cannot_start_ends_the_run_with_the_last_lines_of_its_log(tmp_path, monkeypatch):
+    broken = (
+        "import os, sys\nif 'supervisor-1' in sys.orig_argv:\n    os.write(2, b'no such luck\\n')\n    os._exit(5)\n"
+    )
     (tmp_path / "sitecustomize.py").write_text(broken)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("asyncrl.process._GIVE_UP", 2)
@@ -151,4 +155,4 @@ async def test_a_warden_that_cannot_start_ends_the_run_with_the_last_lines_of_it
         await bus.close()
         await launch.stop()
 
-    assert launch.failure == "the warden died 2 times in a row, at last with exit code 5: no such luck"
+    assert launch.failure == "the supervisor died 2 times in a row, at last with exit code 5: no such luck"

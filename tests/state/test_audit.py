@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.cli.audit import audit_run
 from asyncrl.state.audit.open_work import Queue
 from harness.runs import command
@@ -20,7 +20,7 @@ from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 def told():
     """A run with a little of everything, in which nothing is wrong."""
     story = Story()
-    story.say(RUN_OPENED, RunOpened(9, 1, {"buffer": {"max_lag": 1}}))
+    story.publish(RUN_OPENED, RunOpened(9, 1, {"buffer": {"max_lag": 1}}))
     story.issued("w000000-0")
     story.graded("w000000-0", (-1, -1, -1))
     story.trained(0, story.packed(0, "w000000-0"), 1)
@@ -33,14 +33,14 @@ def told():
     sequence = story.packed(1, "p000000-0", "p000000-1")
     story.trained(1, sequence)
     story.published(1)
-    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 1, "0-1", "there", sequence))
+    story.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 1, "0-1", "there", sequence))
     story.graded("p000001-0", (0, 0, 1))
     story.graded("p000001-1", (1, 1, 1), 0.0)
     story.trained(2, story.packed(2, "p000001-0", "p000001-1"), lags={0: 4, 1: 2})
     story.published(2)
     story.failed("p000002-0")  # a group that failed
     story.failed("p000002-1")
-    story.say(GROUP_DROPPED, GroupDropped("p000002", "failed", 2))
+    story.publish(GROUP_DROPPED, GroupDropped("p000002", "failed", 2))
     story.failed("p000003-0")  # a batch that waits; one member of its group has an end of its own
     story.graded("p000003-1", (1, 1, 2))
     story.dropped("p000003-0")
@@ -71,15 +71,15 @@ def test_the_order_between_logs_does_not_matter():
 
 
 def two_rewards(story):
-    batch = story.said(BATCH_PACKED)[1]
+    batch = story.messages(BATCH_PACKED)[1]
     batch.groups[0].members[0].reward = 0.5
 
 
 def a_member_too_many(story):
     story.issued("p000005-0")
     story.graded("p000005-0")
-    grade = story.said(TRAJECTORY_GRADED)[-1]
-    story.said(BATCH_PACKED)[3].groups.append(
+    grade = story.messages(TRAJECTORY_GRADED)[-1]
+    story.messages(BATCH_PACKED)[3].groups.append(
         BatchGroup("p000001", [BatchMember("p000005-0", 0, grade.payload, grade.reward, 3)])
     )
 
@@ -97,16 +97,16 @@ CORRUPTIONS = {
         ("ended twice", "p000003-0 (attempt 1)"),
     ),
     "a group of nothing": (
-        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000077", "deadline")),
+        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000077", "deadline")),
         ("never issued", "p000077"),
     ),
     "a trained trajectory dropped": (lambda s: s.dropped("p000000-1"), ("ended twice", "p000000-1")),
     "a trained group dropped": (
-        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000000", "lag")),
+        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000000", "lag")),
         ("ended twice", "p000000"),
     ),
     "a group dropped twice": (
-        lambda s: s.say(GROUP_DROPPED, GroupDropped("p000002", "failed")),
+        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000002", "failed")),
         ("ended twice", "p000002"),
     ),
     "a trajectory in two batches": (lambda s: s.packed(4, "p000000-0"), ("in two batches", "p000000-0")),
@@ -130,13 +130,13 @@ CORRUPTIONS = {
     "a step trained twice": (lambda s: s.trained(2, 9), ("trained twice", "batch 2")),
     "a step left out by the learner": (
         lambda s: s.unsay(BATCH_TRAINED, 1),
-        ("untrained version", "version 1 of line 0"),
-        ("wrong checkpoint", "checkpoint of step 1 on line 0"),
+        ("untrained version", "version 1 of lineage 0"),
+        ("wrong checkpoint", "checkpoint of step 1 on lineage 0"),
         ("step out of order", "batch 2"),
     ),
     "a first step left out": (
         lambda s: s.unsay(BATCH_TRAINED, 0),
-        ("untrained version", "version 0 of line 0"),
+        ("untrained version", "version 0 of lineage 0"),
         ("step out of order", "batch 1"),
     ),
     "training of no batch": (lambda s: s.trained(3, 77, 1, {0: 1, 1: 2}), ("wrong batch", "batch 3")),
@@ -154,7 +154,7 @@ CORRUPTIONS = {
     "a version that is missing": (lambda s: s.unsay(WEIGHTS_PUBLISHED, 2), ("unpublished version", "p000003-1")),
     "a version said twice": (
         lambda s: s.published(1, digest="other"),
-        ("two digests", "version 1 of line 0"),
+        ("two digests", "version 1 of lineage 0"),
     ),
 }
 
@@ -175,7 +175,7 @@ def test_work_acknowledged_without_a_result_is_lost():
     assert story.wrong(queues={"rollout": Queue(12)}) == [("lost", "p000004-1")]
     assert story.wrong(queues={"reward": Queue(7)}) == [("lost", "p000004-0")]
 
-    story.say(DEAD_LETTER, DeadLetter("prompt.issued", "PROMPTS", 12, "unreadable", {}, b""))
+    story.publish(DEAD_LETTER, DeadLetter("prompt.issued", "PROMPTS", 12, "unreadable", {}, b""))
     assert story.wrong(queues={"rollout": Queue(12)}) == []
     assert story.wrong(queues={"rollout": Queue(12)}, legible=[("PROMPTS", 12)]) == [("hidden loss", "p000004-1")]
 
@@ -198,18 +198,18 @@ def test_a_queue_that_holds_less_than_what_is_open_has_lost_some_of_it():
 
 def test_a_step_trained_again_on_a_newer_line_counts_once():
     story = told()
-    sequence = story.said(BATCH_TRAINED)[1].batch_sequence
-    story.published(1, line=1)
-    story.trained(1, sequence, line=1)
+    sequence = story.messages(BATCH_TRAINED)[1].batch_sequence
+    story.published(1, lineage=1)
+    story.trained(1, sequence, lineage=1)
     assert story.wrong() == []
-    assert story.findings().trained_batches == 2  # what line 0 trained after it is in no weights
+    assert story.findings().trained_batches == 2  # what lineage 0 trained after it is in no weights
 
-    story.trained(2, story.said(BATCH_TRAINED)[2].batch_sequence, lags={0: 4, 1: 2}, line=1)
+    story.trained(2, story.messages(BATCH_TRAINED)[2].batch_sequence, lags={0: 4, 1: 2}, lineage=1)
     findings = story.findings()
     assert findings.violations == []
     assert (findings.trained_batches, findings.trained) == (3, 5)
 
-    story.trained(1, sequence, line=0)
+    story.trained(1, sequence, lineage=0)
     assert story.wrong() == [("trained twice", "batch 1")]
 
 
@@ -235,7 +235,7 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
     story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
     assert story.wrong() == [("unasked skip", "batch 3")]
 
-    story.say(SKIP_REQUESTED, SkipRequested(3))
+    story.publish(SKIP_REQUESTED, SkipRequested(3))
     findings = story.findings()
     assert findings.violations == []
     assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
@@ -243,7 +243,7 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
 
 def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
     story = Story()
-    story.say(RUN_OPENED, RunOpened(9, 0, {"buffer": {"max_lag": 1}}))
+    story.publish(RUN_OPENED, RunOpened(9, 0, {"buffer": {"max_lag": 1}}))
     for version in range(3):
         story.published(version)
     for name in ("p000000-0", "p000000-1"):
@@ -251,7 +251,7 @@ def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
         story.graded(name, (0, 1, 2))
     story.trained(1, story.packed(1, "p000000-0", "p000000-1"), lags={0: 6})
 
-    untrained = [("untrained version", f"version {version} of line 0") for version in (1, 2)]
+    untrained = [("untrained version", f"version {version} of lineage 0") for version in (1, 2)]
     assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
 
 
@@ -269,7 +269,9 @@ def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
     story.unsay(TRAJECTORY_GENERATED, 1)
     assert story.wrong() == [("lost", "p000000-0")]
 
-    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    story.publish(
+        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
+    )
     assert story.wrong() == []
     story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
     assert story.wrong() == [("lost", "p000001-0")]
@@ -277,7 +279,9 @@ def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
 
 def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
     story = told()
-    story.say(CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.said(BATCH_TRAINED)[2].batch_sequence))
+    story.publish(
+        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
+    )
     story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
     assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
 
@@ -288,7 +292,7 @@ def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_h
 def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
     story = told()
     story.unsay(TRAJECTORY_GENERATED, 5)
-    story.say(STREAM_TRIMMED, StreamTrimmed("TRAJECTORIES", 7, 6, 1000))
+    story.publish(STREAM_TRIMMED, StreamTrimmed("TRAJECTORIES", 7, 6, 1000))
 
     assert story.wrong(first_result=3) == []
     assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why
@@ -305,7 +309,7 @@ async def tell(story, bus):
     for log in story.logs.values():
         for number, (topic, message) in enumerate(log):
             key = getattr(message, topic.key) if topic.key else ""
-            await say(bus, topic, message, key=key, id=f"{number}", headers=WRITER)
+            await publish(bus, topic, message, key=key, id=f"{number}", headers=WRITER)
 
 
 async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_path):
@@ -319,28 +323,28 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
 
     (tmp_path / "password").write_text(server.address.password)
     at = ["--url", server.address.url, "--user", server.address.user, "--password-file", str(tmp_path / "password")]
-    code, said = await command(tmp_path, "audit", bus.run, *at)
-    assert (code, said.splitlines()[0]) == (0, f"run {bus.run}: clean")
+    code, output = await command(tmp_path, "audit", bus.run, *at)
+    assert (code, output.splitlines()[0]) == (0, f"run {bus.run}: clean")
 
     for step in range(4, 34):  # thirty empty batches, and one left out before each
-        await say(
+        await publish(
             bus, BATCH_PACKED, BatchPacked(2 * step, "rl", [], 2 * step - 2), id=f"left out {step}", headers=WRITER
         )
-    code, said = await command(tmp_path, "audit", bus.run, *at)
-    assert (code, said.splitlines()[0]) == (1, f"run {bus.run}: 30 violations")
-    assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in said
-    assert said.count("step out of order: batch") == 20
-    assert said.endswith("... and 10 more\n")
+    code, output = await command(tmp_path, "audit", bus.run, *at)
+    assert (code, output.splitlines()[0]) == (1, f"run {bus.run}: 30 violations")
+    assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in output
+    assert output.count("step out of order: batch") == 20
+    assert output.endswith("... and 10 more\n")
 
-    code, said = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
+    code, output = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
     assert code == 0
-    life, text = said.split("\n\n", 1)
-    whats = [line.split()[2] for line in life.splitlines()[1:]]
+    life, text = output.split("\n\n", 1)
+    whats = [lineage.split()[2] for lineage in life.splitlines()[1:]]
     assert sorted(whats) == ["generated", "graded", "issued", "packed", "trained", "unreadable"]
     assert text.startswith("p000001-1  3 tokens")
-    assert "reward 0" in said
-    assert "batch 2 on line 0, in version 2" in said
-    code, said = await command(tmp_path, "explain", bus.run, "p000099-1", *at)
-    assert (code, said) == (1, f"run {bus.run}: nothing was said about a trajectory p000099-1\n")
-    code, said = await command(tmp_path, "explain", bus.run, "p000001", *at)
+    assert "reward 0" in output
+    assert "batch 2 on lineage 0, in version 2" in output
+    code, output = await command(tmp_path, "explain", bus.run, "p000099-1", *at)
+    assert (code, output) == (1, f"run {bus.run}: there is no message about a trajectory p000099-1\n")
+    code, output = await command(tmp_path, "explain", bus.run, "p000001", *at)
     assert code == 2

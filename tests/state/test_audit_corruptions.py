@@ -15,7 +15,7 @@ from harness.runs import address_of, command, up
 from topics.actors import (
     DEAD_LETTER,
     DeadLetter,
-    KeeperBeat,
+    KeeperHeartbeat,
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.prompts import PROMPT_ISSUED
@@ -74,26 +74,26 @@ def middle(finished: Finished) -> Recorded:
 
 async def test_a_run_is_clean_while_it_goes_on_and_when_it_has_ended(finished: Finished):
     assert finished.live == []
-    code, said = await command(finished.folder, "audit", "short", "--deep")
-    assert code == 0, said
-    assert "run short: clean" in said.splitlines()
-    assert "not compared" not in said
-    rows = dict(line.split(maxsplit=1) for line in said.splitlines()[1:])
+    code, output = await command(finished.folder, "audit", "short", "--deep")
+    assert code == 0, output
+    assert "run short: clean" in output.splitlines()
+    assert "not compared" not in output
+    rows = dict(line.split(maxsplit=1) for line in output.splitlines()[1:])
     issued, trained, dropped = (int(rows[name].split()[0]) for name in ("issued", "trained", "dropped"))
     assert issued == trained + dropped >= STEPS * 8 * 4 + 4 * 2
     assert rows["open"] == "0"
     assert rows["batches"].startswith(f"{STEPS + 4} packed, {STEPS + 4} trained")
-    code, said = await command(finished.folder, "explain", "short", "p000000-0")
-    assert code == 0, said
-    whats = [line.split()[2] for line in said.split("\n\n")[0].splitlines()[1:]]
+    code, output = await command(finished.folder, "explain", "short", "p000000-0")
+    assert code == 0, output
+    whats = [line.split()[2] for line in output.split("\n\n")[0].splitlines()[1:]]
     assert whats == ["issued", "generated", "graded", "packed", "trained"]
 
 
 def test_its_messages_are_clean_at_every_moment(finished: Finished):
     recorded = finished.recorded
     assert recorded.findings().violations == []
-    moments = [record.time_ns for topic in (BATCH_PACKED, BATCH_TRAINED) for record in recorded.records(topic)]
-    assert [recorded.until(moment).findings().violations for moment in moments] == [[]] * len(moments)
+    events = [record.time_ns for topic in (BATCH_PACKED, BATCH_TRAINED) for record in recorded.records(topic)]
+    assert [recorded.until(event).findings().violations for event in events] == [[]] * len(events)
 
 
 # --- one corruption at a time
@@ -148,8 +148,8 @@ def test_poison_is_excused_until_its_deadline_and_no_longer(middle: Recorded):
     letters(middle, "poison: 5 deliveries")
     assert middle.kinds(queues=everything_acknowledged(middle)) == set()
 
-    middle.add(BY_NAME["buffer.beat"], KeeperBeat("0"))
-    deadline_ns = int((middle.cast.buffer.group_deadline_s + 60) * 1e9)
+    middle.add(BY_NAME["buffer.heartbeat"], KeeperHeartbeat("0"))
+    deadline_ns = int((middle.config.buffer.group_deadline_s + 60) * 1e9)
     middle.logs["BATCHES"][-1] = middle.logs["BATCHES"][-1]._replace(
         time_ns=middle.logs["BATCHES"][-1].time_ns + deadline_ns
     )

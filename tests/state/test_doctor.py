@@ -7,13 +7,13 @@ from rich.console import Console
 
 from asyncrl.cli.screen import render
 from asyncrl.cli.status import figures
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.findings import ADVICE, CAUSES
 from asyncrl.state.picture import Disk, Letter, Picture
 from asyncrl.state.view import RunView
 from harness.folds import Feed
-from harness.pictures import NOW_S, ROOT, Told, work
+from harness.pictures import NOW_S, ROOT, MadePicture, work
 from topics import actors, groups, weights
 from topics.actors import (
     ACTOR_STARTED,
@@ -32,14 +32,14 @@ from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 
 def test_a_run_that_trains_has_no_finding():
-    told = Told(last_step_s=NOW_S - 0.4)
+    told = MadePicture(last_step_s=NOW_S - 0.4)
 
     assert told.found() == []
     assert headline(told.picture) == "healthy: step 5 of 100, 0.4 s ago"
 
 
 def test_a_run_whose_rewards_are_all_equal_learns_nothing():
-    told = Told()
+    told = MadePicture()
     for step in range(6, 14):
         told.trained(step, at_s=NOW_S - 14 + step, spread=0.0)
         told.packed(step)
@@ -51,10 +51,10 @@ def test_a_run_whose_rewards_are_all_equal_learns_nothing():
 
 
 def test_what_is_short_beside_the_pace_of_the_run_is_no_stall():
-    told = Told(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    told = MadePicture(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
     assert told.found() == [("reward hanging", "reward-1")]  # its steps took a second each
 
-    slow = Told(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    slow = MadePicture(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
     for step in range(6, 14):
         slow.trained(step, at_s=NOW_S - 40 - 50 * (13 - step)).packed(step)
     assert slow.found() == []  # its steps take fifty
@@ -73,7 +73,7 @@ def test_what_the_doctor_may_not_see_it_says():
 
 
 def test_a_full_disk_explains_whatever_waits():
-    told = Told().vitals("reward-1", work("p000007-0"))
+    told = MadePicture().vitals("reward-1", work("p000007-0"))
     told.picture.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
 
     assert told.found() == [("disk full", "/runs/demo")]
@@ -81,7 +81,7 @@ def test_a_full_disk_explains_whatever_waits():
 
 
 def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():
-    told = Told().vitals("reward-1", work("p000007-0"))
+    told = MadePicture().vitals("reward-1", work("p000007-0"))
     told.picture.streams["TRAJECTORIES"].update(bytes=995)
     assert told.found() == [("stream full", "TRAJECTORIES")]
 
@@ -90,14 +90,14 @@ def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():
 
 
 def test_a_clock_that_is_off_is_found_while_training_goes_on():
-    told = Told(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
+    told = MadePicture(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
 
     assert told.found() == [("clock off", "rollout-1")]
     assert told.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
 
 
 def test_letters_of_the_last_minute_are_told_of():
-    told = Told(last_step_s=NOW_S - 1)
+    told = MadePicture(last_step_s=NOW_S - 1)
     told.picture.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
     assert told.found() == []
 
@@ -106,52 +106,52 @@ def test_letters_of_the_last_minute_are_told_of():
 
 
 def test_an_actor_without_a_sign_of_life_is_found_and_not_what_it_holds():
-    told = Told().vitals("rollout-1", work("p000007-0", place="engine-1"), at_s=NOW_S - 9)
+    told = MadePicture().vitals("rollout-1", work("p000007-0", place="engine-1"), at_s=NOW_S - 9)
 
     assert told.found() == [("actor silent", "rollout-1")]
     assert told.evidence().startswith("no vital sign for 9 s; process 1 on elsewhere is silent")
 
 
 def test_a_stopped_process_of_this_machine_is_found_at_once():
-    told = Told(last_step_s=NOW_S - 1)
+    told = MadePicture(last_step_s=NOW_S - 1)
     told.picture.actors["buffer-1"].process = "stopped"
 
     assert told.found() == [("actor silent", "buffer-1")]
 
 
 def test_an_actor_that_dies_again_and_again_is_found_with_its_last_words():
-    told = Told().say(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
+    told = MadePicture().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
     for before_s in (9, 6, 2):
-        told.say(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
+        told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
 
     assert told.found() == [("actor dying", "buffer-1")]
-    assert told.evidence() == "started 3 times in the last minute; last words: no room"
+    assert told.evidence() == "started 3 times in the last minute; last error: no room"
 
 
 def test_a_refusal_by_the_server_is_a_missing_permission():
     denied = "NATS at nats://here does not allow user 'demo-reward' to publish to asyncrl.demo.weights.published"
-    assert Told().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
+    assert MadePicture().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
 
-    told = Told().say(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", denied), at_s=NOW_S - 1)
+    told = MadePicture().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", denied), at_s=NOW_S - 1)
     assert told.found() == [("permission missing", "buffer-1")]
 
 
 def test_a_log_that_no_keeper_writes_is_found():
-    told = Told()
+    told = MadePicture()
     told.picture.streams["BATCHES"]["last_ns"] = int((NOW_S - 30) * 1e9)
 
     assert told.found() == [("no writer", "buffer")]
 
 
 def test_work_that_nobody_asks_for_is_found():
-    told = Told().say(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
+    told = MadePicture().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
 
     assert told.found() == [("no worker", "rollout")]
     assert told.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
 def test_a_server_that_does_not_answer_is_a_dead_engine():
-    told = Told().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
+    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
     told.vitals("rollout-1", work("p000007-0", place="engine-1"))
 
     assert told.found() == [("engine dead", "engine-1")]
@@ -159,21 +159,21 @@ def test_a_server_that_does_not_answer_is_a_dead_engine():
 
 
 def test_an_engine_that_left_is_dead():
-    told = Told().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
+    told = MadePicture().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
 
     assert told.found() == [("engine dead", "engine-1")]
 
 
 def test_an_engine_whose_actor_dies_is_dead():
-    told = Told().engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 3)
-    told.say(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
+    told = MadePicture().engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 3)
+    told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
 
     assert told.found() == [("engine dead", "engine-1")]
 
 
 def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
-    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 4"))
-    told.say(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
+    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 4"))
+    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
     told.vitals("engine-1")
     assert told.found() == [("engine dead", "engine")]
 
@@ -183,7 +183,7 @@ def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
 
 
 def test_a_server_that_answers_and_samples_nothing_is_paused():
-    told = Told().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
+    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
     told.vitals("rollout-1", work("p000007-0", place="engine-1"))
 
     assert told.found() == [("engine paused", "engine-1")]
@@ -191,33 +191,33 @@ def test_a_server_that_answers_and_samples_nothing_is_paused():
 
 
 def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
-    told = Told().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
+    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
     told.vitals("rollout-1", work("p000007-0", place="engine-1"), work("p000008-0"))
     assert told.found() == [("engine paused", "engine-1"), ("rollout hanging", "rollout-1")]
 
-    soon = Told(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, place="engine-1"))
+    soon = MadePicture(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, place="engine-1"))
     assert soon.found() == []  # the engine's own signs may come a little later
 
 
 def test_a_version_that_no_engine_loads_is_found():
-    told = Told().say(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
+    told = MadePicture().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
 
     assert told.found() == [("version not loaded", "engine-1")]
     assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
 
 
 def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
-    told = Told().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
+    told = MadePicture().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
     told.engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 5)
-    told.say(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
+    told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
 
     assert told.found() == [("version not loaded", "engine-1")]
     assert told.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
 
 
 def test_no_engine_is_blamed_while_the_warm_up_stands_still():
-    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 0"))
-    told.say(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
+    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 0"))
+    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
     told.vitals("engine-1")
     told.picture.published = None
 
@@ -225,14 +225,14 @@ def test_no_engine_is_blamed_while_the_warm_up_stands_still():
 
 
 def test_work_for_a_version_that_was_never_published_is_found():
-    told = Told().vitals("rollout-1", work("p000007-0", place="an engine with version 9"))
+    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 9"))
 
     assert told.found() == [("version not loaded", "version 9")]
     assert "engines have 5 at most, the newest published is 5" in told.evidence()
 
 
 def test_a_learner_that_is_slower_than_ever_is_behind():
-    told = Told().packed(6, at_s=NOW_S - 60)
+    told = MadePicture().packed(6, at_s=NOW_S - 60)
     told.vitals("learner-1", doing="trains batch 6", doing_s=60.0)
     assert told.found() == [("learner behind", "learner-1")]
     assert told.evidence() == "batch 6 is packed; the learner trains batch 6 for 60 s, its slowest step took 0.5 s"
@@ -245,14 +245,18 @@ def test_a_learner_that_is_slower_than_ever_is_behind():
 
 
 def test_a_learner_that_does_not_live_is_behind():
-    told = Told().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
+    told = MadePicture().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
 
     assert told.found() == [("learner behind", "learner-1")]
     assert told.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
 
 
 def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
-    told = Told().vitals("reward-1", work("p000007-0", held_s=60), graded=140).queue("reward", under_way=9, waiting=3)
+    told = (
+        MadePicture()
+        .vitals("reward-1", work("p000007-0", held_s=60), graded=140)
+        .queue("reward", under_way=9, waiting=3)
+    )
     told.vitals("prompter-1", open_groups=6)
 
     assert told.found() == [("reward hanging", "reward-1")]
@@ -262,14 +266,14 @@ def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
 
 
 def test_a_hanging_rollout_function_is_found():
-    told = Told().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
+    told = MadePicture().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
 
     assert told.found() == [("rollout hanging", "rollout-1")]
     assert told.evidence().startswith("p000007-0 is under way for 60 s, came no further for 60 s in the rollout")
 
 
 def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
-    told = Told().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, place="engine-1"))
+    told = MadePicture().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, place="engine-1"))
     told.picture.ended = {f"p000007-{member}" for member in range(7) if member != 3}
 
     assert told.found() == [("straggler", "p000007-3")]
@@ -280,9 +284,9 @@ def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
 
 
 def test_groups_that_are_dropped_one_after_another_are_found():
-    told = Told().vitals("rollout-1")
+    told = MadePicture().vitals("rollout-1")
     for number in range(4):
-        told.say(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
+        told.publish(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
 
     assert told.found() == [("groups dropped", "buffer")]
     assert told.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
@@ -290,7 +294,9 @@ def test_groups_that_are_dropped_one_after_another_are_found():
 
 def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
     works = [work(f"p00000{number}-0", quiet_s=0.1, place="engine-1", tokens=900) for number in range(6)]
-    told = Told().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+    told = (
+        MadePicture().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+    )
 
     assert told.found() == [("no credit", "prompter")]
     assert told.evidence().startswith(
@@ -299,36 +305,36 @@ def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
 
 
 def test_credit_without_prompts_is_the_end_of_data():
-    assert Told().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
+    assert MadePicture().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
 
 
 def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
-    told = Told().vitals("prompter-1", open_groups=1, doing="makes row 17", doing_s=42.4)
+    told = MadePicture().vitals("prompter-1", open_groups=1, doing="makes row 17", doing_s=42.4)
 
     assert told.found() == [("slow data", "prompter")]
     assert told.evidence() == ("it makes row 17 of reverse for 42 s; 1 groups are open, 6 may be, and a batch takes 2")
 
 
 def test_a_stall_that_nothing_explains_says_so_after_a_minute():
-    assert Told(last_step_s=NOW_S - 50).found() == []
-    assert Told(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
+    assert MadePicture(last_step_s=NOW_S - 50).found() == []
+    assert MadePicture(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
 
 
 def test_a_run_that_ends_is_not_stalled():
-    told = Told().say(weights.TRAINING_FINISHED, weights.TrainingFinished(Cast().learner.steps, "steps"))
+    told = MadePicture().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
     assert told.found() == []
-    assert Told().say(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
+    assert MadePicture().publish(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
 
 
-def test_what_the_warden_finds_is_shown_until_it_ends():
-    fed = Feed(RunView("demo")).say(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
-    fed.say(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
+def test_what_the_supervisor_finds_is_shown_until_it_ends():
+    fed = Feed(RunView("demo")).publish(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
+    fed.publish(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
     shown = io.StringIO()
     Console(file=shown, width=120).print(render(fed.fold, int(3e9)))
     assert "reward hanging: reward-1: grades p000007-0 for 8 s" in shown.getvalue()
     assert [stall["cause"] for stall in figures(fed.fold, int(3e9))["stalls"]] == ["reward hanging"]
 
-    fed.say(STALL_ENDED, StallEnded("reward hanging", "reward-1"), at_s=9)
+    fed.publish(STALL_ENDED, StallEnded("reward hanging", "reward-1"), at_s=9)
 
     assert fed.fold.stalls == {}
     texts = [event.text for event in fed.fold.take_events()]

@@ -1,6 +1,6 @@
 """What is no finding: stops that were asked for, new processes, servers that compile, groups that are done."""
 
-from harness.pictures import NOW_S, Told, work
+from harness.pictures import NOW_S, MadePicture, work
 from topics.actors import (
     ACTOR_STARTED,
     FLEET_SCALED,
@@ -16,7 +16,7 @@ from topics.weights import TRAINING_FINISHED, TrainingFinished
 
 
 def test_an_engine_that_was_asked_to_leave_is_not_dead():
-    told = Told(last_step_s=NOW_S - 1)
+    told = MadePicture(last_step_s=NOW_S - 1)
 
     assert told.engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 0.5).found() == []
     assert told.engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
@@ -25,36 +25,36 @@ def test_an_engine_that_was_asked_to_leave_is_not_dead():
 def test_while_a_run_ends_nobody_is_missed():
     asked, finished = StopRequested("asyncrl down"), TrainingFinished(100, "steps")
     for topic, message in ((STOP_REQUESTED, asked), (TRAINING_FINISHED, finished)):
-        told = Told(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
+        told = MadePicture(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
         told.vitals("rollout-1", at_s=NOW_S - 60)
         assert told.found()
-        assert told.say(topic, message).found() == []
+        assert told.publish(topic, message).found() == []
 
 
 def test_a_process_that_was_just_asked_for_may_take_its_time():
-    told = Told(last_step_s=NOW_S - 1)
-    told.say(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
+    told = MadePicture(last_step_s=NOW_S - 1)
+    told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
     assert told.found() == []
 
-    told = Told(last_step_s=NOW_S - 1)
-    told.say(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
+    told = MadePicture(last_step_s=NOW_S - 1)
+    told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
     assert told.found() == [("actor silent", "rollout")]
     assert told.evidence() == "1 of 2 never started, 100 s after they were asked for"
 
 
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
-    told = Told(last_step_s=NOW_S - 1)
+    told = MadePicture(last_step_s=NOW_S - 1)
     for at_s in (NOW_S - 50, NOW_S - 40, NOW_S - 2):
-        told.say(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
+        told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
     assert told.vitals("buffer-1").found() == [("actor dying", "buffer-1")]
 
-    settings = told.picture.cast
+    settings = told.picture.config
     opened = RunOpened(100, 0, {"buffer": {"batch_groups": settings.buffer.batch_groups}})
-    assert told.say(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
+    assert told.publish(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
 
 
 def test_a_group_whose_every_member_is_done_has_no_straggler():
-    told = Told().vitals("rollout-1", work("p000007-0", quiet_s=0.5, place="engine-1"))
+    told = MadePicture().vitals("rollout-1", work("p000007-0", quiet_s=0.5, place="engine-1"))
     told.picture.ended = {f"p000007-{member}" for member in range(1, 8)}
     assert ("straggler", "p000007-0") in told.found()
 
@@ -64,8 +64,8 @@ def test_a_group_whose_every_member_is_done_has_no_straggler():
 
 def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
     def starting(kind):
-        told = Told()
-        told.picture.cast.engine.kind = kind
+        told = MadePicture()
+        told.picture.config.engine.kind = kind
         told.picture.steps, told.picture.packed = [], None
         told.picture.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
         told.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, place="engine-1"))
@@ -77,7 +77,7 @@ def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
 
 def beginning(last_step_s):
     """A run whose warm-up was quick and whose first two steps of RL were not; its work advances."""
-    told = Told()
+    told = MadePicture()
     told.picture.steps, told.picture.packed = [], None
     for step in range(-5, 1):
         told.trained(step, at_s=last_step_s - 10 + step / 10, stage="warmup")
@@ -98,12 +98,12 @@ def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
 
 
 def test_the_last_batches_wait_for_their_own_groups():
-    told = Told(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    told = MadePicture(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
     assert told.vitals("rollout-1", work("p000007-0", quiet_s=1, place="engine-1")).found() == [
         ("no credit", "prompter")
     ]
 
-    told.picture.cast.learner.steps = 8  # three more, as many as may be open
+    told.picture.config.learner.steps = 8  # three more, as many as may be open
     assert told.found() == []
     told.picture.ended = {"p000007-1"}
     assert told.found() == []

@@ -17,9 +17,9 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.state.collect import look_from_outside
 from asyncrl.state.diagnose import diagnose
 from harness.audited import audited_clean
@@ -72,8 +72,8 @@ async def rollout(row, context):
 
 async def examined(folder: Path) -> dict[str, str]:
     """What the doctor finds now: evidence by cause."""
-    code, said = await command(folder, "doctor", "--json")
-    values = json.loads(said)
+    code, output = await command(folder, "doctor", "--json")
+    values = json.loads(output)
     assert code == bool(values["findings"])
     return {finding["cause"]: finding["evidence"] for finding in values["findings"]}
 
@@ -127,7 +127,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
         ):
             (tmp_path / switch).touch()
             await named(tmp_path, cause, evidence)
-            await run.reaches(lambda: said_by_warden(run, "found", cause), f"the warden finds {cause}")  # noqa: B023
+            await run.reaches(lambda: said_by_supervisor(run, "found", cause), f"the supervisor finds {cause}")  # noqa: B023
             (tmp_path / switch).unlink()
             await went_on(run, cause)
 
@@ -161,7 +161,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
 
     assert "reward hanging: reward-1: grades p0" in run.out
     assert "over: reward hanging: reward-1" in run.out
-    assert said_by_warden(run, "ended", "straggler")
+    assert said_by_supervisor(run, "ended", "straggler")
 
 
 CLOCK = """
@@ -185,7 +185,7 @@ async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_n
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     monkeypatch.setenv("CLOCK_SWITCH", str(tmp_path / "clock"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    async with up(tmp_path, *SMALL, cast=SCRIPTED) as run:
+    async with up(tmp_path, *SMALL, config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) > 3, "some steps")
         (tmp_path / "clock").touch()
         await named(tmp_path, "clock off", "60.0 s behind the server's")
@@ -208,7 +208,7 @@ async def test_a_clock_is_named_and_a_missing_permission_ends_the_run_with_its_n
 @SLOW
 async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(tmp_path: Path):
     with small_disk(tmp_path / "runs", 944):
-        async with up(tmp_path, *SMALL, cast=SCRIPTED) as run:
+        async with up(tmp_path, *SMALL, config=SCRIPTED) as run:
             await run.reaches(lambda: len(run.steps()) > 3, "some steps")
             filler = tmp_path / "runs" / "filler"
             with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -229,7 +229,7 @@ async def well(folder: Path) -> bool:
 
 @SLOW
 async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_path: Path):
-    async with up(tmp_path, "engine.scripted_mean_s=600", "engine.scripted_sigma=0", cast=SCRIPTED) as run:
+    async with up(tmp_path, "engine.scripted_mean_s=600", "engine.scripted_sigma=0", config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server", 30)
 
         async def named_a_minute_later() -> bool:
@@ -260,7 +260,7 @@ async def test_a_run_whose_data_ends_before_its_steps_is_told_so_and_goes_on_wit
         "buffer.max_lag=8",  # else some groups may become too old, and fewer batches come of the rows
     ]
     rewards = ["reward.function=flat.py:reward", "buffer.zero_variance=drop", "warmup.steps=0"]
-    async with up(tmp_path, *few, *rewards, cast=SCRIPTED) as run:
+    async with up(tmp_path, *few, *rewards, config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) == 5, "all batches that there are")
         await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups are left and a batch takes 8")
         run.interrupt()
@@ -270,19 +270,19 @@ async def test_a_run_whose_data_ends_before_its_steps_is_told_so_and_goes_on_wit
     await audited_clean(tmp_path)
 
 
-def said_by_warden(run: Run, what: str, cause: str) -> bool:
-    lines = map(json.loads, run.log("warden-1").splitlines())
+def said_by_supervisor(run: Run, what: str, cause: str) -> bool:
+    lines = map(json.loads, run.log("supervisor-1").splitlines())
     return any(line["event"] == f"stall.{what}" and line["cause"] == cause for line in lines)
 
 
 async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage]):
     scene = stage()
     scene.make_model()
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.cast)))
-    await say(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
+    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.config)))
+    await publish(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
     folder = scene.files.weights / "nowhere"
     version = WeightsPublished(0, 7, "d", "files", str(folder))
-    await say(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
+    await publish(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
     process = await scene.start("engine")
     await asyncio.wait_for(process.wait(), 60)
 
@@ -295,13 +295,13 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
 
 
 async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: EmbeddedServer):
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
-    await say(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
-    await say(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
+    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Config())))
+    await publish(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
+    await publish(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
     vitals = Vitals("rollout", "rollout-1", 7, time.time() - 60, {"held": 3.0}, v=Vitals.V)
     await bus.send(VITALS_TAKEN.ingest(bus.run, "rollout-1"), msgspec.json.encode(vitals))
     letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
-    await say(bus, DEAD_LETTER, letter, key=letter.place)
+    await publish(bus, DEAD_LETTER, letter, key=letter.place)
 
     picture = await look_from_outside(server.address, bus.run, None)
 
@@ -315,11 +315,11 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
 async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
     bus = await connect("full")
     await provision(bus, equal_sizes(payload_mb=64, ledger_mb=1), lease_s=10)
-    await say(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Cast())))
+    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Config())))
     rows = [PromptRow("x" * 9000)]
     for number in range(107):
         message = PromptIssued(f"p{number:06d}", 0, 1, rows)
-        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={"writer": "test"})
+        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={"writer": "test"})
 
     picture = await look_from_outside(server.address, "full", None)
 

@@ -30,25 +30,25 @@ class Story:
     def __init__(self, steps: int = 0) -> None:
         self.view = RunView("demo", steps)
 
-    def hear(self, at_s: float, topic, message) -> None:
+    def subscribe(self, at_s: float, topic, message) -> None:
         record = Record(topic.stream or TRAINING, 1, "", {}, b"", int((START_S + at_s) * 1e9))
         self.view.apply(topic, message, record)
 
     def started(self, at_s: float, actor_id: str, pid: int = 1) -> None:
         role = actor_id.rsplit("-", 1)[0]
-        self.hear(at_s, actors.ACTOR_STARTED, ActorStarted(role, actor_id, "here", pid))
+        self.subscribe(at_s, actors.ACTOR_STARTED, ActorStarted(role, actor_id, "here", pid))
 
     def stopped(self, at_s: float, actor_id: str, reason: str = "") -> None:
-        self.hear(at_s, actors.ACTOR_STOPPED, ActorStopped(actor_id.rsplit("-", 1)[0], actor_id, reason))
+        self.subscribe(at_s, actors.ACTOR_STOPPED, ActorStopped(actor_id.rsplit("-", 1)[0], actor_id, reason))
 
     def vitals(self, at_s: float, actor_id: str) -> None:
         message = Vitals(actor_id.rsplit("-", 1)[0], actor_id, 1, START_S + at_s, {})
-        self.hear(at_s, actors.VITALS_TAKEN, message)
+        self.subscribe(at_s, actors.VITALS_TAKEN, message)
 
     def trained(self, at_s: float, step: int, *, reward: float = 0.5, lags=None, metrics=None) -> None:
         message = BatchTrained(
             step=step,
-            line=0,
+            lineage=0,
             stage="rl" if step > 0 else "warmup",
             metrics=metrics or {},
             lags=lags or {0: 100},
@@ -57,11 +57,11 @@ class Story:
             trajectories=8,
             batch_sequence=step + 100,
         )
-        self.hear(at_s, batches.BATCH_TRAINED, message)
+        self.subscribe(at_s, batches.BATCH_TRAINED, message)
 
-    def published(self, at_s: float, version: int, line: int = 0) -> None:
-        message = WeightsPublished(line=line, version=version, digest="d", store="files", location="")
-        self.hear(at_s, weights.WEIGHTS_PUBLISHED, message)
+    def published(self, at_s: float, version: int, lineage: int = 0) -> None:
+        message = WeightsPublished(lineage=lineage, version=version, digest="d", store="files", location="")
+        self.subscribe(at_s, weights.WEIGHTS_PUBLISHED, message)
 
     def texts(self) -> list[str]:
         return [event.text for event in self.view.take_events()]
@@ -74,20 +74,22 @@ class Story:
 
 def whole_run() -> Story:
     story = Story(steps=4)
-    story.started(0, "warden-1")
-    story.hear(0, actors.FLEET_SCALED, FleetScaled({"rollout": 2, "learner": 1}))
+    story.started(0, "supervisor-1")
+    story.subscribe(0, actors.FLEET_SCALED, FleetScaled({"rollout": 2, "learner": 1}))
     for name in ("rollout-1", "rollout-2", "learner-1"):
         story.started(1, name)
     story.trained(2, -1)
     story.trained(3, 0)
     story.published(3, 0)
-    story.hear(4, engines.ENGINE_READY, EngineReady("engine-1", "http://h:1", 0, 0, "d", 8))
+    story.subscribe(4, engines.ENGINE_READY, EngineReady("engine-1", "http://h:1", 0, 0, "d", 8))
     scored = EvalScored("v0", 0, {0: 9}, 0.25, 16, 0, 0.1)
-    story.hear(5, evals.EVAL_SCORED, scored)
+    story.subscribe(5, evals.EVAL_SCORED, scored)
     story.trained(6, 1, reward=0.25)
     story.trained(8, 2, reward=0.5, lags={0: 100, 1: 300})
     story.published(8, 2)
-    story.hear(8, weights.CHECKPOINT_SAVED, CheckpointSaved(line=0, step=2, digest="d", path="p", batch_sequence=1))
+    story.subscribe(
+        8, weights.CHECKPOINT_SAVED, CheckpointSaved(lineage=0, step=2, digest="d", path="p", batch_sequence=1)
+    )
     return story
 
 
@@ -147,8 +149,8 @@ def test_a_run_that_is_over_lacks_no_actors():
     story.stopped(11, "rollout-1")
     assert "1 of 2" in story.picture(12)
 
-    story.hear(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
-    story.stopped(13, "warden-1")
+    story.subscribe(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
+    story.stopped(13, "supervisor-1")
 
     assert story.view.over
     assert " of 2" not in story.picture(14)
@@ -184,7 +186,7 @@ def test_an_actor_that_dies_is_told_with_its_last_words_and_counted_when_it_come
     assert story.texts() == [
         "rollout-1 died: BusGone: no acknowledgement",
         "rollout-1 started again",
-        "rollout-2 died without a word",
+        "rollout-2 died without an error message",
         "rollout-2 started again",
     ]
     assert story.view.restarts == 2
@@ -205,7 +207,7 @@ def test_an_actor_that_is_scaled_away_and_back_did_not_die():
 def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
     story = whole_run()
     story.vitals(11, "rollout-2")
-    story.hear(12, actors.FLEET_SCALED, FleetScaled({"rollout": 1}))
+    story.subscribe(12, actors.FLEET_SCALED, FleetScaled({"rollout": 1}))
     story.vitals(13, "rollout-1")
     assert "2 of 1" in story.picture(13)  # it finishes what it has
 
@@ -231,7 +233,7 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
     story = whole_run()
     for at_s, tokens in ((10, 1000), (12, 5000)):
         vitals = Vitals("rollout", "rollout-1", 1, START_S + at_s, {"tokens": tokens, "cpu_share": 0.5})
-        story.hear(at_s, actors.VITALS_TAKEN, vitals)
+        story.subscribe(at_s, actors.VITALS_TAKEN, vitals)
 
     assert story.view.rates()["sampled_tokens"] == 2000
     assert "silent" not in story.picture(13)
@@ -240,7 +242,7 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
 
 def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
     story = whole_run()
-    story.hear(1000, actors.RUN_OPENED, RunOpened(steps=8, warmup_steps=2, settings={}))
+    story.subscribe(1000, actors.RUN_OPENED, RunOpened(steps=8, warmup_steps=2, settings={}))
     for at_s, step in ((1010, 2), (1011, 3)):
         story.trained(at_s, step)
 
@@ -249,7 +251,7 @@ def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
 
 def test_an_updating_engine_says_so():
     story = whole_run()
-    story.hear(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
+    story.subscribe(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
 
     assert "engine-1 v2 updating" in story.picture(10)
 
@@ -258,7 +260,7 @@ def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
     story = Story()
     for number in range(120):
         failed = failure(f"p{number:06}-0", "reward", detail="time limit")
-        story.hear(number, trajectories.TRAJECTORY_FAILED, failed)
+        story.subscribe(number, trajectories.TRAJECTORY_FAILED, failed)
 
     assert story.texts() == [
         f"{count} trajectories failed; last: p{count - 1:06}-0 reward: time limit" for count in (1, 10, 100)
@@ -271,25 +273,25 @@ def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
     story.view.take_events()
     trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
     failed = failure("p000001-0", detail=trace)
-    stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last words: {trace}", "")
+    stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last error: {trace}", "")
 
-    story.hear(11, trajectories.TRAJECTORY_FAILED, failed)
-    story.hear(12, STALL_FOUND, stall)
+    story.subscribe(11, trajectories.TRAJECTORY_FAILED, failed)
+    story.subscribe(12, STALL_FOUND, stall)
     story.stopped(13, "rollout-1", trace)
 
     place = 'File "tools.py", line 7, in rollout ... ValueError: no such tool'
     assert story.texts() == [
         f"1 trajectories failed; last: p000001-0 rollout: {place} (more: asyncrl explain p000001-0)",
-        "actor dying: rollout-1: started 3 times in the last minute; last words: "
+        "actor dying: rollout-1: started 3 times in the last minute; last error: "
         f"{place} (more: asyncrl logs rollout-1)",
         f"rollout-1 died: {place} (more: asyncrl logs rollout-1)",
     ]
 
 
-def test_the_wardens_last_words_are_why_a_run_failed():
+def test_the_supervisors_last_words_are_why_a_run_failed():
     story = whole_run()
     story.stopped(11, "learner-1", "loss is not finite")
-    story.stopped(12, "warden-1", "learner-1: loss is not finite")
+    story.stopped(12, "supervisor-1", "learner-1: loss is not finite")
 
     assert story.view.state == "failed"
     assert story.view.failure == "learner-1: loss is not finite"
@@ -297,17 +299,17 @@ def test_the_wardens_last_words_are_why_a_run_failed():
 
 def test_a_run_ends_finished_or_stopped():
     finished, stopped = whole_run(), whole_run()
-    finished.hear(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
-    stopped.hear(11, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
+    finished.subscribe(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
+    stopped.subscribe(11, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
     for story in (finished, stopped):
-        story.stopped(12, "warden-1")
+        story.stopped(12, "supervisor-1")
 
     assert (finished.view.state, stopped.view.state) == ("finished", "stopped")
 
 
 def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_end():
     story, ended = whole_run(), whole_run()
-    ended.stopped(12, "warden-1")
+    ended.stopped(12, "supervisor-1")
     for each in (story, ended):
         each.view.on_gone()
 
@@ -318,10 +320,10 @@ def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_
 
 def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same():
     story, failed = whole_run(), whole_run()
-    story.stopped(12, "warden-1")
-    failed.stopped(12, "warden-1", "the disk is full")
+    story.stopped(12, "supervisor-1")
+    failed.stopped(12, "supervisor-1", "the disk is full")
     for each in (story, failed):
-        each.hear(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
+        each.subscribe(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
 
     assert (story.view.state, failed.view.state) == ("finished", "failed")
 
@@ -329,7 +331,7 @@ def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same(
 def test_a_new_line_of_weights_is_a_warning():
     story = whole_run()
     story.view.take_events()
-    story.published(9, 2, line=1)
+    story.published(9, 2, lineage=1)
 
     assert story.view.take_events()[0].kind == "warning"
 

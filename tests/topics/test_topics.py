@@ -136,7 +136,7 @@ def test_readers_refuse_a_newer_version_and_one_too_old(behind: int):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "output"),
     [
         ("tokens", [1, 2, 3, 4], "expected raw bytes"),
         ("tokens", b"\x00" * 15, "no whole number"),
@@ -146,11 +146,11 @@ def test_readers_refuse_a_newer_version_and_one_too_old(behind: int):
         ("versions", b"", "0 versions"),
     ],
 )
-def test_arrays_of_a_wrong_type_or_length_are_refused(field: str, value: object, said: str):
+def test_arrays_of_a_wrong_type_or_length_are_refused(field: str, value: object, output: str):
     written = as_map(generated())
     written["segments"][0][field] = value
 
-    with pytest.raises(WireError, match=said):
+    with pytest.raises(WireError, match=output):
         decode(TrajectoryGenerated, msgpack.packb(written))
 
 
@@ -196,6 +196,6 @@ def test_every_stream_has_topics_and_every_topic_a_stream_of_the_table():
 @EVERY_TOPIC
 def test_a_keepers_stream_is_written_by_that_keeper_alone(topic: Topic[Any]):
     if topic.stream.keeper:
-        assert topic.said_by == (topic.stream.keeper,)
-    assert topic.said_by
-    assert topic.heard_by
+        assert topic.publishers == (topic.stream.keeper,)
+    assert topic.publishers
+    assert topic.subscribers

@@ -13,7 +13,7 @@ from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkp
 from asyncrl.training.create import ModelShape, create_model
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+=^ "
-CHECKPOINT = Checkpoint(line=0, step=12, digest="0123456789abcdef" * 2, batch_sequence=77, extra={"seed": 3})
+CHECKPOINT = Checkpoint(lineage=0, step=12, digest="0123456789abcdef" * 2, batch_sequence=77, extra={"seed": 3})
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +129,9 @@ def test_the_digest_sees_names_shapes_types_and_bytes_but_no_order():
 def test_a_checkpoint_reads_back_what_was_written(tmp_path):
     directory = write_checkpoint(tmp_path / "checkpoints", CHECKPOINT, save)
 
-    assert directory == tmp_path / "checkpoints" / "step000012-line0-0123456789ab"
+    assert directory == tmp_path / "checkpoints" / "step000012-lineage0-0123456789ab"
     found = read_checkpoint(directory)
-    assert (found.line, found.step, found.digest, found.batch_sequence, found.extra) == (
+    assert (found.lineage, found.step, found.digest, found.batch_sequence, found.extra) == (
         0,
         12,
         CHECKPOINT.digest,
@@ -176,7 +176,7 @@ def test_a_torn_checkpoint_is_written_anew_under_its_name(tmp_path):
 
 def test_a_checkpoint_under_another_name_is_refused(tmp_path):
     directory = write_checkpoint(tmp_path, CHECKPOINT, save)
-    with pytest.raises(CheckpointError, match="holds checkpoint step000012-line0"):
+    with pytest.raises(CheckpointError, match="holds checkpoint step000012-lineage0"):
         read_checkpoint(directory.rename(tmp_path / "latest"))
 
 
@@ -197,7 +197,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
-root, checkpoint = Path(sys.argv[1]), Checkpoint(line=0, step=12, digest=sys.argv[2], batch_sequence=77)
+root, checkpoint = Path(sys.argv[1]), Checkpoint(lineage=0, step=12, digest=sys.argv[2], batch_sequence=77)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 writers = [
     lambda directory: save_file({"w": torch.zeros(100_000)}, directory / "w.safetensors"),
@@ -212,7 +212,7 @@ for write in writers:
 
 
 def test_a_disk_that_takes_no_more_leaves_only_the_previous_checkpoint(tmp_path):
-    previous = write_checkpoint(tmp_path, Checkpoint(line=0, step=11, digest="f" * 32, batch_sequence=70), save)
+    previous = write_checkpoint(tmp_path, Checkpoint(lineage=0, step=11, digest="f" * 32, batch_sequence=70), save)
     repository = str(Path(__file__).parents[2])
 
     # A limit on the size of files stands in for the full disk: writes fail in the same place.
@@ -225,7 +225,7 @@ def test_a_disk_that_takes_no_more_leaves_only_the_previous_checkpoint(tmp_path)
         check=True,
     )
 
-    assert done.stdout.count("step000012-line0-0123456789ab could not be written: ") == 2
+    assert done.stdout.count("step000012-lineage0-0123456789ab could not be written: ") == 2
     assert done.stdout.count("File too large") == 2
     assert os.listdir(tmp_path) == [previous.name]
     assert read_checkpoint(previous).step == 11
@@ -234,4 +234,4 @@ def test_a_disk_that_takes_no_more_leaves_only_the_previous_checkpoint(tmp_path)
 def test_checkpoints_are_readable_by_any_program(tmp_path):
     record = json.loads((write_checkpoint(tmp_path, CHECKPOINT, save) / "checkpoint.json").read_text())
     assert record["files"]["b.safetensors"]["bytes"] == 5
-    assert (record["line"], record["step"], record["batch_sequence"]) == (0, 12, 77)
+    assert (record["lineage"], record["step"], record["batch_sequence"]) == (0, 12, 77)

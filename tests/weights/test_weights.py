@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from actors.engine.actor import EngineActor
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import WRITER, say
+from asyncrl.bus.publish import WRITER, publish
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import FileStore
@@ -28,7 +28,7 @@ def trainer(tmp_path: Path) -> TorchTrainer:
 
 
 def test_a_version_is_said_by_its_digest_and_its_tensors_lie_in_the_manifest(trainer: TorchTrainer, tmp_path: Path):
-    message = FileStore(tmp_path / "weights").publish(trainer, line=0, version=3)
+    message = FileStore(tmp_path / "weights").publish(trainer, lineage=0, version=3)
 
     directory = Path(message.location)
     manifest = (directory / "manifest.jsonl").read_bytes()
@@ -49,31 +49,31 @@ def test_a_version_that_is_there_is_kept_and_one_that_is_torn_is_written_anew(
     trainer: TorchTrainer, tmp_path: Path, torn: str
 ):
     store = FileStore(tmp_path / "weights")
-    first = store.publish(trainer, line=0, version=3)
+    first = store.publish(trainer, lineage=0, version=3)
     file = Path(first.location) / torn
     content, node = file.read_bytes(), file.stat().st_ino
 
-    assert store.publish(trainer, line=0, version=3) == first
+    assert store.publish(trainer, lineage=0, version=3) == first
     assert file.stat().st_ino == node
     os.truncate(file, len(content) - 1)
-    assert store.publish(trainer, line=0, version=3) == first
+    assert store.publish(trainer, lineage=0, version=3) == first
 
     assert file.read_bytes() == content
 
 
 async def test_an_engine_that_starts_reads_the_newest_version_alone(bus: Bus, stage: Callable[..., Stage], monkeypatch):
     context = stage(engine={"kind": "scripted"}).context("engine", bus)
-    await asyncio.gather(*(publish(context, bus, version) for version in range(200)))
-    await publish(context, bus, 200)
+    await asyncio.gather(*(announce(context, bus, version) for version in range(200)))
+    await announce(context, bus, 200)
     read: list[int] = []
     take = EngineActor._on_published
     monkeypatch.setattr(
-        EngineActor, "_on_published", lambda self, *said: (read.append(said[1].version), take(self, *said))
+        EngineActor, "_on_published", lambda self, *output: (read.append(output[1].version), take(self, *output))
     )
     playing = asyncio.create_task(EngineActor(context).run())
 
     await until(lambda: context.vitals.get("version") == 200, "it has the newest")
-    await publish(context, bus, 201)
+    await announce(context, bus, 201)
     await until(lambda: context.vitals.get("version") == 201, "it follows")
 
     assert read == [200, 201]
@@ -81,7 +81,7 @@ async def test_an_engine_that_starts_reads_the_newest_version_alone(bus: Bus, st
     await playing
 
 
-async def publish(context, bus: Bus, version: int) -> int:
-    location = str(context.files.weights / f"line0-v{version:06d}-aa")
+async def announce(context, bus: Bus, version: int) -> int:
+    location = str(context.files.weights / f"lineage0-v{version:06d}-aa")
     message = WeightsPublished(0, version, "aa", "files", location)
-    return await say(bus, WEIGHTS_PUBLISHED, message, headers={WRITER: "test"})
+    return await publish(bus, WEIGHTS_PUBLISHED, message, headers={WRITER: "test"})

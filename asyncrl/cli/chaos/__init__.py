@@ -1,4 +1,4 @@
-"""`asyncrl chaos`: run a cast while killing and freezing its processes, then prove that nothing was lost."""
+"""`asyncrl chaos`: run a config while killing and freezing its processes, then prove that nothing was lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.cli.audit import audit_run
 from asyncrl.cli.chaos.campaign import Campaign, Plan
-from asyncrl.cli.chaos.injections import Strike
+from asyncrl.cli.chaos.injections import Injection
 from asyncrl.cli.chaos.memory import MemoryMeter
 from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_sense
 from asyncrl.cli.chaos.stage import ChaosError, Stage
@@ -27,24 +27,26 @@ from asyncrl.run.directory import RunFiles
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("cast", nargs="?", default="demo", help="TOML file, or a shipped cast (default: demo)")
+    parser.add_argument("config", nargs="?", default="demo", help="TOML file, or a shipped config (default: demo)")
     add_settings(parser)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long to strike (default: 120)")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between strikes (default: 2)")
-    parser.add_argument("--kills", type=int, default=0, metavar="N", help="stop striking after so many; 0 for no limit")
-    parser.add_argument("--seed", type=int, default=7, help="of who is struck when (default: 7)")
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to inject faults (default: 120)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between injections (default: 2)")
+    parser.add_argument(
+        "--kills", type=int, default=0, metavar="N", help="stop after so many injections; 0 for no limit"
+    )
+    parser.add_argument("--seed", type=int, default=7, help="of the order of injections (default: 7)")
     parser.add_argument(
         "--targets",
         default="",
         metavar="T,...",
-        help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.said ... (default: everything)",
+        help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
     )
     parser.add_argument("--points-each", type=int, default=0, metavar="N", help="visit every crash point N times")
     parser.add_argument("--cluster", action="store_true", help="on three NATS servers; `nats` is the learner's leader")
     parser.add_argument(
         "--after-recovery",
         action="store_true",
-        help="strike first after an RL step, then once everything struck works again and another step is trained",
+        help="inject first after an RL step, then once all injected roles have recovered and another step is trained",
     )
     parser.add_argument(
         "--stall",
@@ -58,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Strike, audit, print; returns 1 where anything was lost, duplicated or wrong, or the run did not finish."""
+    """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
     targets = parse_targets(arguments.targets)
     if not arguments.stall > 0:
         raise ChaosError(f"--stall {arguments.stall:g}: expected more than 0 seconds")
@@ -66,12 +68,12 @@ def run(arguments: argparse.Namespace) -> int:
     (root / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     draw(root / "chaos.png", report)
     print(report_text(report))
-    print(f"\nthe run: {root}   strikes: {root / 'chaos.json'}   plot: {root / 'chaos.png'}")
+    print(f"\nthe run: {root}   injections: {root / 'chaos.json'}   plot: {root / 'chaos.png'}")
     return 0 if report.clean else 1
 
 
 async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, Path]:
-    words = [arguments.cast, *(word for setting in arguments.set for word in ("--set", setting))]
+    words = [arguments.config, *(word for setting in arguments.set for word in ("--set", setting))]
     words += ["--set", "nats.servers=3", "--set", "nats.keep=run"] if arguments.cluster else []
     plan = Plan.of(arguments, targets)
     undisturbed = read_rewards(Path(arguments.compare)) if arguments.compare else None
@@ -83,7 +85,7 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
         print(f"run {stage.root.name} in {stage.root}", flush=True)
         meter = MemoryMeter(stage.crash_folder)
         metering = asyncio.create_task(meter.run())
-        campaign = Campaign(plan, stage, running, lambda strike: print(strike_text(strike), flush=True))
+        campaign = Campaign(plan, stage, running, lambda injection: print(injection_text(injection), flush=True))
         try:
             stall = await campaign.run()
         finally:
@@ -96,7 +98,7 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
 
 
 async def _calm_run(words: list[str], plan: Plan) -> Path:
-    """The same run without a strike; returns its directory.
+    """Run the same config without a fault; returns its directory.
 
     Raises:
         ChaosError: it failed, or stood still.
@@ -115,14 +117,14 @@ async def _calm_run(words: list[str], plan: Plan) -> Path:
 
 
 async def _judge(seed: int, stage: Stage, campaign: Campaign, code: int | None, stall: Stall | None) -> Report:
-    """Audit the run that is over, and compare what is there with what the witness saw."""
-    cast = RunFiles(stage.root).read_cast()
+    """Audit the run that is over, and compare the logs with what the witness saw."""
+    config = RunFiles(stage.root).read_config()
     report = Report(
-        run=stage.root.name, seed=seed, code=code, stall=stall, resumed=stage.resumed, steps=cast.learner.steps
+        run=stage.root.name, seed=seed, code=code, stall=stall, resumed=stage.resumed, steps=config.learner.steps
     )
     report.output = stage.words if code else ""
-    if campaign.striker is not None:
-        report.strikes, report.unreached = campaign.striker.strikes, dict(campaign.striker.unreached)
+    if campaign.injector is not None:
+        report.injections, report.unreached = campaign.injector.injections, dict(campaign.injector.unreached)
         report.unrecovered = campaign.unrecovered
     if campaign.witness is None:
         return report  # the run never had topics
@@ -131,11 +133,11 @@ async def _judge(seed: int, stage: Stage, campaign: Campaign, code: int | None, 
         whole = Witness(bus)
         await whole.read()
     lost, report.duplicated, report.violations = violations_by_sense(findings)
-    report.lost = [*lost, *missing(campaign.witness.stored, whole.stored, payload=cast.nats.keep == "run")]
+    report.lost = [*lost, *missing(campaign.witness.stored, whole.stored, payload=config.nats.keep == "run")]
     report.finished, report.rewards = whole.finished, whole.rewards
     report.prompts, report.trajectories, report.trained = findings.prompts, findings.issued, findings.trained
     samples = campaign.witness.samples
-    report.tokens, report.tokens_again = samples.tokens, samples.again(cast.rollout.progress_limit)
+    report.tokens, report.tokens_again = samples.tokens, samples.again(config.rollout.progress_limit)
     return report
 
 
@@ -152,7 +154,7 @@ def read_rewards(root: Path) -> dict[int, float]:
     return {row["step"]: row["reward_mean"] for row in rows if row["event"] == "step" and row["stage"] == "rl"}
 
 
-def strike_text(strike: Strike) -> str:
-    """One strike, one line."""
-    where = "" if strike.step is None else f"  step {strike.step}"
-    return f"{strike.at_s:>8.1f} s{where}  {strike.kind} {', '.join(strike.names) or strike.role}"
+def injection_text(injection: Injection) -> str:
+    """Return one injection as one line."""
+    where = "" if injection.step is None else f"  step {injection.step}"
+    return f"{injection.at_s:>8.1f} s{where}  {injection.kind} {', '.join(injection.names) or injection.role}"

@@ -1,4 +1,4 @@
-"""A campaign: follow a run to its end, strike it meanwhile, and end with a verdict where it stands still."""
+"""A campaign: follow a run to its end, inject faults meanwhile, and end with a verdict where it stalls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.cli.chaos.injections import Strike, Striker
+from asyncrl.cli.chaos.injections import Injection, Injector
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.stall import Stall, verdict
 from asyncrl.cli.chaos.targets import Target, drawn, each_point
@@ -25,20 +25,20 @@ _REACH_S = 5.0  # for the run's server to answer
 _TICK_S = 0.2
 _BEFORE_ANY = -(1 << 31)  # less than any step; those of the warm-up are not positive
 _MARGIN = 0.05  # share of the steps that is left for the run to finish undisturbed
-_STEP_LIMITS = 3.0  # a run whose grades lead to no trained batch stands still after so many limits
+_STEP_LIMITS = 3.0  # a run whose grades lead to no trained batch counts as stalled after so many limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a campaign does to a run."""
+    """The plan of a campaign: which faults a run gets."""
 
     targets: list[Target]
     seed: int
-    seconds: float  # from the first strike to the last at most
+    seconds: float  # from the first injection to the last at most
     every_s: float
     kills: int  # 0: no limit
     points_each: int
-    after_recovery: bool  # strike only a run that trains and has recovered from the strike before
+    after_recovery: bool  # inject only while the run trains and has recovered from the injection before
     stall_s: float  # a run that does not advance for this long stands still
 
     @classmethod
@@ -59,19 +59,21 @@ class Plan:
 class Campaign:
     """One run under chaos."""
 
-    def __init__(self, plan: Plan, stage: Stage, running: asyncio.Task[int], tell: Callable[[Strike], None]) -> None:
+    def __init__(
+        self, plan: Plan, stage: Stage, running: asyncio.Task[int], report: Callable[[Injection], None]
+    ) -> None:
         """
         Args:
             running: ends with the run.
         """
         self.witness: Witness | None = None  # once the run has its topics
-        self.striker: Striker | None = None  # once it has trained a batch
-        self.unrecovered: list[str] = []  # what did not work again, within the limit or before the run stood still
-        self._plan, self._stage, self._running, self._tell = plan, stage, running, tell
+        self.injector: Injector | None = None  # once it has trained a batch
+        self.unrecovered: list[str] = []  # roles that did not recover, within the limit or before the run stalled
+        self._plan, self._stage, self._running, self._report = plan, stage, running, report
         self._began_s = time.monotonic()
 
     async def run(self) -> Stall | None:
-        """Strike the run until it ends; returns the verdict where it stands still, its processes as they are."""
+        """Inject faults until the run ends; returns the verdict where it stalls, its processes left as they are."""
         acting = asyncio.create_task(self._act())
         watching = asyncio.create_task(self._stands_still())
         try:
@@ -89,17 +91,17 @@ class Campaign:
             await self._close()
 
     async def _act(self) -> None:
-        """Wait for the first trained batch, strike, and wait for the run's end."""
+        """Wait for the first trained batch, inject faults, and wait for the run's end."""
         witness = self.witness = await self._connected()
         if witness is not None:
             trained = witness.trained_after(_BEFORE_ANY)
             await asyncio.wait({trained, self._running}, return_when=asyncio.FIRST_COMPLETED)
         if witness is not None and not self._running.done():
-            await self._strike(witness)
+            await self._inject(witness)
         await asyncio.wait({self._running})
 
     async def _connected(self) -> Witness | None:
-        """A witness that follows the run's topics as soon as there are any; None where it ends before."""
+        """Start a witness that follows the run's topics as soon as they exist; None where the run ends before."""
         address = RunFiles(self._stage.root).address
         while not self._running.done():
             if address.exists():
@@ -116,37 +118,37 @@ class Campaign:
             await self._ended_within(_TICK_S)
         return None
 
-    async def _strike(self, witness: Witness) -> None:
-        """Strike in steady time until it has been enough, or the run is about to end."""
-        plan, striker = self._plan, self._make_striker(witness)
+    async def _inject(self, witness: Witness) -> None:
+        """Inject at a steady rate until it has been enough, or the run is about to end."""
+        plan, injector = self._plan, self._make_injector(witness)
         last = witness.steps - max(2, int(_MARGIN * witness.steps))
         until = time.monotonic() + plan.seconds
         while not self._running.done() and time.monotonic() < until and (witness.step or 0) < last:
-            if plan.kills and len(striker.strikes) >= plan.kills:
+            if plan.kills and len(injector.injections) >= plan.kills:
                 break
-            if plan.after_recovery and not await self._recovered(witness, striker):
+            if plan.after_recovery and not await self._recovered(witness, injector):
                 break
-            if not await striker.strike_next():
+            if not await injector.inject_next():
                 break
             await self._ended_within(plan.every_s)
-        await striker.settle()
+        await injector.settle()
 
-    def _make_striker(self, witness: Witness) -> Striker:
+    def _make_injector(self, witness: Witness) -> Injector:
         plan, seed = self._plan, self._plan.seed
-        self.striker = Striker(
+        self.injector = Injector(
             each_point(plan.targets, plan.points_each, seed) if plan.points_each else drawn(plan.targets, seed),
             self._stage,
             witness,
             insist=plan.points_each > 0,
-            dice=random.Random(f"{seed} whom"),
-            tell=self._tell,
+            dice=random.Random(f"{seed} target"),
+            report=self._report,
         )
-        return self.striker
+        return self.injector
 
-    async def _recovered(self, witness: Witness, striker: Striker) -> bool:
-        """Wait until an RL step was trained since the last strike and everything struck works again."""
-        step = max([0, *(strike.step or 0 for strike in striker.strikes)])
-        waits: list[asyncio.Future[Any]] = [witness.trained_after(step), *striker.recovering]
+    async def _recovered(self, witness: Witness, injector: Injector) -> bool:
+        """Wait until an RL step was trained since the last injection and all injected roles have recovered."""
+        step = max([0, *(injection.step or 0 for injection in injector.injections)])
+        waits: list[asyncio.Future[Any]] = [witness.trained_after(step), *injector.recovering]
         done = asyncio.ensure_future(asyncio.wait(waits))
         await asyncio.wait({done, self._running}, timeout=self._plan.stall_s, return_when=asyncio.FIRST_COMPLETED)
         if not done.done():
@@ -171,9 +173,9 @@ class Campaign:
         await asyncio.wait({self._running}, timeout=seconds)
 
     async def _close(self) -> None:
-        if self.striker is not None:
-            self.unrecovered = self.striker.unrecovered(self._plan.stall_s if self._running.done() else 0.0)
-            await self.striker.close()
+        if self.injector is not None:
+            self.unrecovered = self.injector.unrecovered(self._plan.stall_s if self._running.done() else 0.0)
+            await self.injector.close()
         if self.witness is not None:
             await self.witness.close()
             await self.witness.bus.close()

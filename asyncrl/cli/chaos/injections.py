@@ -1,4 +1,4 @@
-"""Striking: kill, freeze, or let somebody die at a named point."""
+"""Fault injection: kill, freeze, or let a process die at a named point."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.cli.chaos.processes import Part, parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import AT_THE_END, SERVER, SEVERAL, Target
@@ -27,28 +27,28 @@ from asyncrl.run.directory import RunFiles
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 from topics.topic import TRAINING
 
-_PATIENCE_S = 60.0  # for somebody to pass an armed point
-_LOOK_S = 0.02  # an armed file is gone without a word
+_PATIENCE_S = 60.0  # for a process to pass an armed point
+_LOOK_S = 0.02  # no event announces that an armed file is gone
 _POSTPONED = 12  # drawn targets that are not there or rest; when there are more, they are waited for
-_IN_A_ROW = 5  # strikes at one role before it is left alone: its supervisor gives up at eight deaths in a row
-_REST_S = 25.0  # longer than what a supervisor takes for a healthy life
+_IN_A_ROW = 5  # injections at one role before it is left alone: its supervisor gives up at eight deaths in a row
+_REST_S = 25.0  # longer than a supervisor requires of a healthy start
 _PASSED_AT_ITS_START = ("keeper.claiming", "keeper.claimed")
 
 
-class Strike(msgspec.Struct):
+class Injection(msgspec.Struct):
     """Something that was done to the run."""
 
     role: str
     kind: str  # "kill", "freeze", "wake", or the name of a crash point
-    names: list[str]  # of the processes; empty for those who died at a point
+    names: list[str]  # of the processes; empty for those that died at a point
     at_s: float  # since striking began
     time_ns: int
     step: int | None  # newest trained then
     works_again_s: dict[str, float] = {}  # seconds by role, once it worked again
 
 
-class Striker:
-    """Strikes one drawn target after another, and notes what came of it."""
+class Injector:
+    """Injects faults at one drawn target after another, and records the outcome."""
 
     def __init__(
         self,
@@ -58,39 +58,39 @@ class Striker:
         *,
         insist: bool,
         dice: random.Random,
-        tell: Callable[[Strike], None],
+        report: Callable[[Injection], None],
     ) -> None:
         """
         Args:
-            insist: whether a point that nobody passed is armed again later.
+            insist: whether a point that no process passed is armed again later.
         """
-        self.strikes: list[Strike] = []
-        self.unreached: Counter[str] = Counter()  # targets whose point nobody passed while it was armed
+        self.injections: list[Injection] = []
+        self.unreached: Counter[str] = Counter()  # targets whose point no process passed while it was armed
         self._targets = targets
         self._folder = stage.crash_folder
         self._witness = witness
-        cast = RunFiles(stage.root).read_cast()
-        self._wake_s = cast.rollout.lease_s + 1.0  # a second more than a lease
-        self._workers = cast.rollout.workers
+        config = RunFiles(stage.root).read_config()
+        self._wake_s = config.rollout.lease_s + 1.0  # a second more than a lease
+        self._workers = config.rollout.workers
         self._insist = insist
         self._dice = dice
-        self._tell = tell
+        self._report = report
         self._began_ns = time.time_ns()
-        self._rows: dict[str, tuple[int, float]] = {}  # strikes in a row and when the last one was, by role
+        self._rows: dict[str, tuple[int, float]] = {}  # injections in a row and when the last one was, by role
         self._postponed: list[Target] = []  # drawn while they were not there, or rested
-        self._seen = {SEVERAL}  # roles that somebody plays in this run
+        self._seen = {SEVERAL}  # roles of this run
         self._armed: dict[Path, asyncio.Task[None]] = {}
-        self._last: Counter[Target] = Counter()  # how often those points are to be passed that end a run
+        self._last: Counter[Target] = Counter()  # how often points that end a run are to be passed
         self._tasks: set[asyncio.Task[None]] = set()
-        self.recovering: dict[asyncio.Task[None], tuple[Strike, str]] = {}  # roles that do not work again yet
+        self.recovering: dict[asyncio.Task[None], tuple[Injection, str]] = {}  # roles that do not work again yet
         self._settling = False
 
-    async def strike_next(self) -> bool:
-        """Strike one target that is there and not resting; False when no more will be drawn."""
+    async def inject_next(self) -> bool:
+        """Inject a fault at one target that is there and not resting; False when no more will be drawn."""
         living = parts(self._folder)
         self._seen |= {part.role for part in living}
         for target in self._postponed:
-            if await self._strike(target, living):
+            if await self._inject(target, living):
                 self._postponed.remove(target)
                 return True
         while len(self._postponed) < _POSTPONED:
@@ -98,14 +98,14 @@ class Striker:
             if drawn is None:
                 return bool(self._postponed)
             if drawn.role not in self._seen:
-                continue  # nobody plays it in this cast
-            if await self._strike(drawn, living):
+                continue  # this config has no such role
+            if await self._inject(drawn, living):
                 break
             self._postponed.append(drawn)
         return True
 
     async def settle(self) -> None:
-        """Disarm what nobody passed, but for the points that end a run; nothing is struck from here on."""
+        """Disarm points that no process passed, but for those that end a run; no fault is injected from here on."""
         self._settling = True
         tasks = [task for file, task in self._armed.items() if not file.name.startswith(AT_THE_END)]
         await asyncio.gather(*tasks)
@@ -116,17 +116,17 @@ class Striker:
             task.cancel()
 
     def unrecovered(self, limit_s: float) -> list[str]:
-        """Who was struck more than `limit_s` ago and does not work again yet."""
+        """Return the roles that were injected more than `limit_s` ago and have not recovered."""
         found = []
-        for strike, role in self.recovering.values():
-            ago_s = (time.time_ns() - strike.time_ns) / 1e9
+        for injection, role in self.recovering.values():
+            ago_s = (time.time_ns() - injection.time_ns) / 1e9
             if ago_s > limit_s:
-                what = f"{strike.kind} at {strike.at_s:.1f} s, step {strike.step}"
+                what = f"{injection.kind} at {injection.at_s:.1f} s, step {injection.step}"
                 found.append(f"{role}: {what}: does not work again after {ago_s:.0f} s")
         return found
 
-    async def _strike(self, target: Target, living: Sequence[Part]) -> bool:
-        """Strike a target; False where it is not there now, or rests."""
+    async def _inject(self, target: Target, living: Sequence[Part]) -> bool:
+        """Inject a fault at a target; False where it is not there now, or rests."""
         if self._rests(target):
             return False
         if target.family == "crash":
@@ -135,7 +135,7 @@ class Striker:
         if not chosen:
             return False
         for part in chosen:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it was faster
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended first
                 part.process.send_signal(signal.SIGKILL if target.kind == "kill" else signal.SIGSTOP)
         self._note(target, chosen)
         if target.kind == "wake":
@@ -166,7 +166,7 @@ class Striker:
             part.process.resume()
 
     def _arm(self, target: Target, living: Sequence[Part]) -> bool:
-        """Arm a point, and bring somebody to pass it where that takes an occasion."""
+        """Arm a point, and cause a process to pass it where that takes an occasion."""
         file = self._folder / f"{target.kind}@{target.role}"
         if target.kind in AT_THE_END:
             self._last[target] = min(_IN_A_ROW, self._last[target] + 1)
@@ -185,7 +185,7 @@ class Striker:
         return True
 
     async def _follow(self, target: Target, file: Path) -> None:
-        """Watch an armed point until somebody has passed it, or nobody has for long enough."""
+        """Watch an armed point until a process has passed it, or none has for long enough."""
         until = time.monotonic() + (math.inf if target.kind in AT_THE_END else _PATIENCE_S)
         while time.monotonic() < until and not _passed(file):
             await asyncio.sleep(_LOOK_S)
@@ -202,35 +202,35 @@ class Striker:
             self._postponed += [target] * self._insist
 
     async def _scale(self) -> None:
-        """Ask for one rollout worker more, or for that one to leave: an occasion to say `fleet.scaled`."""
+        """Request one rollout worker more, or one less: an occasion to publish `fleet.scaled`."""
         wanted = self._workers + (self._witness.fleet.get("rollout", 0) <= self._workers)
         with contextlib.suppress(BusError):  # then the point is not reached
             request = ScaleRequested({"rollout": wanted})
-            await say(self._witness.bus, SCALE_REQUESTED, request, id=str(time.time_ns()))
+            await publish(self._witness.bus, SCALE_REQUESTED, request, id=str(time.time_ns()))
 
-    def _note(self, target: Target, struck: Sequence[Part]) -> None:
+    def _note(self, target: Target, affected: Sequence[Part]) -> None:
         now, since = time.time_ns(), time.monotonic()
-        strike = Strike(
+        injection = Injection(
             role=target.role,
             kind=target.kind,
-            names=[part.name for part in struck],
+            names=[part.name for part in affected],
             at_s=round((now - self._began_ns) / 1e9, 2),
             time_ns=now,
             step=self._witness.step,
         )
-        self.strikes.append(strike)
-        for role in {part.role for part in struck} or {target.role}:
+        self.injections.append(injection)
+        for role in {part.role for part in affected} or {target.role}:
             count, last = self._rows.get(_supervised(role), (0, 0.0))
             self._rows[_supervised(role)] = (count + 1 if since - last < _REST_S else 1, since)
             if target.kind != "wake":
-                task = self._spawn(self._until_it_works(strike, role))
-                self.recovering[task] = strike, role
+                task = self._spawn(self._until_it_works(injection, role))
+                self.recovering[task] = injection, role
                 task.add_done_callback(self.recovering.pop)
-        self._tell(strike)
+        self._report(injection)
 
-    async def _until_it_works(self, strike: Strike, role: str) -> None:
-        worked_ns = await self._witness.works_again(role, strike.time_ns)
-        strike.works_again_s[role] = round((worked_ns - strike.time_ns) / 1e9, 2)
+    async def _until_it_works(self, injection: Injection, role: str) -> None:
+        worked_ns = await self._witness.works_again(role, injection.time_ns)
+        injection.works_again_s[role] = round((worked_ns - injection.time_ns) / 1e9, 2)
 
     def _rests(self, target: Target) -> bool:
         count, last = self._rows.get(_supervised(target.role), (0, 0.0))
@@ -244,7 +244,7 @@ class Striker:
 
 
 def _passed(file: Path, *, disarm: bool = False) -> bool:
-    """Whether an armed point has taken somebody."""
+    """Return whether an armed point has ended a process."""
     try:
         file.unlink() if disarm else file.stat()
     except FileNotFoundError:

@@ -41,7 +41,7 @@ class MemoryMeter:
         """Sample until cancelled."""
         while True:
             self._samples.append(await asyncio.to_thread(self._take))
-            await asyncio.sleep(_EVERY_S)  # nothing tells that memory grows
+            await asyncio.sleep(_EVERY_S)  # no event announces that memory grows
 
     def growth(self) -> dict[str, Growth]:
         """Memory of each role in the second quarter of the samples and in the last."""
@@ -59,7 +59,7 @@ class MemoryMeter:
     def _take(self) -> dict[str, float]:
         found: dict[str, float] = {}
         for part in parts(self._folder):
-            with contextlib.suppress(psutil.Error):  # it ended in this moment
+            with contextlib.suppress(psutil.Error):  # it has just ended
                 if time.time() - part.process.create_time() > _YOUNG_S:
                     found[part.role] = max(found.get(part.role, 0.0), part.process.memory_info().rss / 1e6)
         return found

@@ -1,4 +1,4 @@
-"""The processes of one run, found by the environment they inherited: nobody else's is ever touched."""
+"""The processes of one run, found by the environment they inherited: no other process is ever touched."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.crash import CRASH_FOLDER
 
 
 class Part(NamedTuple):
-    """A living process and the part it plays in the run."""
+    """A living process and its role in the run."""
 
     role: str  # as in `targets.ROLES`
     name: str  # "rollout-2", "nats", "nats-3", "up"
@@ -21,10 +21,10 @@ class Part(NamedTuple):
 
 
 def parts(crash_folder: Path) -> list[Part]:
-    """Every living process that inherited this crash folder and plays a part."""
+    """Every living process that inherited this crash folder and has a role."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):  # it ended in this moment, or is somebody else's
+        with contextlib.suppress(psutil.Error):  # it has just ended, or belongs to another user
             if process.environ().get(CRASH_FOLDER) != str(crash_folder) or process.status() == psutil.STATUS_ZOMBIE:
                 continue
             part = _part(process, process.cmdline())

@@ -1,4 +1,4 @@
-"""What chaos found: a table, a picture, and both again for machines."""
+"""The report of a chaos run: a table, a plot, and both as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.cli.chaos.injections import Strike
+from asyncrl.cli.chaos.injections import Injection
 from asyncrl.cli.chaos.memory import Growth
 from asyncrl.cli.chaos.stall import Stall
 from asyncrl.state.audit.audit import Findings
@@ -37,12 +37,12 @@ class Report(msgspec.Struct, kw_only=True):
     run: str
     seed: int
     code: int | None  # of `asyncrl up`; None: the run stood still
-    stall: Stall | None  # where it did
+    stall: Stall | None  # the step, where it did
     output: str = ""  # the last lines of `asyncrl up`, where it failed
     finished: bool = False
-    strikes: list[Strike] = []
-    unreached: dict[str, int] = {}  # armed points that nobody passed in time
-    unrecovered: list[str] = []  # what was struck and did not work again within the limit
+    injections: list[Injection] = []
+    unreached: dict[str, int] = {}  # armed points that no process passed in time
+    unrecovered: list[str] = []  # roles that did not recover within the limit after an injection
     resumed: int  # times that `up --resume` went on
     prompts: int = 0
     trajectories: int = 0  # issued
@@ -59,13 +59,13 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def clean(self) -> bool:
-        """Whether the run came to its end and nothing is wrong with it."""
+        """Return whether the run came to its end and nothing is wrong with it."""
         wrong = self.lost or self.duplicated or self.violations or self.unrecovered
         return self.finished and self.code == 0 and not wrong
 
 
 def violations_by_sense(findings: Findings) -> tuple[list[str], list[str], list[str]]:
-    """What an audit found lost, what it found issued twice, and what else is wrong."""
+    """Split the violations of an audit: lost, duplicated, and all others."""
     lost: list[str] = []
     twice: list[str] = []
     other: list[str] = []
@@ -82,10 +82,10 @@ def report_text(report: Report) -> str:
     end += f" (exit code {report.code})" if report.code else " (stopped)" if report.code is None else ""
     lines = [
         *([f"verdict: {report.stall.text}", ""] if report.stall is not None else []),
-        f"run {report.run}, seed {report.seed}: {end}, {len(report.strikes)} strikes, {verdict}",
+        f"run {report.run}, seed {report.seed}: {end}, {len(report.injections)} injections, {verdict}",
         "",
         f"{'role':>14}  {'kill':>5} {'freeze':>6} {'wake':>5} {'crash':>5}   works again after (s)",
-        *_rows(report.strikes),
+        *_rows(report.injections),
         "",
         *(f"{name:>14}  {text}" for name, text in _figures(report)),
     ]
@@ -97,34 +97,38 @@ def report_text(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _rows(strikes: Sequence[Strike]) -> list[str]:
+def _rows(injections: Sequence[Injection]) -> list[str]:
     lines = []
-    for role in dict.fromkeys(strike.role for strike in strikes):
-        mine = [strike for strike in strikes if strike.role == role]
-        counts = Counter(strike.kind if strike.kind in FAMILIES else "crash" for strike in mine)
+    for role in dict.fromkeys(injection.role for injection in injections):
+        of_role = [injection for injection in injections if injection.role == role]
+        counts = Counter(injection.kind if injection.kind in FAMILIES else "crash" for injection in of_role)
         given = " ".join(f"{counts[family] or '-':>{max(5, len(family))}}" for family in FAMILIES)
-        lines.append(f"{role:>14}  {given}   {_recovery(role, strikes)}")
+        lines.append(f"{role:>14}  {given}   {_recovery(role, injections)}")
     return lines
 
 
-def _recovery(role: str, strikes: Sequence[Strike]) -> str:
-    """Seconds until a role worked again, alone or struck among several, and when it was frozen."""
+def _recovery(role: str, injections: Sequence[Injection]) -> str:
+    """Seconds until a role recovered, alone or injected among several, and when it was frozen."""
 
     def text(times: list[float]) -> str:
         return f"{statistics.median(times):.1f} median, {max(times):.1f} at most"
 
     dead = [
-        strike.works_again_s[role] for strike in strikes if role in strike.works_again_s and strike.kind != "freeze"
+        injection.works_again_s[role]
+        for injection in injections
+        if role in injection.works_again_s and injection.kind != "freeze"
     ]
     frozen = [
-        strike.works_again_s[role] for strike in strikes if role in strike.works_again_s and strike.kind == "freeze"
+        injection.works_again_s[role]
+        for injection in injections
+        if role in injection.works_again_s and injection.kind == "freeze"
     ]
     return "   ".join([*([text(dead)] if dead else []), *([f"frozen: {text(frozen)}"] if frozen else [])]) or "-"
 
 
 def _figures(report: Report) -> list[tuple[str, str]]:
-    points = Counter(strike.kind for strike in report.strikes if strike.kind not in FAMILIES)
-    passed = {f"{strike.role}@{strike.kind}" for strike in report.strikes}
+    points = Counter(injection.kind for injection in report.injections if injection.kind not in FAMILIES)
+    passed = {f"{injection.role}@{injection.kind}" for injection in report.injections}
     unreached = sorted(name for name in report.unreached if name not in passed)
     share = f" ({100 * report.tokens_again / report.tokens:.2f} %)" if report.tokens else ""
     return [
@@ -157,7 +161,7 @@ def _last(rewards: Mapping[int, float]) -> str:
 
 
 def draw(path: Path, report: Report) -> None:
-    """Draw reward over steps, the undisturbed run's beside it, and a mark for each strike."""
+    """Plot reward over steps, the undisturbed run's beside it, and a mark for each injection."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -165,7 +169,7 @@ def draw(path: Path, report: Report) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     curves: list[tuple[str, Mapping[int, float], dict[str, Any]]] = [
-        (f"{len(report.strikes)} strikes", report.rewards, {"color": "#1f4e8c"})
+        (f"{len(report.injections)} injections", report.rewards, {"color": "#1f4e8c"})
     ]
     if report.undisturbed is not None:
         curves.append(("undisturbed", report.undisturbed, {"color": "#8a8a8a", "linestyle": "--"}))
@@ -180,10 +184,10 @@ def draw(path: Path, report: Report) -> None:
             label=label,
             **style,
         )
-    marks = [max(0, strike.step or 0) for strike in report.strikes]
+    marks = [max(0, injection.step or 0) for injection in report.injections]
     axes.plot(marks, [0.01] * len(marks), "|", color="#b0562c", transform=axes.get_xaxis_transform(), markersize=9)
     axes.set_title(f"run {report.run} under chaos")
-    axes.set_xlabel("step (a mark: a strike)")
+    axes.set_xlabel("step (a mark: an injection)")
     axes.set_ylabel(f"sampled reward, mean of {_WINDOW} steps")
     axes.legend(loc="lower right", frameon=False)
     axes.grid(alpha=0.25)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.crash import CRASH_FOLDER
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import python, with_parent
 
 _START_S = 120.0  # for `up` to name the run
-_GONE_S = 60.0  # for the kernel to take everybody with a killed `up`
+_GONE_S = 60.0  # for the kernel to end all processes of a killed `up`
 
 
-class ChaosError(Fault):
+class ChaosError(AsyncRLError):
     """The run under chaos did not start, or cannot be followed."""
 
 
@@ -29,7 +29,7 @@ class Stage:
         self.crash_folder = crash_folder
         self.root = Path()
         self.resumed = 0
-        self.words = ""  # the last that `up` said
+        self.words = ""  # the last output of `up`
         self._up: asyncio.subprocess.Process | None = None
         self._named = asyncio.Event()
         self._running: asyncio.Task[int] | None = None
@@ -41,7 +41,7 @@ class Stage:
             limit_s: for `up` to name the run.
 
         Raises:
-            ChaosError: it does not start; with its words.
+            ChaosError: it does not start; with its output.
         """
         running = self._running = asyncio.create_task(self._run(words))
         named = asyncio.create_task(self._named.wait())
@@ -54,7 +54,7 @@ class Stage:
         return running
 
     async def stop(self) -> None:
-        """End everybody who still lives.
+        """End all processes that still live.
 
         Raises:
             ChaosError: some cannot be ended.
@@ -65,12 +65,12 @@ class Stage:
             if self._up.returncode is None:
                 self._up.kill()
                 await self._up.wait()
-            await self._everybody_gone()
+            await self._all_gone()
 
     async def _run(self, words: Sequence[str]) -> int:
         code = await self._follow(words)
         while code == -signal.SIGKILL:
-            await self._everybody_gone()
+            await self._all_gone()
             self.resumed += 1
             code = await self._follow(["--resume", str(self.root)])
         return code
@@ -96,7 +96,7 @@ class Stage:
                     log.write(line)
         return await self._up.wait()
 
-    async def _everybody_gone(self) -> None:
+    async def _all_gone(self) -> None:
         """Wait until the kernel has ended all processes of a dead parent.
 
         Raises:

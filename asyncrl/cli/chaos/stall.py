@@ -1,4 +1,4 @@
-"""The verdict on a run that stands still: since when, by whom, and what its queues hold."""
+"""The verdict on a stalled run: since when, for which reasons, and what its queues hold."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.state.diagnose import diagnose
 
 
 class Stall(msgspec.Struct, kw_only=True):
-    """What was seen of a run that did not advance within the limit, before its processes were stopped."""
+    """The state of a run that did not advance within the limit, before its processes were stopped."""
 
     missing: str  # the event that did not come
     step: int | None  # newest trained
@@ -60,7 +60,7 @@ async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: floa
         queues = picture.queues
     stopped = []
     for part in parts(stage.crash_folder):
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended in this moment
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if part.process.status() == psutil.STATUS_STOPPED:
                 stopped.append(part.name)
     return Stall(

@@ -1,4 +1,4 @@
-"""What chaos may do to whom, how people name it, and in which order a seed draws it."""
+"""Chaos targets: which fault fits which role, how they are named, and in which order a seed draws them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from actors.main import ROLES as ACTORS
 from asyncrl.crash import POINTS
-from asyncrl.errors import Fault
+from asyncrl.errors import AsyncRLError
 
 SEVERAL = "several"  # two to four processes in the same instant
 SERVER = "engine-server"  # the inference server that an engine actor started
@@ -31,14 +31,14 @@ class Target(NamedTuple):
         return f"{self.role}{'@' if self.family == 'crash' else ':'}{self.kind}"
 
 
-class TargetError(Fault):
-    """Nobody is called so, or it cannot be done to them."""
+class TargetError(AsyncRLError):
+    """Unknown role, or the role does not support this fault."""
 
 
 def all_targets() -> list[Target]:
     """Everything that can be done to anybody.
 
-    Nobody watches `asyncrl up`, so it is killed and resumed, never left frozen.
+    `asyncrl up` has no supervisor, so it is killed and resumed, never left frozen.
     """
     found = [Target(role, "kill") for role in ROLES]
     found += [Target(role, "freeze") for role in ROLES if role not in ("up", SEVERAL)]
@@ -47,7 +47,8 @@ def all_targets() -> list[Target]:
 
 
 def parse_targets(text: str) -> list[Target]:
-    """The targets that a comma-separated list names: `learner`, `nats:kill`, `engine@engine.swapped`, `@work.said`.
+    """The targets that a comma-separated list names: `learner`, `nats:kill`, `engine@engine.swapped`,
+    `@work.published`.
 
     Raises:
         TargetError: with what is allowed.

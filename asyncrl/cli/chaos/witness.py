@@ -1,4 +1,4 @@
-"""Who watches a run under chaos: it notes everything that was stored, and when each role worked again."""
+"""The witness of a run under chaos: it records everything that was stored, and when each role recovered."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import topic_of
-from topics.topic import ACTORS, BLOBS, FLEET, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, VITALS, Keep, Topic
+from topics.topic import ACTORS, BLOBS, FLEET, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, VITALS, Retention, Topic
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_FAILED,
@@ -28,7 +28,7 @@ from topics.trajectories import (
 from topics.weights import TRAINING_FINISHED, TrainingFinished
 from topics.wire import decode
 
-_WORK: dict[str, tuple[Topic[Any], ...]] = {  # what a worker says when it works
+_WORK: dict[str, tuple[Topic[Any], ...]] = {  # the message that shows that a worker works
     "rollout": (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
     "reward": (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
 }
@@ -38,7 +38,7 @@ _SILENT_S = 60.0
 _BODIES = (ACTORS, FLEET, TRAINING)  # logs that are read with their bodies
 
 
-class Said(NamedTuple):
+class SeenMessage(NamedTuple):
     """One message as it was stored."""
 
     topic: Topic[Any]
@@ -47,7 +47,7 @@ class Said(NamedTuple):
 
 
 Stored: TypeAlias = dict[str, dict[int, str]]  # message ids by stream and sequence, but for what expires
-Holds: TypeAlias = Callable[[Said], bool]
+Holds: TypeAlias = Callable[[SeenMessage], bool]
 
 
 class Witness:
@@ -66,7 +66,7 @@ class Witness:
         self.samples = Samples()
         self.advanced_s = 0.0  # monotonic clock: a result, grade, step or evaluation was stored, or a new actor started
         self.trained_s = 0.0  # the same of a step
-        self._actors: set[str] = set()  # that ever started
+        self._actors: set[str] = set()  # all that ever started
         self._writers: dict[str, str] = {}  # newest writer of each keeper's log
         self._waiting: list[tuple[Holds, asyncio.Future[int]]] = []
         self._readers = [
@@ -78,7 +78,7 @@ class Witness:
         self._readers.append(LogReader(bus, TRAJECTORIES, self._take_progress, subjects=progress))
 
     async def start(self) -> None:
-        """Read everything said so far, then follow."""
+        """Read everything published so far, then follow."""
         for reader in self._readers:
             await reader.start()
 
@@ -100,7 +100,7 @@ class Witness:
             await reader.close()
 
     def works_again(self, role: str, since_ns: int) -> asyncio.Future[int]:
-        """When a role worked again after it was struck: the server's clock, ns.
+        """Return when a role recovered after an injection: the server's clock, ns.
 
         A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
         rollout or reward worker when a process of the role has started and a result of the role is stored after that;
@@ -112,40 +112,40 @@ class Witness:
         return future
 
     def trained_after(self, step: int) -> asyncio.Future[int]:
-        """When a batch behind this one was trained: the server's clock, ns."""
+        """Return the time at which a batch behind this one was trained: the server's clock, ns."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self.step is not None and self.step > step:
             future.set_result(time.time_ns())
         else:
-            self._waiting.append((lambda said: said.topic is BATCH_TRAINED and said.message.step > step, future))
+            self._waiting.append((lambda seen: seen.topic is BATCH_TRAINED and seen.message.step > step, future))
         return future
 
     def _sign(self, role: str, since_ns: int) -> Holds:
-        """What tells that a role works again."""
+        """Return the evidence that a role works again."""
         if role in _KEEPERS:
             stream, before = _KEEPERS[role], self._writers.get(role)
-            return lambda said: (
-                said.record.stream is stream
-                and said.record.time_ns > since_ns
-                and said.record.headers.get(WRITER) != before
-                and (role != "learner" or said.topic is BATCH_TRAINED)
+            return lambda seen: (
+                seen.record.stream is stream
+                and seen.record.time_ns > since_ns
+                and seen.record.headers.get(WRITER) != before
+                and (role != "learner" or seen.topic is BATCH_TRAINED)
             )
         if role in ("engine", "engine-server"):
-            return lambda said: said.topic is ENGINE_READY and said.record.time_ns > since_ns
+            return lambda seen: seen.topic is ENGINE_READY and seen.record.time_ns > since_ns
         if role == "up":
-            return lambda said: said.topic is BATCH_TRAINED and said.record.time_ns > since_ns
+            return lambda seen: seen.topic is BATCH_TRAINED and seen.record.time_ns > since_ns
         if role == "nats":
-            led = (TRAINING,) if self.bus.clustered else STREAMS  # by the server that was struck
-            return lambda said: said.record.stream in led and said.record.time_ns > since_ns
+            led = (TRAINING,) if self.bus.clustered else STREAMS  # by the server that was injected
+            return lambda seen: seen.record.stream in led and seen.record.time_ns > since_ns
         started = False
 
-        def works(said: Said) -> bool:
+        def works(seen: SeenMessage) -> bool:
             nonlocal started
-            if said.record.time_ns <= since_ns:
+            if seen.record.time_ns <= since_ns:
                 return False
-            if said.topic is ACTOR_STARTED and isinstance(said.message, ActorStarted) and said.message.role == role:
+            if seen.topic is ACTOR_STARTED and isinstance(seen.message, ActorStarted) and seen.message.role == role:
                 started = True
-            return started and (role not in _WORK or said.topic in _WORK[role])
+            return started and (role not in _WORK or seen.topic in _WORK[role])
 
         return works
 
@@ -176,10 +176,10 @@ class Witness:
         if topic is TRAJECTORY_GENERATED:
             self.samples.ended(record.headers)
             self.ended[record.headers["trajectory"]] = (int(record.headers["delivery"]), record.time_ns)
-        said = Said(topic, record, message)
+        seen = SeenMessage(topic, record, message)
         for entry in list(self._waiting):
             holds, future = entry
-            if future.done() or holds(said):
+            if future.done() or holds(seen):
                 self._waiting.remove(entry)
                 if not future.done():
                     future.set_result(record.time_ns)
@@ -233,7 +233,7 @@ def missing(before: Stored, after: Stored, *, payload: bool) -> list[str]:
     Args:
         payload: whether payload streams were kept whole as well.
     """
-    kept = {stream.name for stream in STREAMS if stream.keep is Keep.LEDGER or payload}
+    kept = {stream.name for stream in STREAMS if stream.keep is Retention.LEDGER or payload}
     return [
         f"{name} {sequence}: {message_id} was stored, now there is {after.get(name, {}).get(sequence, 'nothing')}"
         for name in sorted(kept & before.keys())

@@ -45,7 +45,7 @@ def main() -> int:
             f"engine: cannot listen on {options.host}:{options.port}: {os.strerror(fault.errno or 0)}", file=sys.stderr
         )
         return 1
-    # Only now the slow imports: a taken port is told at once.
+    # Only now the slow imports: a taken port is reported at once.
     import torch
     import uvloop
 

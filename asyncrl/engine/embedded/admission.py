@@ -55,7 +55,7 @@ class Admission:
             request = entry.request
             request.row = row
             request.epoch = epoch
-            if not request.tokens:  # what a retracted request reads again does not count as its prompt
+            if not request.tokens:  # tokens that a retracted request reads again do not count as its prompt
                 request.cached_tokens = entry.known
             self._live[_key(request)] = request
             if entry.donor is not None:

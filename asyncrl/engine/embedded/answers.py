@@ -58,7 +58,7 @@ class Call:
             self._engine.submit(request)
 
     def cancel(self) -> None:
-        """Abort what has not ended: nobody is listening any more."""
+        """Abort unfinished requests: the client has left."""
         for request in self.requests:
             if request.finish is None:
                 self._engine.abort(request.rid)

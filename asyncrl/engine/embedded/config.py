@@ -1,4 +1,4 @@
-"""What a Hugging Face model directory says about the model: architecture, rotary table, end tokens."""
+"""The configuration of a Hugging Face model directory: architecture, rotary table, end tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
         Source: RoFormer (arXiv 2104.09864) section 3.4.2; the piecewise stretch is Llama 3.1's (arXiv 2407.21783).
         """
-        import torch  # takes seconds, which those who only read a configuration need not pay
+        import torch  # takes seconds, which callers that only read a configuration need not pay
 
         frequencies = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
         if self.kind == "default":
@@ -86,12 +86,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def has_qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head before the rotation."""
+        """Return whether queries and keys are normalised per head before the rotation."""
         return self.architecture == "Qwen3ForCausalLM"
 
     @property
     def has_qkv_bias(self) -> bool:
-        """Whether the query, key and value projections add a bias."""
+        """Return whether the query, key and value projections add a bias."""
         return self.architecture == "Qwen2ForCausalLM"
 
 

@@ -1,4 +1,4 @@
-"""What the engine counts, and how Prometheus reads it."""
+"""Counters of the engine, in Prometheus text format."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ _PACKED_ROWS = 12
 
 
 def _packing_works() -> bool:
-    """Whether this build of torch has the operators; they are what torch's own compiler emits, and not public."""
+    """Return whether this build of torch has the operators, which torch's compiler emits and which are not public."""
     probe = torch.eye(16)
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(probe, None)

@@ -37,7 +37,7 @@ class _Span(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """What every layer of one forward pass shares. N tokens: decoding rows, then the block's."""
+    """The inputs that all layers of one forward pass share. N tokens: decoding rows, then the block's."""
 
     rotation: torch.Tensor  # [N, 1, head_dim / 2] complex64
     cells: torch.Tensor  # [N, 2 * kv_heads] rows of the flat store to write
@@ -142,10 +142,10 @@ class Model:
             starts.tolist(), np.maximum.reduceat(positions.numpy(), starts).tolist(), strict=True
         ):
             used = -(-(longest + 1) // ATTENTION_STEP) * ATTENTION_STEP
-            mine = positions[start : start + SPAN_ROWS]
-            bias = torch.where(self._steps[:used] > mine.unsqueeze(1), -torch.inf, 0.0).to(self.dtype)
-            bias = bias.unsqueeze(1).expand(-1, kv_heads, -1).reshape(len(mine) * kv_heads, 1, used)
-            spans.append(_Span(start, start + len(mine), used, bias))
+            part = positions[start : start + SPAN_ROWS]
+            bias = torch.where(self._steps[:used] > part.unsqueeze(1), -torch.inf, 0.0).to(self.dtype)
+            bias = bias.unsqueeze(1).expand(-1, kv_heads, -1).reshape(len(part) * kv_heads, 1, used)
+            spans.append(_Span(start, start + len(part), used, bias))
         return spans
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:

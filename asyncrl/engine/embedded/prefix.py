@@ -40,7 +40,7 @@ class PrefixCache:
         self._free = list(range(len(self._pool)))
 
     def find(self, tokens: Sequence[int], extra_key: str | None) -> list[int]:
-        """Where the blocks of the longest known prefix of `tokens` are kept."""
+        """Return the blocks of the longest known prefix of `tokens`."""
         parent: int | str | None = extra_key
         found: list[tuple[_Key, int]] = []
         for piece in _blocks(tokens):

@@ -14,7 +14,7 @@ _MAX_NEW_TOKENS = 128  # of a request that names no limit
 
 
 class Sampling(msgspec.Struct, frozen=True):
-    """How to sample; the names and defaults are SGLang's."""
+    """Sampling parameters; the names and defaults are SGLang's."""
 
     max_new_tokens: int | None = None  # 128, or what the context leaves of them
     temperature: float = 1.0  # 0 takes the likeliest token
@@ -30,7 +30,7 @@ class Sampling(msgspec.Struct, frozen=True):
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Why a generation ended, as it goes over the wire."""
+    """The reason why a generation ended, as on the wire."""
 
     type: Literal["stop", "length", "abort"]
     matched: int | str | None = None
@@ -130,21 +130,21 @@ class Request:
             self.spans.append(Span(version, start, len(self.tokens)))
 
     def wants_emission(self) -> bool:
-        """Whether a streaming request has reached its interval."""
+        """Return whether a streaming request has reached its interval."""
         return self.streaming and len(self.tokens) % self.sampling.stream_interval == 0
 
     def emit(self) -> None:
-        """Tell the listener that there is something new."""
+        """Notify the listener."""
         if self.listener is not None:
             self.listener(self)
 
 
 def check_length(prompt: int, new: int | None, context: int) -> None:
-    """Refuse a request that exceeds the context, in SGLang's words.
+    """Refuse a request that exceeds the context, with SGLang's message.
 
     Args:
         prompt: tokens that are given.
-        new: tokens that may be sampled, where the request says it.
+        new: tokens that may be sampled, where the request limits them.
         context: tokens that there is room for.
 
     Raises:

@@ -30,7 +30,7 @@ _SPINS = 2
 
 
 class Signal:
-    """Wakes everybody who waits, each time it fires."""
+    """A condition that wakes all waiters each time it fires."""
 
     def __init__(self) -> None:
         self._waiters: list[asyncio.Future[None]] = []
@@ -105,7 +105,7 @@ class Engine:
 
     @property
     def runnable(self) -> bool:
-        """Whether a step would do something."""
+        """Return whether a step would do something."""
         return self.paused is None and bool(self.running or self.waiting)
 
     @property
@@ -352,7 +352,7 @@ class Engine:
         )
 
     def _end(self, request: Request, finish: Finish) -> None:
-        """Take a request out, keep its keys and values for whoever shares the prefix, and tell its listener."""
+        """Take a request out, keep its keys and values for requests that share the prefix, and notify its listener."""
         request.finish = finish
         request.close_span(self.weight_version)
         del self.requests[request.rid]

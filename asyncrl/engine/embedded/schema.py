@@ -24,7 +24,7 @@ _NEUTRAL = {
     "ebnf": None,
     "structural_tag": None,
 }
-"""What SGLang also knows and this engine does not do: accepted only where it changes nothing."""
+"""Options of SGLang that this engine lacks: accepted only where they change nothing."""
 
 _LEAST_TEMPERATURE = 1e-4  # below, logits divided by it overflow
 

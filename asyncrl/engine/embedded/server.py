@@ -227,7 +227,7 @@ class EngineServer:
                 while not self.engine.idle:
                     await self.engine.changed.wait()
         except TimeoutError:
-            pass  # the answer says what still runs
+            pass  # the answer lists what still runs
 
     # -- control -------------------------------------------------------------------------------------------------
 
@@ -282,7 +282,7 @@ async def _read(request: BaseRequest) -> bytes:
     parts, size = [], 0
     try:
         async with asyncio.timeout(_BODY_S):
-            async for part in request.content.iter_any():  # a body in chunks does not say how long it is
+            async for part in request.content.iter_any():  # a chunked body does not give its length
                 size += len(part)
                 if size > _MAX_BODY_BYTES:
                     raise EngineRefused(f"the body has more than {_MAX_BODY_BYTES} bytes")

@@ -1,0 +1,1 @@
+"""The audit: nothing lost, nothing trained twice, every end accounted for."""

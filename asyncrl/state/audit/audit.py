@@ -1,4 +1,4 @@
-"""What a run's ledger proves: every trajectory has one end, every batch was trained once, every version is true."""
+"""The audit's verdict: every trajectory has one end, every batch was trained once, every version is true."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from asyncrl.state.audit.open_work import Queue, open_violations
 from asyncrl.state.audit.training import Saved, Trained
 from asyncrl.state.audit.violations import Violation
 
-_ROLES = ("rollout", "reward", "buffer")  # who has what is open
+_ROLES = ("rollout", "reward", "buffer")  # holders of open work
 
 
 class Findings(NamedTuple):
-    """What an audit found."""
+    """The findings of an audit."""
 
     violations: list[Violation]
     prompts: int
@@ -27,7 +27,7 @@ class Findings(NamedTuple):
     open: dict[str, int]  # issued and without an end, by the role whose turn it is
     batches: int
     trained_batches: int
-    line: int  # newest line of weights
+    lineage: int  # newest lineage
     tokens_by_lag: dict[int, int]  # trained; -1 for supervised tokens
     versions: int  # published
     payloads: int  # results still stored
@@ -54,13 +54,13 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
     ended = {step: batch.ended for step, batch in ledger.batches.items()}
     taken = sum(ended.get(step, 0) for step in training.surviving)
     skipped = sum(
-        ended.get(step, 0) for step, line in training.surviving.items() if training.trained[line, step].skipped
+        ended.get(step, 0) for step, lineage in training.surviving.items() if training.trained[lineage, step].skipped
     )
     dropped = ledger.groups.dropped + Counter({"skipped": skipped})
     open_now = Counter(work.role for group in ledger.groups.kept.values() for work in group.open())
     lags: Counter[int] = Counter()
-    for step, line in training.surviving.items():
-        lags.update(training.trained[line, step].lags)
+    for step, lineage in training.surviving.items():
+        lags.update(training.trained[lineage, step].lags)
     return Findings(
         violations=violations,
         prompts=ledger.groups.prompts,
@@ -71,7 +71,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         dropped=dict(sorted(dropped.items())),
         batches=len(ledger.batches),
         trained_batches=len(training.surviving),
-        line=training.line,
+        lineage=training.lineage,
         tokens_by_lag=dict(sorted(lags.items())),
         versions=len(training.published),
         payloads=ledger.groups.results,
@@ -100,15 +100,15 @@ def _steps(ledger: Ledger) -> Iterator[Violation]:
             found, expected = f"the first batch {log}", f"batch {first_step} before it"
             yield Violation("step out of order", f"batch {first}", found, expected)
     for batch in ledger.batches.values():
-        yield from batch.own_violations(ledger.opening, one_line=not training.line)
+        yield from batch.own_violations(ledger.opening, one_lineage=not training.lineage)
     for step in training.trained.values():
         if (found_batch := ledger.batches.get(step.step)) is not None:
             yield from found_batch.violations(step)
         else:
-            yield from _wrong_batch(ledger, step, f"trained on line {step.line}")
+            yield from _wrong_batch(ledger, step, f"trained on lineage {step.lineage}")
     for saved in training.checkpoints:
         if saved.batch_sequence or saved.step != (first_step or 1) - 1:
-            yield from _wrong_batch(ledger, saved, f"in a checkpoint of line {saved.line}")
+            yield from _wrong_batch(ledger, saved, f"in a checkpoint of lineage {saved.lineage}")
 
 
 def _wrong_batch(ledger: Ledger, message: Trained | Saved, where: str) -> Iterator[Violation]:

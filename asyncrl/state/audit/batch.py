@@ -17,7 +17,7 @@ from topics.trajectories import TrajectoryGraded
 
 
 class Batch:
-    """What is kept of a `batch.packed` once its members are counted."""
+    """The part of a `batch.packed` that is kept once its members are counted."""
 
     __slots__ = (
         "ended",
@@ -64,11 +64,11 @@ class Batch:
                 lag = -1 if version < 0 else max(0, self.step - 1 - version)
                 self.sampled[lag] = self.sampled.get(lag, 0) + tokens
 
-    def own_violations(self, opening: Opening, *, one_line: bool) -> Iterator[Violation]:
-        """What is wrong with the batch alone.
+    def own_violations(self, opening: Opening, *, one_lineage: bool) -> Iterator[Violation]:
+        """Return what is wrong with the batch alone.
 
         Args:
-            one_line: whether no line of weights ended: a later one may come by a step again.
+            one_line: whether no lineage ended: a later one may come by a step again.
         """
         max_lag, groups = opening.max_lag, opening.batch_groups(self.stage)
         if groups is not None and self.groups != groups:
@@ -80,13 +80,13 @@ class Batch:
             kind: Kind = "beyond lag bound" if self.min_version < least else "wrong bound"
             found = f"min_version {self.min_version}, for a lag of at most {self.step - 1 - self.min_version}"
             yield Violation(kind, self.name, found, f"{least}, for {max_lag} as the run was opened")
-        if self.newest >= max(self.step, 1) and one_line:
+        if self.newest >= max(self.step, 1) and one_lineage:
             found = f"tokens of version {self.newest}"
             yield Violation("unpublished version", self.name, found, f"{self.step - 1} at most")
 
     def violations(self, trained: Trained) -> Iterator[Violation]:
-        """What was trained is what was packed: each sampled token once, unless it was masked for its age."""
-        where = f"trained on line {trained.line} from message {trained.batch_sequence}"
+        """Check that the packed tokens were trained: each sampled token once, unless masked for its age."""
+        where = f"trained on lineage {trained.lineage} from message {trained.batch_sequence}"
         if trained.batch_sequence != self.sequence:
             yield Violation("wrong batch", self.name, where, f"message {self.sequence}")
         if trained.stage != self.stage:

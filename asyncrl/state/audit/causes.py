@@ -25,7 +25,7 @@ def drop_violations(group: Group, opening: Opening) -> Iterator[Violation]:
 
 
 def _missing_cause(group: Group, key: Key, drop: Drop, opening: Opening) -> str:
-    """What the drop of a member should rest on and does not; "" where it does."""
+    """Return the missing cause of a member's drop; "" where there is one."""
     first = group.claims[key][0] if key in group.claims else None
     if drop.reason == "deadline":
         known = first is not None and first.time_ns < _seen_ns(drop)
@@ -56,7 +56,7 @@ _OLD = "tokens that are older than the next batch may hold"
 
 
 def _is_old(grade: TrajectoryGraded, drop: Drop, opening: Opening) -> bool:
-    """Whether the batch that was next could not take it; True where the settings are not known."""
+    """Return whether the batch that was next could not take it; True where the settings are not known."""
     if opening.max_lag is None or opening.least_fresh is None:
         return True
     return fresh_share(grade.versions, min_version=drop.step - 1 - opening.max_lag) < opening.least_fresh

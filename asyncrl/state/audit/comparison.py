@@ -12,13 +12,13 @@ from topics.trajectories import TrajectoryGraded, VersionCount
 
 
 def group_violations(
-    group: Group, batches: Mapping[int, Batch], stored: Mapping[int, Stored], *, one_line: bool
+    group: Group, batches: Mapping[int, Batch], stored: Mapping[int, Stored], *, one_lineage: bool
 ) -> Iterator[Violation]:
-    """What contradicts itself in a group.
+    """Return what contradicts itself in a group.
 
     Args:
         stored: results by sequence, this group's and others'.
-        one_line: whether no line of weights ended: versions only rise.
+        one_line: whether no lineage ended: versions only rise.
     """
     yield from _ends(group)
     yield from _members(group, batches)
@@ -26,7 +26,7 @@ def group_violations(
         for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
             yield from _reference(group, key, grade, stored)
             least = group.issues[key].min_version
-            if one_line and (old := [count for count in grade.versions if 0 <= count.version < least]):
+            if one_lineage and (old := [count for count in grade.versions if 0 <= count.version < least]):
                 found = f"{old[0].tokens} tokens of version {old[0].version}"
                 yield Violation("below min_version", str(key), found, f"{least} or newer, as it was issued")
     for sequence in group.results:
@@ -41,7 +41,7 @@ def group_violations(
 def _ends(group: Group) -> Iterator[Violation]:
     """Ends refer to what was issued, and what was issued has an end once its group was packed."""
     for key, end in group.ends.items():
-        # What was dropped for its lag is to be issued again, and may be dropped before it is.
+        # A trajectory dropped for its lag is to be issued again, and may be dropped before it is.
         foreseen = isinstance(end, str) and key in group.again
         if key not in group.issues and not foreseen:
             yield Violation("never issued", str(key), end_text(end), "an issue before its end")
@@ -78,7 +78,7 @@ def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
 
 
 def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[int, Stored]) -> Iterator[Violation]:
-    """What was graded is what is stored, where it is still there."""
+    """Check that the graded tokens are the stored ones, where these are still there."""
     reference, versions = grade.payload, versions_text(grade.versions)
     own, result = group.generated.get(key), stored.get(reference.sequence)
     if result is None:

@@ -1,4 +1,4 @@
-"""What the topics hold of one group: its issues, results, claims and ends, until all of it is there."""
+"""The messages of one group: its issues, results, failures and ends, until it is complete."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Stored(NamedTuple):
     versions: str  # as its header has them: "3:120,4:17"
     digest: str  # "" where its body was not read
     size: int
-    fault: str = ""  # what is wrong with its body
+    fault: str = ""  # fault of its body
     rows: str = ""  # digest of the rows it was made from; "" where there are none, or they were not read
 
 
@@ -73,7 +73,7 @@ class Work(NamedTuple):
     """An open attempt, and the message that is the next work on it."""
 
     key: Key
-    role: str  # whose turn it is
+    role: str  # the role whose turn it is
     stream: str
     sequence: int
 
@@ -88,7 +88,7 @@ class Group:
         self.issues: dict[Key, Issue] = {}
         self.claims: dict[Key, list[Claim]] = {}
         self.results: list[int] = []  # their sequences
-        self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is not whole, by sequence
+        self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is incomplete, by sequence
         self.generated: dict[Key, int] = {}  # sequence of the result
         self.ends: dict[Key, End] = {}
         self.drops: dict[Key, Drop] = {}  # of single members
@@ -109,7 +109,7 @@ class Group:
 
     @property
     def whole(self) -> bool:
-        """Whether all members are issued, and all that its ends are about was read."""
+        """Return whether all members are issued, and all that its ends are about was read."""
         members = sum(not key.attempt for key in self.issues)
         if not 0 < self.size <= members:
             return False

@@ -22,7 +22,7 @@ from asyncrl.state.audit.violations import Kind, Violation, Violations
 from asyncrl.state.audit.writers import Writers
 from topics.batches import BatchMember, BatchPacked
 from topics.groups import GroupDropped
-from topics.ids import Names
+from topics.ids import PromptIdSet
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import (
@@ -61,7 +61,7 @@ class Groups:
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
         self.needed: dict[int, Needed] = {}  # results that are not whole, by sequence
         self.dropped: Counter[str] = Counter()  # attempts by reason
-        self.folded = Names()  # prompts whose groups are folded away
+        self.folded = PromptIdSet()  # prompts whose groups are folded away
         self.prompts = self.issued = self.results = 0
         self.newest_issued: dict[str, int] = {}  # number by letter
         self.newest_packed: int | None = None  # step
@@ -71,7 +71,7 @@ class Groups:
         self.batches: dict[int, Batch] = {}  # by step
         self._last_result = last_result
         self._newest_result = max(0, first_result - 1)  # sequence up to which results were read
-        self._packed = Names()  # folded and in a batch
+        self._packed = PromptIdSet()  # folded and in a batch
         self._owed: set[Key] = set()  # attempts of folded groups that may have a result still
         self._again: dict[Key, End | None] = {}  # attempts of folded groups that may be issued still, with their end
         self._waiting: deque[Group] = deque()  # until the results are read as far as their batch names them
@@ -93,7 +93,7 @@ class Groups:
         self.newest_packed = batch.step
         for packed in message.groups:
             new = [self._pack(member, batch.step) for member in packed.members]
-            self._close(packed.prompt_id, batch.step, said=not all(new))
+            self._close(packed.prompt_id, batch.step, reported=not all(new))
 
     def _group(self, prompt_id: str) -> Group:
         group = self.kept.get(prompt_id)
@@ -105,7 +105,7 @@ class Groups:
         """An attempt at a trajectory; the message is None where only headers are read."""
         key, headers = _key_of(record), record.headers
         letter, number = key.prompt_id[0], int(key.prompt_id[1:])
-        if self._writers.owns(record):  # what others put on the log has no order
+        if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
         if key.prompt_id in self.folded:
             self._on_issued_late(key, record)
@@ -236,10 +236,10 @@ class Groups:
         group.packed[key] = member
         return True
 
-    def _close(self, prompt_id: str, step: int, *, said: bool) -> None:
-        """Note that a batch holds a group; whether an earlier end is `said` already."""
+    def _close(self, prompt_id: str, step: int, *, reported: bool) -> None:
+        """Note that a batch holds a group; `reported`: an earlier end is recorded already."""
         if prompt_id in self.folded:
-            if not said:
+            if not reported:
                 self._add_second_end(prompt_id, prompt_id, end_text(step), step=step)
             return
         group = self._group(prompt_id)
@@ -248,7 +248,7 @@ class Groups:
             if group.stage == "warmup":
                 self.newest_warmup = max(self.newest_warmup, group.number)
             self._fold_if_whole(group)
-        elif not said:
+        elif not reported:
             self._add_ends(prompt_id, group.end, step)
 
     def _end(self, group: Group, key: Key, end: End) -> bool:
@@ -294,12 +294,12 @@ class Groups:
         del self.kept[group.prompt_id]
 
     def _awaits_results(self, group: Group) -> bool:
-        """Whether results that its batch names are still to be read."""
+        """Return whether results that its batch names are still to be read."""
         return self._newest_result < min(group.newest_payload, self._last_result)
 
     def _compare(self, group: Group) -> None:
-        one_line = not self._training.line
-        self._violations += group_violations(group, self.batches, self.stored, one_line=one_line)
+        one_lineage = not self._training.lineage
+        self._violations += group_violations(group, self.batches, self.stored, one_lineage=one_lineage)
         self._violations += drop_violations(group, self._training.opening)
         for key, member in group.packed.items():
             step, grade = group.ends[key], group.used(key, member)

@@ -104,7 +104,7 @@ class Ledger:
         elif record.stream.keeper:
             expected = f"a message that the {record.stream.keeper} stored"
             self.violations.add("unreadable record", place_of(record), str(error), expected)
-        if record.stream is PROMPTS:  # headers are enough for all who count on it
+        if record.stream is PROMPTS:  # the headers are enough for all that count on it
             with suppress(LookupError, ValueError):
                 if unpack_headers(record) is PROMPT_ISSUED:
                     self.groups.on_issued(None, record)

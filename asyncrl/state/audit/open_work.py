@@ -1,4 +1,4 @@
-"""What is open: every trajectory without an end is some queue's or the buffer's, and within its time."""
+"""Open work: every trajectory without an end must be pending in a queue or in the buffer, and within its time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.state.audit.violations import Violation
 from topics.topic import BATCHES
 
 _LATE_S = 30.0  # for the buffer to act on a deadline
-_POISON = "poison"  # what the reason of a dead letter begins with where its message is read well and kills workers
+_POISON = "poison"  # beginning of the reason of a dead letter whose message is readable and kills workers
 
 
 class Queue(NamedTuple):
@@ -28,13 +28,13 @@ class Queue(NamedTuple):
 
 
 def is_finished(ledger: Ledger) -> bool:
-    """Whether the run has trained all its steps."""
+    """Return whether the run has trained all its steps."""
     newest, steps = ledger.training.newest_step, ledger.opening.steps
     return newest is not None and steps is not None and newest >= steps
 
 
 def open_violations(ledger: Ledger, queues: Mapping[str, Queue]) -> Iterator[Violation]:
-    """What is open and nobody's, or has been open too long."""
+    """Return work that is open and pending nowhere, or has been open too long."""
     for role, queue in queues.items():
         if queue.fault:
             expected = "all messages, explicit acknowledgements, deliveries without a limit, the lease of the run"

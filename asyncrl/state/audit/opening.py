@@ -1,4 +1,4 @@
-"""What a run was opened with: the settings that its batches and ends must keep to."""
+"""The settings that a run was opened with: its batches and ends must keep to them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Opening:
         self.settings: dict[str, Any] | None = None  # of the first
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
-        self.origins: list[str] = []  # prompts whose rows were asked for again, in the order of the requests
+        self.origins: list[str] = []  # prompts whose rows were requested again, in the order of the requests
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
@@ -80,7 +80,7 @@ class Opening:
 
     @property
     def drops_zero_variance(self) -> bool:
-        """Whether groups with equal rewards are dropped."""
+        """Return whether groups with equal rewards are dropped."""
         return bool(_setting(self.settings, "buffer.zero_variance") == "drop")
 
     def batch_groups(self, stage: Stage) -> int | None:
@@ -111,7 +111,7 @@ class Opening:
         return self._number("learner.keep_checkpoints") or 2
 
     def publishes(self, step: int) -> bool:
-        """Whether a step's weights are published."""
+        """Return whether a step's weights are published."""
         every = self._number("learner.publish_every") or 1
         return step >= 0 and (step % every == 0 or step in (self.start_step, self.steps))
 

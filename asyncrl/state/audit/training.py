@@ -1,4 +1,4 @@
-"""What the learner's log holds: steps, versions and checkpoints, and where it contradicts itself."""
+"""The learner's log: steps, versions and checkpoints, and its contradictions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Trained(NamedTuple):
     """A `batch.trained`, without its metrics."""
 
     step: int
-    line: int
+    lineage: int
     stage: Stage
     lags: dict[int, int]  # trained tokens by lag
     masked: int
@@ -33,7 +33,7 @@ class Saved(NamedTuple):
     """A `checkpoint.saved`, without its place."""
 
     step: int
-    line: int
+    lineage: int
     batch_sequence: int
     time_ns: int
 
@@ -42,12 +42,12 @@ class Training:
     """Folds the learner's log."""
 
     def __init__(self, opening: Opening, violations: Violations) -> None:
-        self.trained: dict[tuple[int, int], Trained] = {}  # by line and step
-        self.surviving: dict[int, int] = {}  # line by step, as it is in the newest weights
-        self.published: dict[tuple[int, int], str] = {}  # digest by line and version
+        self.trained: dict[tuple[int, int], Trained] = {}  # by lineage and step
+        self.surviving: dict[int, int] = {}  # lineage by step, as it is in the newest weights
+        self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.checkpoints: list[Saved] = []
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
-        self.line = 0  # the newest one
+        self.lineage = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
         self._newest: Trained | None = None
@@ -60,18 +60,18 @@ class Training:
         return self._newest.step if self._newest is not None else None
 
     def on_trained(self, message: BatchTrained, record: Record) -> None:
-        """Steps follow each other; a newer line goes back, and what the older one trained from there on is lost."""
-        step, line, last = message.step, message.line, self._newest
-        before = self._sequences.setdefault((line, step), record.sequence)
+        """Steps follow each other; a newer lineage goes back, and what the older one trained from there on is lost."""
+        step, lineage, last = message.step, message.lineage, self._newest
+        before = self._sequences.setdefault((lineage, step), record.sequence)
         if before != record.sequence:
-            found = f"messages {before} and {record.sequence} on line {line}"
-            self._violations.add("trained twice", f"batch {step}", found, "once on a line")
+            found = f"messages {before} and {record.sequence} on lineage {lineage}"
+            self._violations.add("trained twice", f"batch {step}", found, "once on a lineage")
             return
-        self._on_line(line, f"batch {step}", "trained")
+        self._on_lineage(lineage, f"batch {step}", "trained")
         if last is not None:
-            again = line > last.line and step <= last.step
-            if not again and (step != last.step + 1 or line < last.line):
-                found = f"trained on line {line} after batch {last.step} on line {last.line}"
+            again = lineage > last.lineage and step <= last.step
+            if not again and (step != last.step + 1 or lineage < last.lineage):
+                found = f"trained on lineage {lineage} after batch {last.step} on lineage {last.lineage}"
                 self._violations.add("step out of order", f"batch {step}", found, f"batch {last.step + 1}")
             if again:
                 self.surviving = {number: kept for number, kept in self.surviving.items() if number < step}
@@ -80,7 +80,7 @@ class Training:
             self._violations.add("unasked skip", f"batch {step}", found, "a request to skip it before that")
         self._newest = Trained(
             step=step,
-            line=line,
+            lineage=lineage,
             stage=message.stage,
             lags=message.lags,
             masked=message.masked,
@@ -89,8 +89,8 @@ class Training:
             batch_sequence=message.batch_sequence,
             skipped=message.skipped,
         )
-        self.trained[line, step] = self._newest
-        self.surviving[step] = line
+        self.trained[lineage, step] = self._newest
+        self.surviving[step] = lineage
 
     def on_finished(self, message: TrainingFinished, _: Record) -> None:
         """Training is over when its last step is trained."""
@@ -104,7 +104,7 @@ class Training:
 
     def on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read."""
-        published = self.published.get((message.line, message.version))
+        published = self.published.get((message.lineage, message.version))
         if published != message.digest:
             found = f"{message.engine_id} is ready with digest {message.digest} as version {message.version}"
             expected = f"digest {published}, as published" if published else "a version that was published"
@@ -112,40 +112,42 @@ class Training:
 
     def on_published(self, message: WeightsPublished, _: Record) -> None:
         """A version holds what was trained before it, and has one digest."""
-        line, version = message.line, message.version
-        name = f"version {version} of line {line}"
-        before = self.published.setdefault((line, version), message.digest)
+        lineage, version = message.lineage, message.version
+        name = f"version {version} of lineage {lineage}"
+        before = self.published.setdefault((lineage, version), message.digest)
         if before != message.digest:
             self._violations.add("two digests", name, f"{before} and {message.digest}", "one digest a version")
             return
-        self._on_line(line, name, "published")
+        self._on_lineage(lineage, name, "published")
         if version > self._in_weights:
             found = f"published when step {self._in_weights} was the newest one trained"
             self._violations.add("untrained version", name, found, f"batch {version} trained before it")
 
     def on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
-        """A checkpoint holds the weights that were published for its step, on a line of weights that there is."""
-        line, step = message.line, message.step
-        name = f"checkpoint of step {step} on line {line}"
-        self.checkpoints.append(Saved(step, line, message.batch_sequence, record.time_ns))
+        """A checkpoint holds the weights that were published for its step, on a lineage that there is."""
+        lineage, step = message.lineage, message.step
+        name = f"checkpoint of step {step} on lineage {lineage}"
+        self.checkpoints.append(Saved(step, lineage, message.batch_sequence, record.time_ns))
         kept = [saved.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
         if len(kept) > 1:
             self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
-        # A line begins unpublished where its first step is not one that is published.
-        if line > self.line + (not self.opening.publishes(step)):
-            self._violations.add("unknown line", name, f"a line after {self.line}", "a line that trained or published")
+        # A lineage begins unpublished where its first step is not one that is published.
+        if lineage > self.lineage + (not self.opening.publishes(step)):
+            self._violations.add(
+                "unknown lineage", name, f"a lineage after {self.lineage}", "a lineage that trained or published"
+            )
         elif step > self._in_weights:
             found = f"saved when step {self._in_weights} was the newest one trained"
             self._violations.add("wrong checkpoint", name, found, f"batch {step} trained before it")
-        elif self.opening.publishes(step) and self.published.get((line, step)) != message.digest:
-            published = self.published.get((line, step), "not published")
+        elif self.opening.publishes(step) and self.published.get((lineage, step)) != message.digest:
+            published = self.published.get((lineage, step), "not published")
             self._violations.add(
                 "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
             )
 
     def on_lost(self, message: CheckpointLost, _: Record) -> None:
         """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
-        self.checkpoints = [saved for saved in self.checkpoints if saved[:2] != (message.step, message.line)]
+        self.checkpoints = [saved for saved in self.checkpoints if saved[:2] != (message.step, message.lineage)]
 
     @property
     def _in_weights(self) -> int:
@@ -155,9 +157,9 @@ class Training:
         first = self.opening.first_step
         return first - 1 if first is not None else 0
 
-    def _on_line(self, line: int, name: str, what: str) -> None:
+    def _on_lineage(self, lineage: int, name: str, what: str) -> None:
         """Lines are numbered one after the other."""
-        if not self.line <= line <= self.line + 1:
-            expected = f"line {self.line}, or {self.line + 1} as the next one"
-            self._violations.add("unknown line", name, f"{what} on line {line}", expected)
-        self.line = max(line, self.line)
+        if not self.lineage <= lineage <= self.lineage + 1:
+            expected = f"lineage {self.lineage}, or {self.lineage + 1} as the next one"
+            self._violations.add("unknown lineage", name, f"{what} on lineage {lineage}", expected)
+        self.lineage = max(lineage, self.lineage)

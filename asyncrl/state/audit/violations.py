@@ -1,4 +1,4 @@
-"""What an audit can find wrong with a run: every kind by its name."""
+"""The kinds of violation that an audit finds, by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Kind: TypeAlias = Literal[
     "two digests",
     "foreign weights",
     "wrong checkpoint",
-    "unknown line",
+    "unknown lineage",
     "foreign writer",
     "unreadable record",
 ]

@@ -1,4 +1,4 @@
-"""Who writes the keepers' logs: one writer at a time, and each claims its log before its first record."""
+"""The writers of the keepers' logs: one writer at a time, and each claims its log before its first record."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY, WRITER
 from asyncrl.state.audit.violations import Violations
-from topics.actors import KeeperBeat, KeeperClaimed
+from topics.actors import KeeperClaimed, KeeperHeartbeat
 from topics.topic import Topic
 
 
@@ -24,15 +24,15 @@ class Writers:
         log, writer = record.stream.name, record.headers.get(WRITER, "")
         if topic.message is KeeperClaimed and (message is None or message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
-        # A heartbeat decides nothing: it also tells the others who stand by that one makes ready to claim the log.
-        if record.stream.keeper and topic.message is not KeeperBeat and not self.owns(record):
+        # A heartbeat decides nothing: it also tells other standby processes that one prepares to claim the log.
+        if record.stream.keeper and topic.message is not KeeperHeartbeat and not self.owns(record):
             holder = self._claimed.get(log)
-            found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'nobody named')})"
+            found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'no writer named')})"
             expected = f"writer {holder}, which claimed the log last" if holder else "a claim of the log before it"
             self._violations.add("foreign writer", place_of(record), found, expected)
 
     def owns(self, record: Record) -> bool:
-        """Whether a record is by the writer that claimed its log last."""
+        """Return whether a record is by the writer that claimed its log last."""
         return record.headers.get(WRITER, "") == self._claimed.get(record.stream.name)
 
 

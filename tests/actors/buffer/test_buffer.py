@@ -9,7 +9,7 @@ import pytest
 from actors.buffer.actor import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import WRITER, say
+from asyncrl.bus.publish import WRITER, publish
 from benchmarks.history import History
 from harness.stage import Stage, until
 from topics.batches import BATCH_PACKED
@@ -23,7 +23,7 @@ GROUPS = {"rollout": {"group_size": 2}, "learner": {"steps": 9}}
 async def issue(bus: Bus, prompt_id: str) -> None:
     for member in range(2):
         message = PromptIssued(prompt_id=prompt_id, member=member, group_size=2, rows=[PromptRow("x")])
-        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={WRITER: "test"})
+        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={WRITER: "test"})
 
 
 async def stands(bus: Bus, subject: str) -> bool:
@@ -38,7 +38,7 @@ async def test_a_clock_ahead_of_the_servers_ends_no_group(bus: Bus, stage: Calla
     monkeypatch.setattr(time, "time", lambda: true() + 601)
     playing = asyncio.create_task(main(context))
 
-    await History(bus, context.cast).grade(1)
+    await History(bus, context.config).grade(1)
     await until(lambda: stands(bus, BATCH_PACKED.subject(bus.run)), "the group with grades is packed")
 
     assert not await stands(bus, GROUP_DROPPED.pattern(bus.run))

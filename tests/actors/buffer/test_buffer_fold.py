@@ -8,12 +8,12 @@ from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
-def said(decisions):
+def messages(decisions):
     return [decision.message for decision in decisions]
 
 
 def only_batch(decisions):
-    (message,) = said(decisions)
+    (message,) = messages(decisions)
     assert isinstance(message, BatchPacked)
     return message
 
@@ -71,7 +71,7 @@ def test_a_trajectory_behind_max_lag_is_dropped_with_its_lag():
     fed.graded("p000000-2", versions=[(5, 3)], size=3)
     fed.group("p000001", versions=[(6, 3)])
 
-    drops = said(fed.read_back(fed.fold.decide(0)))
+    drops = messages(fed.read_back(fed.fold.decide(0)))
     batch = only_batch(fed.fold.decide(0))
 
     assert drops == [TrajectoryDropped(trajectory_id="p000000-0", attempt=0, reason="lag", tokens=3, lag=4)]
@@ -87,7 +87,7 @@ def test_a_partly_stale_trajectory_is_kept_for_masking_or_dropped(drop_stale, dr
     for number in range(2):
         fed.group(f"p{number:06d}", versions=[(4, 3), (6, 1)])
 
-    decisions = said(fed.fold.decide(0))
+    decisions = messages(fed.fold.decide(0))
 
     assert isinstance(decisions[0], GroupDropped if dropped else BatchPacked)
 
@@ -98,7 +98,7 @@ def test_a_group_with_fewer_than_two_fresh_members_is_dropped_whole():
         fed.packed(step, f"q{step}").trained(step)
     fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)]).group("p000001")
 
-    assert said(fed.fold.decide(0)) == [
+    assert messages(fed.fold.decide(0)) == [
         GroupDropped("p000000", "lag", members=2, tokens=6),
         GroupDropped("p000001", "lag", members=2, tokens=6),
     ]
@@ -110,7 +110,7 @@ def test_a_stale_member_can_be_issued_again_and_its_group_waits_for_it():
         fed.packed(step, f"q{step}").trained(step)
     fed.graded("p000000-0", versions=[(2, 3)]).graded("p000000-1", versions=[(6, 3)])
 
-    drops = said(fed.read_back(fed.fold.decide(0)))
+    drops = messages(fed.read_back(fed.fold.decide(0)))
     assert [(drop.trajectory_id, drop.reason) for drop in drops] == [("p000000-0", "lag")]
     assert fed.fold.decide(0) == []
     fed.graded("p000000-0", versions=[(2, 3)])
@@ -127,7 +127,7 @@ def test_a_failed_member_ends_and_the_rest_is_packed():
         fed.graded(f"p000000-{member}", size=3)
     fed.failed("p000000-2", size=3).group("p000001")
 
-    drops = said(fed.read_back(fed.fold.decide(0)))
+    drops = messages(fed.read_back(fed.fold.decide(0)))
     batch = only_batch(fed.fold.decide(0))
 
     assert drops == [TrajectoryDropped(trajectory_id="p000000-2", attempt=0, reason="rollout", detail="it did")]
@@ -138,7 +138,7 @@ def test_a_group_with_one_grade_left_is_dropped():
     fed = feed()
     fed.graded("p000000-0").failed("p000000-1")
 
-    assert said(fed.read_back(fed.fold.decide(0))) == [GroupDropped("p000000", "failed", members=2, tokens=3)]
+    assert messages(fed.read_back(fed.fold.decide(0))) == [GroupDropped("p000000", "failed", members=2, tokens=3)]
     assert fed.fold.decide(0) == []
 
 
@@ -153,7 +153,9 @@ def test_groups_without_variance_can_be_dropped():
     fed = feed(drop_zero_variance=True)
     fed.group("p000000", (1.0, 1.0)).group("p000001", (0.0, 1.0)).group("p000002", (1.0, 0.0))
 
-    assert said(fed.read_back(fed.fold.decide(0))) == [GroupDropped("p000000", "zero_variance", members=2, tokens=6)]
+    assert messages(fed.read_back(fed.fold.decide(0))) == [
+        GroupDropped("p000000", "zero_variance", members=2, tokens=6)
+    ]
     assert len(only_batch(fed.fold.decide(0)).groups) == 2
 
 
@@ -165,7 +167,7 @@ def test_at_its_deadline_a_group_is_packed_with_its_graded_members():
 
     assert fed.fold.next_deadline() == 110.0
     assert fed.fold.decide(109.9) == []
-    drops = said(fed.read_back(fed.fold.decide(110.0)))
+    drops = messages(fed.read_back(fed.fold.decide(110.0)))
     batch = only_batch(fed.fold.decide(110.0))
 
     assert drops == [TrajectoryDropped(trajectory_id="p000000-1", attempt=0, reason="deadline")]
@@ -179,7 +181,7 @@ def test_a_group_whose_ends_at_the_deadline_were_stored_in_part_waits_for_the_ot
     first, second = fed.fold.decide(111.0)
     fed.read_back([first])  # and the writer is gone
 
-    assert said(fed.read_back(fed.fold.decide(112.0))) == said([second])
+    assert messages(fed.read_back(fed.fold.decide(112.0))) == messages([second])
 
     (group,) = only_batch(fed.fold.decide(112.0)).groups
     assert [member.trajectory_id for member in group.members] == ["p000000-0", "p000000-1"]
@@ -189,7 +191,7 @@ def test_at_its_deadline_a_group_with_one_grade_is_dropped_with_one_credit():
     fed = feed()
     fed.issued("p000000-0", at_s=10).issued("p000000-1", at_s=10).graded("p000000-0")
 
-    assert said(fed.read_back(fed.fold.decide(111.0))) == [GroupDropped("p000000", "deadline", members=2, tokens=3)]
+    assert messages(fed.read_back(fed.fold.decide(111.0))) == [GroupDropped("p000000", "deadline", members=2, tokens=3)]
     assert fed.fold.next_deadline() is None
 
 
@@ -238,13 +240,13 @@ def test_the_state_does_not_depend_on_the_order_between_logs():
     early.issued("p000000-0").issued("p000000-1").group("p000000").group("p000001")
     late.group("p000000").group("p000001").issued("p000000-0").issued("p000000-1")
 
-    assert said(early.fold.decide(0)) == said(late.fold.decide(0))
+    assert messages(early.fold.decide(0)) == messages(late.fold.decide(0))
 
 
 @pytest.mark.parametrize("again", [True, False])
 def test_an_end_that_is_read_before_the_issue_and_the_grade_counts(again):
     fed = feed()
-    fed.say(TRAJECTORY_DROPPED, TrajectoryDropped("p000000-0", 0, "lag", again=again))
+    fed.publish(TRAJECTORY_DROPPED, TrajectoryDropped("p000000-0", 0, "lag", again=again))
     fed.group("p000000")
 
     group = fed.fold.state.groups["p000000"]

@@ -10,7 +10,7 @@ from actors.engine.actor import EngineActor
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import WRITER, say
+from asyncrl.bus.publish import WRITER, publish
 from harness.sglang_like import LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
@@ -28,7 +28,7 @@ class Player:
     def __init__(self, bus: Bus, context: Context) -> None:
         self.bus = bus
         self.context = context
-        self.said: list[Any] = []
+        self.messages: list[Any] = []
         self.newest = -1
         self._reader = LogReader(bus, ENGINES, self._on_record)
 
@@ -44,7 +44,7 @@ class Player:
     async def publish(self, version: int) -> None:
         location = str(self.context.files.weights.absolute() / f"v{version}")
         message = WeightsPublished(0, version, f"d{version}", "files", location)
-        await say(self.bus, WEIGHTS_PUBLISHED, message, id=str(version), headers={WRITER: "a learner"})
+        await publish(self.bus, WEIGHTS_PUBLISHED, message, id=str(version), headers={WRITER: "a learner"})
         self.newest = version
 
     async def refuse_old(self, key: str) -> str:
@@ -53,10 +53,10 @@ class Player:
         return f"no weights in v{version}" if version <= self.newest - KEPT else ""
 
     def versions(self, kind: type[Any]) -> list[int]:
-        return [message.version for message in self.said if type(message) is kind]
+        return [message.version for message in self.messages if type(message) is kind]
 
     def _on_record(self, record: Record) -> None:
-        self.said.append(decode(topic_of(record.subject).message, record.data))
+        self.messages.append(decode(topic_of(record.subject).message, record.data))
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
 
     await until(lambda: player.versions(EngineReady) == [3, 3], "it is ready again")
     assert inference.loads == ["0:3:d3"] * 2
-    again = [message for message in player.said if isinstance(message, EngineUpdating)][-1]
+    again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
     assert again.found == "default"
     assert player.context.vitals["relabelled"] == 1
 
@@ -155,7 +155,7 @@ async def test_a_server_that_is_away_when_weights_come_gets_them_when_it_is_back
         await player.start()
         await until(lambda: player.versions(EngineReady) == [1], "it is ready")
     await player.publish(2)
-    await until(lambda: any(isinstance(message, EngineGone) for message in player.said), "it is gone")
+    await until(lambda: any(isinstance(message, EngineGone) for message in player.messages), "it is gone")
 
     async with like_sglang(int(inference.address.rsplit(":", 1)[1])) as back:
         await until(lambda: player.versions(EngineReady) == [1, 2], "it is ready with the newest")

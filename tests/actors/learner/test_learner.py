@@ -18,7 +18,7 @@ from asyncrl.run.skip import request_skip
 from asyncrl.training.objective import open_trainer
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, until
-from topics.actors import KeeperFolded
+from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
@@ -33,16 +33,16 @@ class Log:
     """What the learners said, by topic."""
 
     def __init__(self) -> None:
-        self.said: dict[str, list] = {}
+        self.messages: dict[str, list] = {}
 
     def apply(self, topic, message, record):
-        self.said.setdefault(topic.name, []).append(message)
+        self.messages.setdefault(topic.name, []).append(message)
 
     def refuse(self, record, error):
         pytest.fail(f"{record.subject}: {error}")
 
     def __getitem__(self, topic):
-        return self.said.get(topic.name, [])
+        return self.messages.get(topic.name, [])
 
 
 async def log_of(bus: Bus) -> Log:
@@ -80,8 +80,10 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     opened: Open, bus: Bus, monkeypatch
 ):
     models = []
-    monkeypatch.setattr("actors.learner.actor.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1])
-    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
+    monkeypatch.setattr(
+        "actors.learner.actor.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1]
+    )
+    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
     first, spare = await opened(1), None
     await pack(bus, 1)
     await until(lambda: trained(bus, 1), "step 1")
@@ -99,7 +101,7 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     log = await log_of(bus)
     assert [claim.actor_id for claim in log[BY_NAME["learner.claimed"]]] == ["learner-1", "learner-2"]
     assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3]
-    assert [message.line for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
+    assert [message.lineage for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
     assert len(models) == 2
     assert not spare.context.faults
 
@@ -120,9 +122,9 @@ async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Ope
     first = await opened(learner={"checkpoint_every": 4}, keepers={"lease_s": 1.0, "snapshot_every": 10})
     await train(bus, 1, 10)
     await first.kill()
-    newest = await read_last(bus, TRAINING, BY_NAME["learner.folded"].subject(bus.run))
+    newest = await read_last(bus, TRAINING, BY_NAME["learner.snapshot"].subject(bus.run))
     assert newest is not None
-    positions = decode(KeeperFolded, newest.data).positions
+    positions = decode(KeeperSnapshot, newest.data).positions
 
     read: list[Record] = []
     take = Keeper._take
@@ -134,7 +136,7 @@ async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Ope
     assert all(record.sequence > positions[record.stream.name] for record in read)
     log = await log_of(bus)
     assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 13)]
-    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}  # what was trained again has the same bits
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}  # what was trained again has the same bits
     assert [message.version for message in log[WEIGHTS_PUBLISHED]] == [*range(13)]
 
 
@@ -173,7 +175,7 @@ async def test_without_a_readable_checkpoint_training_begins_anew_where_the_toke
 
     log = await log_of(bus)
     assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 8)]
-    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
 async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_when_asked(opened: Open, bus: Bus):
@@ -188,9 +190,9 @@ async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_w
     assert str(failed.value).endswith(command)
     for wrong in (2, 5):
         with pytest.raises(LaunchError, match="batches up to 2 are trained, and batches 3 to 4 wait"):
-            await request_skip(bus, first.context.cast, wrong)
+            await request_skip(bus, first.context.config, wrong)
 
-    await request_skip(bus, first.context.cast, 3)
+    await request_skip(bus, first.context.config, 3)
     second = await opened()
     await until(lambda: trained(bus, 4), "step 4")
     await second.kill()
@@ -210,7 +212,7 @@ async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_w
     digests = {message.version: message.digest for message in log[WEIGHTS_PUBLISHED]}
     assert sorted(digests) == [0, 1, 2, 3, 4, 5]
     assert digests[3] == digests[2] != digests[4]
-    assert {message.line for message in log[WEIGHTS_PUBLISHED]} == {0}
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
 async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: Bus):
@@ -220,7 +222,7 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     with pytest.raises(ActorFault, match=r"batch 1: the tokens of p000001-\d .*are gone; .* --skip-batch 1$"):
         await first.task
 
-    await request_skip(bus, first.context.cast, 1)
+    await request_skip(bus, first.context.config, 1)
     await opened()
     await train(bus, 2, 2)
 
@@ -230,7 +232,8 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
 async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "actors.learner.actor.build_rows", lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1]
+        "actors.learner.actor.build_rows",
+        lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1],
     )
     await opened()
     await pack(bus, 1)

@@ -8,7 +8,7 @@ import xxhash
 from actors.learner.payloads import Payloads
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from harness.stories import result
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.trajectories import TRAJECTORY_GENERATED, Reference
@@ -19,7 +19,7 @@ async def stored(bus: Bus, name: str, attempt: int = 0) -> Reference:
     """A result, as a rollout worker stores it and a grade names it."""
     message = result(name, (0, 0), attempt)
     body = encode(message)
-    sequence = await say(bus, TRAJECTORY_GENERATED, message, key=name)
+    sequence = await publish(bus, TRAJECTORY_GENERATED, message, key=name)
     return Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
 
 

@@ -33,7 +33,7 @@ class Heard:
         self.issued: list[tuple[int, PromptIssued]] = []
         self.beats: list[int] = []
         self.started: list[int] = []
-        self.last_words: list[str] = []
+        self.last_error: list[str] = []
         self.vitals: list[Vitals] = []
 
     @property
@@ -44,12 +44,12 @@ class Heard:
         topic = ".".join(record.subject.split(".")[2:4])
         if topic == PROMPT_ISSUED.name:
             self.issued.append((record.time_ns, decode(PromptIssued, record.data)))
-        elif topic == BY_NAME["prompter.beat"].name:
+        elif topic == BY_NAME["prompter.heartbeat"].name:
             self.beats.append(record.time_ns)
         elif topic == ACTOR_STARTED.name:
             self.started.append(record.time_ns)
         elif topic == ACTOR_STOPPED.name:
-            self.last_words.append(decode(ActorStopped, record.data).reason)
+            self.last_error.append(decode(ActorStopped, record.data).reason)
 
     def take_vitals(self, record: Record) -> None:
         self.vitals.append(msgspec.json.decode(record.data, type=Vitals))
@@ -123,7 +123,7 @@ async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(
     for place, (_, message) in enumerate(heard.issued[: 5 * SIZE]):
         number, member = divmod(place, SIZE)
         rows = [PromptRow(f"^{number}=", str(number), {"source_dataset": "slow", "source_options": {"seconds": 0.5}})]
-        expected = decide(Wanted("rl", number, member, SIZE, 0), made.cast.seed, rows if member == 0 else [])
+        expected = decide(Wanted("rl", number, member, SIZE, 0), made.config.seed, rows if member == 0 else [])
         message.v = 0
         assert message == expected.message
 
@@ -143,6 +143,6 @@ async def test_a_row_that_cannot_be_made_ends_the_run_with_one_error(
 
     assert await asyncio.wait_for(prompter.wait(), 60) == FATAL
 
-    await until(lambda: bool(heard.last_words), "its last word")
-    assert heard.last_words[0].startswith(words)
+    await until(lambda: bool(heard.last_error), "its last word")
+    assert heard.last_error[0].startswith(words)
     assert heard.names == [f"p{number:06d}-{member}" for number in range(2) for member in range(SIZE)]

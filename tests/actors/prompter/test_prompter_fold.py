@@ -8,7 +8,7 @@ from actors.prompter.actor import decide
 from actors.prompter.fold import PrompterFold
 from asyncrl.data.sources import open_source
 from harness.folds import Feed
-from harness.prompter_feed import cast, feed, issue
+from harness.prompter_feed import config, feed, issue
 
 
 def test_the_open_limit_is_lag_plus_one_batches():
@@ -34,7 +34,7 @@ def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
 
 
 def test_no_prompt_is_issued_behind_the_end_of_the_data():
-    fed = Feed(PrompterFold(cast(), end=5))
+    fed = Feed(PrompterFold(config(), end=5))
     assert len(issue(fed)) == 4 * 2
     assert not fed.fold.at_end
 
@@ -85,7 +85,7 @@ def test_a_dropped_group_is_replaced():
     assert {item.prompt_id for item in fed.fold.wanted()} == {"p000004"}
 
 
-def test_a_trajectory_too_old_is_issued_again_once_where_the_cast_says_so():
+def test_a_trajectory_too_old_is_issued_again_once_where_the_config_says_so():
     fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
     issue(fed)
     fed.too_old("p000001-1")

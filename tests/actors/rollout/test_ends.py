@@ -7,7 +7,7 @@ from actors.rollout.ends import Ends
 from actors.runtime.actor import Context
 from actors.runtime.engine_pool import EnginePool
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from harness.results import counts, is_done
 from harness.stage import Stage, until
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
@@ -62,10 +62,10 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
     scene = stage(engine={"kind": "scripted"})
     scene.make_model()
     for number in range(3):
-        await say(bus, PROMPT_ISSUED, issued(f"p00000{number}"), key=f"p00000{number}-0", headers=BY_BUFFER)
-    await say(bus, TRAJECTORY_DROPPED, dropped("p000000"), key="p000000-0", headers=BY_BUFFER)
-    await say(bus, GROUP_DROPPED, GroupDropped("p000001", "failed"), key="p000001", headers=BY_BUFFER)
-    await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+        await publish(bus, PROMPT_ISSUED, issued(f"p00000{number}"), key=f"p00000{number}-0", headers=BY_BUFFER)
+    await publish(bus, TRAJECTORY_DROPPED, dropped("p000000"), key="p000000-0", headers=BY_BUFFER)
+    await publish(bus, GROUP_DROPPED, GroupDropped("p000001", "failed"), key="p000001", headers=BY_BUFFER)
+    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
     await scene.start("rollout")
 
     await until(lambda: is_done(bus, "rollout"), "the queue is empty", 60)
@@ -76,7 +76,7 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
 async def test_what_was_issued_before_a_forgotten_end_is_looked_up(bus: Bus):
     ends = Ends(most=1)
     for number, name in enumerate(("p000000", "p000001")):
-        await say(bus, GROUP_DROPPED, GroupDropped(name, "failed"), key=name, headers=BY_BUFFER)
+        await publish(bus, GROUP_DROPPED, GroupDropped(name, "failed"), key=name, headers=BY_BUFFER)
         ends.add(GroupDropped(name, "failed"), 10 * (number + 1))
 
     assert [ends.include(issued(name)) for name in ("p000000", "p000001")] == [False, True]
@@ -89,19 +89,19 @@ async def test_engines_are_known_by_their_newest_messages_at_once(bus: Bus, stag
     for number in range(1, 4):
         name = f"engine-{number}"
         for version in range(3):
-            await say(bus, ENGINE_UPDATING, EngineUpdating(name, 0, version), key=name)
+            await publish(bus, ENGINE_UPDATING, EngineUpdating(name, 0, version), key=name)
             ready = EngineReady(name, f"scripted:{number}", 0, version, "made", 16)
-            await say(bus, ENGINE_READY, ready, key=name)
-    await say(bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 3), key="engine-1")
-    await say(bus, ENGINE_GONE, EngineGone("engine-2", "stopped"), key="engine-2")
+            await publish(bus, ENGINE_READY, ready, key=name)
+    await publish(bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 3), key="engine-1")
+    await publish(bus, ENGINE_GONE, EngineGone("engine-2", "stopped"), key="engine-2")
     context: Context = stage(engine={"kind": "scripted"}).context("rollout", bus)
     pool = EnginePool(context)
     await pool.start()
 
     engine = await pool.choose(2)  # waits for nothing
     pool.release(engine)
-    assert (engine.engine_id, engine.words) == ("engine-3", 0)
+    assert (engine.engine_id, engine.num_messages) == ("engine-3", 0)
 
-    await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16), key="engine-1")
+    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16), key="engine-1")
     assert (await pool.choose(3)).engine_id == "engine-1"
     await pool.close()

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncrl.bus.log import LogReader, read_last
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.launch import EngineProcess
@@ -28,7 +28,7 @@ from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_G
 from topics.wire import decode
 
 KEY = "0:0:made"
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[2] / "harness"
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Scene:
         prompt_id, member = name.rsplit("-", 1)
         row = PromptRow("^abcdef=", "fedcba", metadata)
         message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
-        await say(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+        await publish(self.bus, PROMPT_ISSUED, message, key=name, id=name)
 
     async def result(self, name):
         await until(lambda: name in self.results, f"result of {name}; failures {self.failures}")
@@ -69,7 +69,7 @@ async def scene(stage, bus, tmp_path):
         server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log", None)
         address = await server.start(made.files.model, KEY)
         client = EngineClient(address)
-        await say(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
+        await publish(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
         scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
 
         recordings, into = {}, {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_FAILED: scene.failures}
@@ -144,12 +144,12 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
 
 async def to_version_1(scene, weights):
     """What the engine actor does when weights are published."""
-    await say(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
+    await publish(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
     async with asyncio.timeout(60):
         await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
-    await say(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
+    await publish(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
 
 
 async def test_a_generation_that_has_ended_says_its_result_alone(scene):
@@ -181,15 +181,15 @@ async def test_a_worker_killed_at_token_700_of_1000_after_a_weight_update(scene)
     await until(lambda: scene.progress[name].offset >= 700 - each, "700 tokens are near")
     first.kill()
     await first.wait()
-    told = scene.progress[name]
+    progress = scene.progress[name]
     await scene.stage.start("rollout", 2)
     found = (await scene.result(name)).segments[0]
 
     sampled = found.mask != 0
     assert sampled.sum() == 1000
-    assert told.delivery == 1
-    assert 700 - each <= told.offset < 1000
-    kept = told.journal["0"].tokens
+    assert progress.delivery == 1
+    assert 700 - each <= progress.offset < 1000
+    kept = progress.journal["0"].tokens
     assert found.tokens[sampled][: len(kept)].tolist() == kept.tolist()
     assert (np.diff(found.versions[sampled]) >= 0).all()
     assert set(found.versions[sampled].tolist()) == {0, 1}
@@ -250,14 +250,14 @@ async def test_a_worker_killed_between_many_short_turns(scene):
     await until(lambda: name in scene.progress and scene.progress[name].offset >= 60, "60 tokens are told")
     first.kill()
     await first.wait()
-    told = scene.progress[name]
-    kept = np.concatenate([told.journal[path].tokens for path in sorted(told.journal, key=call_order)])
+    progress = scene.progress[name]
+    kept = np.concatenate([progress.journal[path].tokens for path in sorted(progress.journal, key=call_order)])
     await scene.stage.start("rollout", 2)
 
     found = await scene.result(name)
 
     sampled = found.segments[0].tokens[found.segments[0].mask != 0]
-    assert (found.delivery, len(sampled), len(kept)) == (2, 120, told.offset)
+    assert (found.delivery, len(sampled), len(kept)) == (2, 120, progress.offset)
     assert sampled[: len(kept)].tolist() == kept.tolist()
 
 

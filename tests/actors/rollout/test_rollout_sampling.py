@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from asyncrl.bus.connection import Bus
-from asyncrl.config.settings import Cast, RolloutSettings
+from asyncrl.config.settings import Config, RolloutSettings
 from asyncrl.training.create import ModelShape, create_model
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
@@ -26,7 +26,7 @@ async def inference() -> AsyncIterator[LikeSGLang]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
-    create_model(directory, alphabet=Cast().model.create.alphabet, seed=1, shape=ModelShape(context=512))
+    create_model(directory, alphabet=Config().model.create.alphabet, seed=1, shape=ModelShape(context=512))
     return directory
 
 

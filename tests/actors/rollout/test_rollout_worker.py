@@ -9,7 +9,7 @@ from actors.rollout.actor import RolloutWorker
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable, read_rows
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from harness.stage import Connect, Stage, until
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.prompts import Stage as Kind
@@ -27,7 +27,7 @@ def issued(prompt_id: str, member: int, *rows: PromptRow, size: int = SIZE, stag
 
 async def issue(bus: Bus, *messages: PromptIssued) -> None:
     for message in messages:
-        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
 
 
 # --- rows

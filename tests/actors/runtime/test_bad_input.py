@@ -19,10 +19,10 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.publish import say
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer, find_server
-from asyncrl.config.load import LoadedCast
-from asyncrl.config.settings import Cast
+from asyncrl.config.load import LoadedConfig
+from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
@@ -119,7 +119,7 @@ async def test_a_stream_with_other_settings_is_named_with_the_difference(bus: Bu
 
     assert str(error.value) == (
         f"stream {name} is already there with other settings: discard is 'old', expected 'new'; choose another run "
-        "id, or delete that stream if nobody needs it"
+        "id, or delete that stream if it is not needed"
     )
 
 
@@ -138,8 +138,8 @@ async def test_a_stream_of_somebody_else_that_takes_our_subjects_is_named(connec
 
 
 def launch(directory: Path, **tables: object) -> Launch:
-    cast = msgspec.convert({"run": "demo", "directory": str(directory), **tables}, Cast)
-    return Launch(LoadedCast(cast, directory, directory / "demo.toml"))
+    config = msgspec.convert({"run": "demo", "directory": str(directory), **tables}, Config)
+    return Launch(LoadedConfig(config, directory, directory / "demo.toml"))
 
 
 async def test_a_run_that_is_running_is_not_started_twice(tmp_path: Path):
@@ -154,8 +154,8 @@ async def test_a_run_that_is_running_is_not_started_twice(tmp_path: Path):
     await first.stop()
     second = launch(tmp_path / "runs")
     second.prepare()
-    assert second.cast.run == "demo-2"
-    assert second.files.read_cast().run == "demo-2"
+    assert second.config.run == "demo-2"
+    assert second.files.read_config().run == "demo-2"
     await second.stop()
 
 
@@ -170,10 +170,10 @@ async def test_of_many_that_start_one_run_at_the_same_moment_exactly_one_does(tm
         return "started"
 
     with ThreadPoolExecutor(8) as threads:
-        said = list(threads.map(prepare, several))
+        output = list(threads.map(prepare, several))
 
-    assert said.count("started") == 1
-    assert all(text.startswith(("started", "run demo is already running")) for text in said)
+    assert output.count("started") == 1
+    assert all(text.startswith(("started", "run demo is already running")) for text in output)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["demo"]
     for one in several:
         await one.stop()
@@ -193,19 +193,19 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 # --- messages that are not what they should be
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
-# Read by reference, by people, and by the warden, who is not here.
+# Read by reference, by people, and by the supervisor, who is not here.
 UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, VITALS, DEAD, ACTORS, FLEET}
 UNREAD = {
     "trajectory.progressed",
     "progress.stored",
-    "prompter.beat",
+    "prompter.heartbeat",
 }  # when work is resumed; headers alone
-HEARD = [topic for topic in TOPICS if topic.stream not in UNREAD_STREAMS and topic.name not in UNREAD]
+FOLLOWED = [topic for topic in TOPICS if topic.stream not in UNREAD_STREAMS and topic.name not in UNREAD]
 STEPS = 12
 
 
 class Play:
-    """A small cast inside the test: every actor's own code, each on a connection of its own."""
+    """A small config inside the test: every actor's own code, each on a connection of its own."""
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
@@ -214,10 +214,10 @@ class Play:
 
     async def start(self, connect: Connect) -> None:
         for role in ROLES:
-            bus = await connect(self.stage.cast.run)
+            bus = await connect(self.stage.config.run)
             context = self.contexts[role] = self.stage.context(role, bus)
             bus.on_fault = context.fail
-            main = importlib.import_module(f"actors.{role}").main
+            main = importlib.import_module(f"actors.{role}.actor").main
             self.tasks[role] = asyncio.create_task(main(context))
 
     async def trained(self) -> None:
@@ -241,7 +241,7 @@ class Play:
 
 @pytest.fixture
 async def play(stage: Callable[..., Stage], connect: Connect) -> AsyncIterator[Play]:
-    """A small cast with a scripted engine and trainer, playing."""
+    """A small config with a scripted engine and trainer, playing."""
     made = stage(
         task={"options": {"letters": 4}},
         engine={"kind": "scripted", "scripted_tokens": 4},
@@ -278,18 +278,18 @@ def subject(topic: Topic[Any], run: str) -> str:
 
 async def test_garbage_on_every_topic_becomes_dead_letters_and_the_run_goes_on(play: Play, bus: Bus):
     await begun(play)
-    said: dict[tuple[str, int], bytes] = {}
+    output: dict[tuple[str, int], bytes] = {}
 
     for garbage in (b"garbage \xc1", msgspec.msgpack.encode({"v": "one", "trajectory_id": [], "step": {}})):
         for topic in TOPICS:
             sequence = (await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})).seq
-            if topic in HEARD:
-                said[topic.stream.name, sequence] = garbage
+            if topic in FOLLOWED:
+                output[topic.stream.name, sequence] = garbage
 
     await play.trained()
-    await until(lambda: has_letters(bus, said.keys()), "a dead letter for each")
+    await until(lambda: has_letters(bus, output.keys()), "a dead letter for each")
     letters = await letters_of(bus)
-    for place, garbage in said.items():
+    for place, garbage in output.items():
         assert letters[place].body in (garbage, b"")  # nothing where the reader asked for headers only
         assert letters[place].headers["from"] == "a stranger"
         assert letters[place].reason
@@ -323,7 +323,7 @@ async def test_garbage_that_never_stops_on_a_keepers_log_costs_no_message(play: 
     assert summary["trajectories_issued"] in (issued, issued + 1), summary
 
 
-FORGED = [topic for topic in HEARD if not topic.stream.keeper]
+FORGED = [topic for topic in FOLLOWED if not topic.stream.keeper]
 
 
 @pytest.mark.parametrize("topic", FORGED, ids=lambda topic: topic.name)
@@ -335,9 +335,9 @@ async def test_a_readable_message_about_something_that_never_was_changes_nothing
         message.address = f"http://127.0.0.1:{free_port()}"  # an engine that does not answer
     await begun(play)
 
-    await say(bus, topic, message, key="p000042-3" if topic.key else "")
+    await publish(bus, topic, message, key="p000042-3" if topic.key else "")
     if topic.key:
-        await say(bus, topic, message, key="nobody-0", id="under another name")
+        await publish(bus, topic, message, key="nobody-0", id="under another name")
 
     await play.trained()
     await play.stop()
@@ -346,7 +346,7 @@ async def test_a_readable_message_about_something_that_never_was_changes_nothing
 
 
 @pytest.mark.slow
-async def test_a_whole_run_of_processes_survives_garbage_on_what_the_warden_hears(
+async def test_a_whole_run_of_processes_survives_garbage_on_what_the_supervisor_hears(
     bus: Bus, stage: Callable[..., Stage]
 ):
     made = stage(
@@ -358,17 +358,17 @@ async def test_a_whole_run_of_processes_survives_garbage_on_what_the_warden_hear
         recorder={"plot": False},
     )
     made.make_model()
-    warden = await made.start("warden")
-    await until(lambda: has_messages(bus, "FLEET", 2), "the warden has claimed and scaled")
+    supervisor = await made.start("supervisor")
+    await until(lambda: has_messages(bus, "FLEET", 2), "the supervisor has claimed and scaled")
 
-    said = set()
+    output = set()
     for topic in (SCALE_REQUESTED, FLEET_SCALED):
         for garbage in (b"garbage", msgspec.msgpack.encode({"wanted": "many"})):
             ack = await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})
-            said.add((topic.stream.name, ack.seq))
+            output.add((topic.stream.name, ack.seq))
 
-    assert await asyncio.wait_for(warden.wait(), 60) == 0
-    assert said <= set(await letters_of(bus))
+    assert await asyncio.wait_for(supervisor.wait(), 60) == 0
+    assert output <= set(await letters_of(bus))
     summary = json.loads((made.files.root / "summary.json").read_text())
     assert (summary["steps"], summary["trajectories_trained"]) == (STEPS, STEPS * 4)
 

@@ -15,11 +15,11 @@ from yarl import URL
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import BLOB, say, unpack
+from asyncrl.bus.publish import BLOB, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.audit import audit_run
-from asyncrl.config.settings import Cast
-from asyncrl.state.format_message import Tapped, as_json, as_line
+from asyncrl.config.settings import Config
+from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.view import RunView
 from asyncrl.state.watch import Watch
 from benchmarks.engine import save_random_model, served
@@ -30,7 +30,7 @@ from topics.actors import (
     RUN_OPENED,
     STOP_REQUESTED,
     VITALS_TAKEN,
-    KeeperFolded,
+    KeeperSnapshot,
     RunOpened,
     StopRequested,
     Vitals,
@@ -45,7 +45,7 @@ MESSAGES = 20_000
 LATE = 500
 AT_ONCE = 250
 MORE_STEPS = 10
-CAST = {
+CONFIG = {
     "task": {"options": {"letters": 4}},
     "engine": {"kind": "scripted", "scripted_tokens": 4},
     "learner": {"trainer": "scripted", "steps": 1_000_000, "scripted_step_s": 0.05},
@@ -54,13 +54,13 @@ CAST = {
     "recorder": {"plot": False},
 }
 # What nobody decodes while the run goes on: bodies that are read by reference, by people, or at a start alone.
-UNREAD = {"trajectory.progressed", "progress.stored", "prompter.beat", "prompter.claimed", "work.isolated"}
-HEARD = {
+UNREAD = {"trajectory.progressed", "progress.stored", "prompter.heartbeat", "prompter.claimed", "work.isolated"}
+FOLLOWED = {
     topic.name
     for topic in TOPICS
     if topic.stream not in (BLOBS, LEDGER_BLOBS, DEAD, VITALS)
     and topic.name not in UNREAD
-    and topic.message is not KeeperFolded
+    and topic.message is not KeeperSnapshot
 }
 
 HOMELESS = ["never.said", "trajectory.graded", "trajectory.graded.a.b.c", "batch.packed.x", "graded", "x" * 500]
@@ -142,11 +142,11 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
 ):
     bus = await connect(f"t-{secrets.token_hex(4)}")
     await provision(bus, equal_sizes(payload_mb=256, ledger_mb=256), lease_s=LEASE_S)
-    stage = Stage(tmp_path / "run", server, msgspec.convert({"run": bus.run, **CAST}, Cast))
+    stage = Stage(tmp_path / "run", server, msgspec.convert({"run": bus.run, **CONFIG}, Config))
     stage.make_model()
     try:
-        await say(bus, RUN_OPENED, RunOpened(stage.cast.learner.steps, 0, msgspec.to_builtins(stage.cast)))
-        warden = await stage.start("warden")
+        await publish(bus, RUN_OPENED, RunOpened(stage.config.learner.steps, 0, msgspec.to_builtins(stage.config)))
+        supervisor = await stage.start("supervisor")
         await until(lambda: has_trained(bus, 5), "the first steps", 120)
 
         there = await inject(bus, list(wrong_messages(bus.run, MESSAGES, seed=7)))
@@ -170,8 +170,8 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         assert set(lives.values()) == {1}, f"somebody died: {lives}"
         await everybody_can_look(bus)
 
-        await say(bus, STOP_REQUESTED, StopRequested("enough"))
-        assert await asyncio.wait_for(warden.wait(), 120) == 0
+        await publish(bus, STOP_REQUESTED, StopRequested("enough"))
+        assert await asyncio.wait_for(supervisor.wait(), 120) == 0
         violations = (await audit_run(bus, deep=True)).findings.violations
         forged = {f"message {sequence} of {stream}" for stream, sequence in there}
         planted = {"unreadable record", "damaged payload", "foreign writer", "foreign weights"}
@@ -194,7 +194,7 @@ def own(record: Record, there: dict[tuple[str, int], Record]) -> bool:
 
 def record_is_heard(record: Record) -> bool:
     topic = topic_of(record.subject)
-    return topic is not None and topic.name in HEARD
+    return topic is not None and topic.name in FOLLOWED
 
 
 async def has_trained(bus: Bus, step: int) -> bool:
@@ -228,7 +228,7 @@ async def everybody_can_look(bus: Bus) -> None:
     assert watch.view.step is not None
     for stream in STREAMS:
         for record in await records_of(bus, stream):
-            tapped = Tapped.of_record(record)
+            tapped = FormattedMessage.of_record(record)
             as_json(tapped), as_line(tapped)
 
 
@@ -289,14 +289,14 @@ async def test_an_engine_answers_as_before_while_thousands_of_wrong_requests_com
 
         async def one(wrong: WrongRequest) -> None:
             if wrong.raw:
-                said = await send_raw(address, wrong.raw)
-                assert said == b"" or said.startswith(b"HTTP/1."), said
+                output = await send_raw(address, wrong.raw)
+                assert output == b"" or output.startswith(b"HTTP/1."), output
                 return
-            status, said = await answer_to(http, address, wrong)
+            status, output = await answer_to(http, address, wrong)
             statuses[status] += 1
-            assert status < 500, (wrong, said)
+            assert status < 500, (wrong, output)
             if status >= 400:
-                assert said, wrong
+                assert output, wrong
             if wrong.path.startswith("/pause"):
                 await answer_to(http, address, WrongRequest("POST", "/continue_generation", b""))
 

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import QUEUES
-from asyncrl.bus.publish import read, say, say_fenced
+from asyncrl.bus.publish import publish, publish_if_latest, read
 from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
 from harness.stage import Stage, until
@@ -74,7 +74,7 @@ def reward(completion):
 
 
 class Scene:
-    """A run with rollout workers that are started again when they die, as the warden does."""
+    """A run with rollout workers that are started again when they die, as the supervisor does."""
 
     def __init__(self, stage: Stage, bus: Bus, folder: Path) -> None:
         self.stage, self.bus, self.folder = stage, bus, folder
@@ -84,17 +84,17 @@ class Scene:
         prompt_id, member = name.split("-")
         rows = [PromptRow("^ab=", label)]
         message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=rows, stage=stage)
-        await say(self.bus, PROMPT_ISSUED, message, key=name)
+        await publish(self.bus, PROMPT_ISSUED, message, key=name)
 
     async def engine(self) -> None:
         """An engine with version 0 takes requests."""
-        await say(self.bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+        await publish(self.bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
 
     async def suspect(self, name: str, label: str, stage: TrainingStage = "rl") -> None:
         """A trajectory that was begun three times without coming further."""
         await self.issue(name, label, stage)
         message = TrajectoryProgressed(trajectory_id=name, delivery=3, log="rollout-9-dead", fruitless=3)
-        await say_fenced(self.bus, TRAJECTORY_PROGRESSED, message, key=name, id="3", expected=0)
+        await publish_if_latest(self.bus, TRAJECTORY_PROGRESSED, message, key=name, id="3", expected=0)
 
     def calls(self, label: str) -> list[int]:
         """The processes in which the rollout function began with such a row."""
@@ -244,7 +244,7 @@ async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bu
 
     failed = await play.failure("p000000-0")
     assert failed is not None
-    assert failed.detail == "3 runs without progress, then 2 alone that ended in no sign of life"
+    assert failed.detail == "3 runs without progress, then 2 alone that ended in no heartbeat"
     assert await play.is_generated("p000001-0")
 
 
@@ -252,7 +252,7 @@ async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp
     (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"})
     for number in range(2):
-        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
 
     await play.work_until("reward", lambda: is_done(bus, "reward"))
 
@@ -269,7 +269,7 @@ async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any
     (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"}, eval={"prompts": 2})
     await play.engine()
-    await say(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 2, 0.0))
+    await publish(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 2, 0.0))
 
     await play.work_until("evaluator", lambda: is_done(bus, "evaluator"))
 

@@ -7,7 +7,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import EXPECT_LAST, say
+from asyncrl.bus.publish import EXPECT_LAST, publish
 from asyncrl.bus.server import EmbeddedServer
 from harness.keepers import Counted, Open, log_of, opened
 from harness.stage import Connect, until
@@ -54,7 +54,7 @@ async def test_a_keeper_that_starts_again_knows_everything(opened: Open, bus: Bu
     await first.count_to(7)
     await first.keeper.close()
 
-    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 3}))
+    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 3}))
     second = await opened()
     await second.keeper.start()
 
@@ -67,8 +67,8 @@ async def test_inputs_are_folded_as_they_come_even_when_they_are_large(opened: O
     one = await opened()
     await one.keeper.start()
 
-    await say(bus, STOP_REQUESTED, StopRequested("x" * 2_000_000))
-    await say(bus, STOP_REQUESTED, StopRequested("small, and behind the large one"))
+    await publish(bus, STOP_REQUESTED, StopRequested("x" * 2_000_000))
+    await publish(bus, STOP_REQUESTED, StopRequested("small, and behind the large one"))
 
     await until(lambda: len(one.fold.reasons) == 2, "both are folded")
     assert [len(reason) for reason in one.fold.reasons] == [2_000_000, 31]
@@ -89,7 +89,7 @@ async def increment(bus: Bus, times: int) -> None:
     while times:
         message, key = Counted({"n": value + 1}), f"stranger:{value}:{last}"
         try:
-            sequence = await say(
+            sequence = await publish(
                 bus, FLEET_SCALED, message, id=key, headers={EXPECT_LAST: str(last), NONCE: "stranger"}
             )
         except WrongSequence:
@@ -117,13 +117,13 @@ async def test_no_update_is_lost_between_two_writers(opened: Open, bus: Bus, con
 async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened: Open, bus: Bus, connect: Connect):
     one, other = await opened(), await connect(bus.run)
     await one.keeper.start()
-    said = 0
+    output = 0
     several = [Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}") for value in range(1, 201)]
 
     for number in range(20):
         appending = asyncio.create_task(one.keeper.append(several))
-        await say(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}", headers={NONCE: "stranger"})
-        said += not await appending
+        await publish(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}", headers={NONCE: "stranger"})
+        output += not await appending
 
     runs: list[list[int]] = [[]]
     for topic, number, writer in await log_of(bus):
@@ -133,7 +133,7 @@ async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened
                 runs.append([])
         elif runs[-1]:
             runs.append([])
-    assert said
+    assert output
     assert all(run == list(range(1, len(run) + 1)) for run in runs)
 
 
@@ -143,7 +143,9 @@ async def test_facts_are_appended_whatever_others_say_on_the_log(opened: Open, b
     stranger = asyncio.create_task(increment(await connect(bus.run), 40))
 
     for value in range(100, 120):
-        await one.keeper.insist([Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}:{part}") for part in "abc"])
+        await one.keeper.append_until_stored(
+            [Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}:{part}") for part in "abc"]
+        )
     await stranger
 
     numbers = [number for _, number, writer in await log_of(bus) if writer == one.keeper.nonce and number]
@@ -188,10 +190,10 @@ async def test_unreadable_records_are_buried_and_the_keeper_goes_on(opened: Open
 
     await bus.store(SCALE_REQUESTED.subject(bus.run), b"garbage", {"by": "hand"})
     await bus.store(FLEET_SCALED.subject(bus.run), b"\xc1", {})
-    await say(
+    await publish(
         bus, FLEET_SCALED, FleetScaled({"other": 1}), headers={NONCE: "stranger"}
     )  # readable, but not what the fold needs
-    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
 
     await until(lambda: one.fold.asked == 2, "what came after them is folded")
     await until(lambda: has_letters(bus, 3), "three dead letters")
@@ -210,7 +212,7 @@ async def test_a_bug_in_a_fold_ends_the_keeper_aloud(opened: Open, bus: Bus):
     one.fold.apply = lambda topic, message, record: message.nothing_of_that_name
     await one.keeper.start()
 
-    await say(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
 
     await asyncio.wait_for(one.context.stop.wait(), 10)
     assert "nothing_of_that_name" in str(one.context.faults[0])

@@ -1,4 +1,4 @@
-"""What learner, warden and recorder know stays small however long a run is, and a snapshot of it is all there is."""
+"""The state of learner, supervisor and recorder stays small however long a run is, and a snapshot holds all of it."""
 
 import itertools
 import random
@@ -9,9 +9,9 @@ import pytest
 
 from actors.learner.fold import LearnerFold
 from actors.recorder.fold import RecorderFold
-from actors.supervisor.fold import WardenFold
+from actors.supervisor.fold import SupervisorFold
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from harness.folds import Feed
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, SCALE_REQUESTED, ActorStarted, ActorStopped, ScaleRequested
 from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
@@ -28,8 +28,12 @@ from topics.weights import (
 )
 from topics.wire import decode, encode
 
-CAST = msgspec.convert({"rollout": {"group_size": 2}, "buffer": {"batch_groups": 4}}, Cast)
-FOLDS = {"learner": partial(LearnerFold, CAST), "warden": partial(WardenFold, CAST), "recorder": RecorderFold}
+CONFIG = msgspec.convert({"rollout": {"group_size": 2}, "buffer": {"batch_groups": 4}}, Config)
+FOLDS = {
+    "learner": partial(LearnerFold, CONFIG),
+    "supervisor": partial(SupervisorFold, CONFIG),
+    "recorder": RecorderFold,
+}
 GROUPS = 4
 
 
@@ -38,10 +42,10 @@ class Log(Feed):
 
     def __init__(self):
         super().__init__(self)
-        self.said = []
+        self.messages = []
 
     def apply(self, topic, message, record):
-        self.said.append((topic, message, record))
+        self.messages.append((topic, message, record))
 
 
 def story(steps, chance):
@@ -52,40 +56,40 @@ def story(steps, chance):
         log.packed(step, *names).trained(step)
         if chance.random() < 0.1:
             log.dropped(f"p{next(numbers):06d}")
-        log.say(WEIGHTS_PUBLISHED, WeightsPublished(0, step, f"d{step}", "files", f"/w/line0-v{step:06d}-d"))
-        log.say(ENGINE_UPDATING, EngineUpdating("engine-1", 0, step))
-        log.say(ENGINE_READY, EngineReady("engine-1", "here", 0, step, "d", 1))
+        log.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, step, f"d{step}", "files", f"/w/lineage0-v{step:06d}-d"))
+        log.publish(ENGINE_UPDATING, EngineUpdating("engine-1", 0, step))
+        log.publish(ENGINE_READY, EngineReady("engine-1", "here", 0, step, "d", 1))
         if step % 10 == 0:
-            saved.append(CheckpointSaved(0, step, f"d{step}", f"/c/step{step:06d}-line0-d", step))
-            log.say(CHECKPOINT_SAVED, saved[-1])
+            saved.append(CheckpointSaved(0, step, f"d{step}", f"/c/step{step:06d}-lineage0-d", step))
+            log.publish(CHECKPOINT_SAVED, saved[-1])
         elif step % 10 == 5 and saved and chance.random() < 0.1:
             lost = saved.pop()
-            log.say(CHECKPOINT_LOST, CheckpointLost(0, lost.step, lost.path, "it is torn"))
+            log.publish(CHECKPOINT_LOST, CheckpointLost(0, lost.step, lost.path, "it is torn"))
         if step % 7 == 0:
             name = f"v{step:06d}"
-            log.say(EVAL_REQUESTED, EvalRequested(name, step, 3, 0.0))
-            log.say(EVAL_SCORED, EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
+            log.publish(EVAL_REQUESTED, EvalRequested(name, step, 3, 0.0))
+            log.publish(EVAL_SCORED, EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
         if chance.random() < 0.2:
-            log.say(ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "killed"))
-            log.say(ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "here", step))
-            log.say(SCALE_REQUESTED, ScaleRequested({"rollout": chance.randint(1, 3)}))
-            log.say(CHECKPOINT_REQUESTED, CheckpointRequested(step, "full"))
-    return log.said
+            log.publish(ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "killed"))
+            log.publish(ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "here", step))
+            log.publish(SCALE_REQUESTED, ScaleRequested({"rollout": chance.randint(1, 3)}))
+            log.publish(CHECKPOINT_REQUESTED, CheckpointRequested(step, "full"))
+    return log.messages
 
 
-def in_any_order(said, chance):
+def in_any_order(output, chance):
     """The same messages in the order of their logs, the logs in any order, none far ahead of another."""
     logs = {}
-    for number, entry in enumerate(said):
+    for number, entry in enumerate(output):
         logs.setdefault(entry[0].stream.name, []).append((number, entry))
     ahead = {name: chance.random() * 40 for name in logs}
     entries = [(number + ahead[name], name, entry) for name, log in logs.items() for number, entry in log]
     return [entry for *_, entry in sorted(entries, key=lambda entry: entry[:2])]
 
 
-def folded(make, said, cut=None):
+def folded(make, output, cut=None):
     fold = make()
-    for number, entry in enumerate(said):
+    for number, entry in enumerate(output):
         if number == cut:
             before, fold = fold, make()
             fold.state = decode(type(before.state), encode(before.state))
@@ -97,9 +101,9 @@ def folded(make, said, cut=None):
 @pytest.mark.parametrize("seed", range(5))
 def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(role, seed):
     chance = random.Random(seed)
-    said = in_any_order(story(120, chance), chance)
+    output = in_any_order(story(120, chance), chance)
 
-    whole, rest = [folded(FOLDS[role], said, cut) for cut in (None, chance.randrange(1, len(said)))]
+    whole, rest = [folded(FOLDS[role], output, cut) for cut in (None, chance.randrange(1, len(output)))]
 
     assert rest.state == whole.state
 
@@ -109,7 +113,7 @@ def test_what_is_known_of_a_long_run_stays_small(role):
     sizes = []
     for steps in (200, 3000):
         fold = folded(FOLDS[role], story(steps, random.Random(1)))
-        if role == "warden":
+        if role == "supervisor":
             fold.room.versions()  # as its trimmer does every second
         sizes.append(len(encode(fold.state)))
 
@@ -134,9 +138,9 @@ def test_what_the_payload_stream_holds_is_read_from_there_and_not_from_a_snapsho
         subject = f"asyncrl.run.{topic.name}.{name}"
         return topic, None, Record(topic.stream, at, subject, {"first": "0"}, b"", 0)
 
-    before = Log().dropped("p000001").said
-    first = folded(FOLDS["warden"], before)
-    second = FOLDS["warden"]()
+    before = Log().dropped("p000001").messages
+    first = folded(FOLDS["supervisor"], before)
+    second = FOLDS["supervisor"]()
     second.state = decode(type(first.state), encode(first.state))
     for entry in (stored(TRAJECTORY_GENERATED, "p000001-0", 5), stored(TRAJECTORY_PROGRESSED, "p000002-0", 7)):
         second.apply(*entry)

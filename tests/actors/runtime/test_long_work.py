@@ -13,7 +13,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import queue_states
-from asyncrl.bus.publish import read, say
+from asyncrl.bus.publish import publish, read
 from harness.results import counts, generated, is_done
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
@@ -86,7 +86,7 @@ async def test_a_reward_within_its_limit_and_what_queues_behind_it_keep_their_le
     reward = {"function": f"{tmp_path / 'reward.py'}:reward", "time_limit_s": 20.0, "children": 1}
     context = stage(reward=reward, rollout=STALL).context("reward", bus)
     for number in range(3):
-        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
 
     async with playing(context, actors.reward.actor.main):
         await until(lambda: is_done(bus, "reward"), "all are graded")
@@ -105,9 +105,9 @@ async def rolling_out(
     task = {"rollout": f"{tmp_path / 'rollouts.py'}:{function}"}
     scene = stage(engine={"kind": "scripted"}, task=task, rollout=STALL | rollout)
     scene.make_model()
-    await say(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
     issued = PromptIssued(prompt_id="p000000", member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
-    await say(bus, PROMPT_ISSUED, issued, key="p000000-0")
+    await publish(bus, PROMPT_ISSUED, issued, key="p000000-0")
     context = scene.context("rollout", bus)
     async with playing(context, actors.rollout.actor.main):
         yield context

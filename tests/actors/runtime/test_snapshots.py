@@ -16,22 +16,22 @@ from actors.runtime.keeper import Decision, Input, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import BLOB, MESSAGE_ID, WRITER, say
-from asyncrl.config.settings import Cast
+from asyncrl.bus.publish import BLOB, MESSAGE_ID, WRITER, publish
+from asyncrl.config.settings import Config
 from benchmarks.history import History
 from harness.folds import Feed
 from harness.stage import Connect, Stage, until
-from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperFolded, ReissueRequested
+from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperSnapshot, ReissueRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.ids import Names
+from topics.ids import PromptIdSet
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import BATCHES, DEAD, GRADES, PROMPTS, TRAINING
 from topics.trajectories import TRAJECTORY_DROPPED
 from topics.wire import decode, encode
 
-FOLDED = BY_NAME["prompter.folded"]
+FOLDED = BY_NAME["prompter.snapshot"]
 SMALL = {"rollout": {"group_size": 4}, "buffer": {"batch_groups": 2, "max_lag": 1}, "learner": {"steps": 1000}}
 
 
@@ -43,29 +43,29 @@ class Log(Feed):
 
     def __init__(self, fold):
         super().__init__(fold)
-        self.said = []
+        self.messages = []
 
-    def say(self, topic, message, *, at_s=0.0, headers=None):
-        self.said.append((topic, message, at_s))
-        return super().say(topic, message, at_s=at_s, headers=headers)
+    def publish(self, topic, message, *, at_s=0.0, headers=None):
+        self.messages.append((topic, message, at_s))
+        return super().publish(topic, message, at_s=at_s, headers=headers)
 
 
 class _Both:
     """Prompter and buffer over the same messages."""
 
-    def __init__(self, cast):
-        self.prompter, self.buffer = PrompterFold(cast), BufferFold(Plan.of(cast))
+    def __init__(self, config):
+        self.prompter, self.buffer = PrompterFold(config), BufferFold(Plan.of(config))
 
     def apply(self, topic, message, record):
         self.prompter.apply(topic, message, record)
         self.buffer.apply(topic, message, record)
 
 
-def story(cast, chance, length):
+def story(config, chance, length):
     """Messages of a run: members fail, come late, are too old and issued again; dropped groups are asked for anew."""
-    both = _Both(cast)
+    both = _Both(config)
     log, open_work, now_s = Log(both), [], 0.0
-    while len(log.said) < length:
+    while len(log.messages) < length:
         now_s += 10.0
         for wanted in both.prompter.wanted():
             name = f"{wanted.prompt_id}-{wanted.member}"
@@ -79,16 +79,16 @@ def story(cast, chance, length):
                 log.graded(name, chance.random(), versions=versions, size=4, attempt=attempt)
         for decision in log.read_back(both.buffer.decide(now_s), at_s=now_s):
             if decision.topic is GROUP_DROPPED and chance.random() < 0.2:
-                log.say(REISSUE_REQUESTED, ReissueRequested(decision.key))
+                log.publish(REISSUE_REQUESTED, ReissueRequested(decision.key))
         if both.buffer.state.packed > both.buffer.state.trained and chance.random() < 0.5:
             log.trained(both.buffer.state.trained + 1)
-    return log.said
+    return log.messages
 
 
-def interleaved(said, chance):
+def interleaved(output, chance):
     """The same messages in the order of their logs, the logs in any order."""
     logs: dict[str, list] = {}
-    for entry in said:
+    for entry in output:
         logs.setdefault(entry[0].stream.name, []).append(entry)
     turns = [name for name, entries in logs.items() for _ in entries]
     chance.shuffle(turns)
@@ -96,15 +96,15 @@ def interleaved(said, chance):
     return [next(readers[name]) for name in turns]
 
 
-def folded(make, said, cut=None):
+def folded(make, output, cut=None):
     """A fold of messages; with `cut`, one that was put down after so many and taken up again from its snapshot."""
     feed = Feed(make())
-    for number, (topic, message, at_s) in enumerate(said):
+    for number, (topic, message, at_s) in enumerate(output):
         if number == cut:
             feed.fold, before = make(), feed.fold.state
             feed.fold.state = decode(type(before), encode(before))
         if isinstance(feed.fold, BufferFold) or topic.stream is not GRADES:
-            feed.say(topic, message, at_s=at_s)
+            feed.publish(topic, message, at_s=at_s)
     return feed.fold
 
 
@@ -113,17 +113,17 @@ def folded(make, said, cut=None):
 def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(seed: int, stale: str):
     chance = random.Random(seed)
     buffer = {"stale": stale, "group_deadline_s": 200.0}
-    cast = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], **buffer}}, Cast)
-    said = story(cast, chance, 1500)
-    assert {topic.name for topic, *_ in said} >= {"group.dropped", "batch.trained", "control.reissued"}
+    config = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], **buffer}}, Config)
+    output = story(config, chance, 1500)
+    assert {topic.name for topic, *_ in output} >= {"group.dropped", "batch.trained", "reissue.requested"}
 
     for _ in range(5):
-        said = interleaved(said, chance)
-        cut = chance.randrange(1, len(said))
-        whole, rest = [folded(partial(PrompterFold, cast), said, at) for at in (None, cut)]
+        output = interleaved(output, chance)
+        cut = chance.randrange(1, len(output))
+        whole, rest = [folded(partial(PrompterFold, config), output, at) for at in (None, cut)]
         assert rest.state == whole.state
         assert rest.wanted() == whole.wanted()
-        whole, rest = [folded(partial(BufferFold, Plan.of(cast)), said, at) for at in (None, cut)]
+        whole, rest = [folded(partial(BufferFold, Plan.of(config)), output, at) for at in (None, cut)]
         assert rest.state == whole.state
         assert list(rest.state.issued_ns) == list(whole.state.issued_ns)
         for now_s in (0.0, 1000.0, 1e6):
@@ -132,10 +132,10 @@ def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(seed: int, st
 
 def test_what_the_prompter_knows_does_not_depend_on_the_order_between_logs():
     chance = random.Random(1)
-    cast = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], "stale": "reissue"}}, Cast)
-    said = story(cast, chance, 1500)
+    config = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], "stale": "reissue"}}, Config)
+    output = story(config, chance, 1500)
 
-    states = [folded(partial(PrompterFold, cast), interleaved(said, chance)).state for _ in range(5)]
+    states = [folded(partial(PrompterFold, config), interleaved(output, chance)).state for _ in range(5)]
 
     assert all(state == states[0] for state in states)
 
@@ -143,10 +143,10 @@ def test_what_the_prompter_knows_does_not_depend_on_the_order_between_logs():
 def test_what_is_known_of_a_long_run_stays_small():
     sizes = []
     for length in (1000, 8000):
-        cast = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], "stale": "reissue"}}, Cast)
-        said = story(cast, random.Random(3), length)
+        config = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], "stale": "reissue"}}, Config)
+        output = story(config, random.Random(3), length)
         prompter, buffer = [
-            folded(make, said) for make in (partial(PrompterFold, cast), partial(BufferFold, Plan.of(cast)))
+            folded(make, output) for make in (partial(PrompterFold, config), partial(BufferFold, Plan.of(config)))
         ]
         sizes.append(len(encode(prompter.state)) + len(encode(buffer.state)))
 
@@ -154,7 +154,7 @@ def test_what_is_known_of_a_long_run_stays_small():
 
 
 def test_names_are_a_set_that_lies_in_few_spans():
-    chance, names, numbers = random.Random(0), Names(), [*range(7, 500), *range(600, 900)]
+    chance, names, numbers = random.Random(0), PromptIdSet(), [*range(7, 500), *range(600, 900)]
     ahead = sorted(numbers, key=lambda number: number + chance.random() * 20)
 
     for count, number in enumerate(ahead):
@@ -182,13 +182,13 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> Asy
     keepers: list[Keeper] = []
 
     async def open_one(every: int = 50) -> Keeper:
-        cast = {**SMALL, "keepers": {"snapshot_every": every}}
-        context = stage(**cast).context("prompter", await connect(bus.run))
+        config = {**SMALL, "keepers": {"snapshot_every": every}}
+        context = stage(**config).context("prompter", await connect(bus.run))
         inputs = [
             Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
             Input(TRAINING, [BATCH_TRAINED]),
         ]
-        keepers.append(Keeper(context, PROMPTS, inputs, PrompterFold(context.cast), own_headers_only=True))
+        keepers.append(Keeper(context, PROMPTS, inputs, PrompterFold(context.config), own_headers_only=True))
         await keepers[-1].start()
         return keepers[-1]
 
@@ -220,7 +220,7 @@ async def issue(keeper: Keeper) -> list[str]:
 async def drop(bus: Bus, *numbers: int) -> None:
     for number in numbers:
         key = f"p{number:06d}"
-        await say(bus, GROUP_DROPPED, GroupDropped(key, "failed"), key=key, headers={WRITER: "buffer"})
+        await publish(bus, GROUP_DROPPED, GroupDropped(key, "failed"), key=key, headers={WRITER: "buffer"})
 
 
 async def lead(keeper: Keeper, bus: Bus, groups: int, first: int = 0) -> Record:
@@ -251,7 +251,7 @@ async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: 
     monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
     second = await opened()
 
-    snapshot = decode(KeeperFolded, newest.data)
+    snapshot = decode(KeeperSnapshot, newest.data)
     assert all(record.sequence > snapshot.positions[record.stream.name] for record in read)
     assert 0 < len([record for record in read if record.stream is PROMPTS]) < 80
     assert await issue(second) == [f"p000044-{member}" for member in range(4)]
@@ -267,7 +267,7 @@ async def test_a_keeper_says_a_snapshot_again_and_again(opened: Open, bus: Bus):
 
 async def broken(kind: str, good: Record, bus: Bus) -> None:
     """Put a snapshot on the log that cannot be used."""
-    message = decode(KeeperFolded, good.data)
+    message = decode(KeeperSnapshot, good.data)
     headers = {MESSAGE_ID: kind, WRITER: "stranger"}
     if kind == "of another format":
         message.format = "1"
@@ -318,7 +318,7 @@ async def test_a_snapshot_in_a_blob_is_restored_and_troubles_no_one(opened: Open
 
 async def test_a_killed_buffer_goes_on_from_its_snapshot(bus: Bus, stage: Callable[..., Stage]):
     stand = stage(**SMALL, keepers={"snapshot_every": 20})
-    history = History(bus, stand.cast)
+    history = History(bus, stand.config)
     await history.write(32)
     process = await stand.start("buffer")
     await history.grade(2)
@@ -340,11 +340,11 @@ async def test_a_killed_buffer_goes_on_from_its_snapshot(bus: Bus, stage: Callab
 
 
 async def test_who_holds_a_run_together_starts_without_torch():
-    roles = "prompter", "buffer", "warden", "engine", "rollout", "reward", "recorder"
+    roles = "prompter", "buffer", "supervisor", "engine", "rollout", "reward", "recorder"
     words = f"import sys, actors.main, {', '.join(f'actors.{role}' for role in roles)}; print('torch' in sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", words, stdout=asyncio.subprocess.PIPE)
-    said, _ = await process.communicate()
-    assert said == b"False\n"
+    output, _ = await process.communicate()
+    assert output == b"False\n"
 
 
 async def packed(bus: Bus, step: int) -> bool:

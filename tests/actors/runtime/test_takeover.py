@@ -22,14 +22,14 @@ async def test_the_newer_claim_wins_and_the_older_keeper_leaves_without_another_
     await asyncio.wait_for(counting, 10)
 
     assert older.context.stop.is_set()
-    assert "another warden took over this log" in str(older.context.faults[0])
+    assert "another supervisor took over this log" in str(older.context.faults[0])
     value = newer.fold.value
     assert not await older.keeper.append([older.fold.next()])
     assert await newer.keeper.append([newer.fold.next()])
     assert newer.fold.value == value + 1
-    said = [(topic, writer) for topic, _, writer in await log_of(bus)]
-    claim = said.index((CLAIMED.name, newer.keeper.nonce))
-    assert older.keeper.nonce not in [writer for _, writer in said[claim:]]
+    output = [(topic, writer) for topic, _, writer in await log_of(bus)]
+    claim = output.index((CLAIMED.name, newer.keeper.nonce))
+    assert older.keeper.nonce not in [writer for _, writer in output[claim:]]
     assert not newer.context.faults
 
 
@@ -45,8 +45,8 @@ async def test_of_keepers_that_start_at_the_same_moment_one_is_left(opened: Open
 
 
 async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opened: Open, monkeypatch):
-    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
-    writer, spare = await opened(), await opened("warden-2")
+    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
+    writer, spare = await opened(), await opened("supervisor-2")
     await writer.keeper.start()
     await writer.count_to(3)
     standing_by = asyncio.create_task(spare.keeper.start())
@@ -68,8 +68,8 @@ async def claims(bus: Bus) -> int:
 
 
 async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened: Open, bus: Bus, monkeypatch):
-    monkeypatch.setattr("actors.runtime.keeper.BEAT_S", 0.2)
-    first, spare = await opened(), await opened("warden-2")
+    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
+    first, spare = await opened(), await opened("supervisor-2")
     await first.keeper.start()
     taking_over = asyncio.create_task(spare.keeper.start())
     await killed(first)
@@ -93,7 +93,7 @@ async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened:
 
 async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open, monkeypatch):
     first, again = await opened(), await opened()
-    again.context.cast.keepers.lease_s = 1000.0
+    again.context.config.keepers.lease_s = 1000.0
     await first.keeper.start()
     await killed(first)
 
@@ -103,7 +103,7 @@ async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opene
 
 
 async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opened: Open, bus: Bus):
-    several = [await opened(f"warden-{number}") for number in range(1, 5)]
+    several = [await opened(f"supervisor-{number}") for number in range(1, 5)]
     begun, ready = [], asyncio.Event()
 
     async def make_ready() -> None:
@@ -127,7 +127,7 @@ async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opene
 
 
 async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus):
-    frozen, spare = await opened(), await opened("warden-2")
+    frozen, spare = await opened(), await opened("supervisor-2")
     await frozen.keeper.start()
     for task in list(frozen.context._tasks):
         task.cancel()  # no heartbeat
@@ -135,7 +135,7 @@ async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: 
     async def wake_up() -> None:
         await frozen.count_to(1)
 
-    with pytest.raises(ActorDown, match="another warden writes this log"):
+    with pytest.raises(ActorDown, match="another supervisor writes this log"):
         await spare.keeper.start(wake_up)
 
     assert await claims(bus) == 1

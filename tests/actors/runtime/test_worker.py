@@ -14,7 +14,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.provision import QUEUES, make_queue, queue_states, stream_states
-from asyncrl.bus.publish import read, say
+from asyncrl.bus.publish import publish, read
 from harness.results import dead_letters, generated
 from harness.stage import LEASE_S, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
@@ -33,7 +33,7 @@ def issued(number: int) -> PromptIssued:
 async def issue(bus: Bus, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
         message = issued(number)
-        await say(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     first = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-0"), b"garbage", {"trajectory": "p1-0", "attempt": "0"})
     second = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-1"), wrong, {})
     third = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-2"), b"", {"blob": "gone:9:00:1"})
-    fourth = await say(bus, PROMPT_ISSUED, issued(8), key="p000009-0")
+    fourth = await publish(bus, PROMPT_ISSUED, issued(8), key="p000009-0")
     await issue(bus, 1)
 
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")
@@ -205,7 +205,7 @@ async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bu
         return int((await stream_states(bus))["GRADES"]["messages"]) >= count
 
     for number in range(20):
-        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
     process = await stage().start("reward")
     await until(lambda: grades(20), "all are graded")
 
@@ -241,13 +241,13 @@ async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Call
     stand = stage(reward={"in_flight": 8})
     first = await stand.start("reward", 1)
     for number in range(30):
-        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
     await until(lambda: some(grades), "the first has begun")
 
     first.kill()
     await stand.start("reward", 2)
     for number in range(30, 60):
-        await say(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
 
     await until(all_graded, "all are graded")
     records: list[Record] = []

@@ -13,7 +13,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, say
+from asyncrl.bus.publish import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, publish
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.process import python
 from harness.audited import audited_clean, topics_left_by
@@ -21,8 +21,8 @@ from harness.folds import failure
 from harness.runs import up
 from harness.stage import Stage, until
 from harness.stories import result
-from harness.trimming import tell, trimming
-from topics.actors import KeeperFolded
+from harness.trimming import announce, trimming
+from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
@@ -30,7 +30,7 @@ from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference
 from topics.wire import encode
 
-FOLDED = BY_NAME["buffer.folded"]
+FOLDED = BY_NAME["buffer.snapshot"]
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ async def snapshot(bus: Bus) -> Record:
     """The newest snapshot of the buffer, after one more."""
     last = (await stream_states(bus, [BATCHES]))["BATCHES"]["last_seq"]
     headers = {WRITER: "test", EXPECT_LAST: str(last)}
-    await say(bus, FOLDED, KeeperFolded("format", {}, secrets.token_bytes(250)), headers=headers)
+    await publish(bus, FOLDED, KeeperSnapshot("format", {}, secrets.token_bytes(250)), headers=headers)
     newest = await read_last(bus, BATCHES, FOLDED.subject(bus.run))
     assert newest is not None
     return newest
@@ -82,10 +82,10 @@ async def test_chunks_without_a_message_go_once_nothing_is_under_way(
 ):
     monkeypatch.setattr("actors.supervisor.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
     row = PromptIssued("p000000", 0, 2, [PromptRow("x" * 300)])
-    at = await tell(bus, PROMPT_ISSUED, row, "p000000-0")
-    at = await tell(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 90), "p000000-0")
+    at = await announce(bus, PROMPT_ISSUED, row, "p000000-0")
+    at = await announce(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 90), "p000000-0")
     members = [BatchMember("p000000-0", 0, Reference(at, "00", 1), 1.0, 90)]
-    await tell(bus, BATCH_PACKED, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
+    await announce(bus, BATCH_PACKED, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
     folded = await snapshot(bus)
     needed = {stream: await chunks_in(bus, stream) for stream in (BLOBS, LEDGER_BLOBS)}
     assert all(needed.values())
@@ -122,16 +122,16 @@ from pathlib import Path
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import say
-from asyncrl.crash import plays
+from asyncrl.bus.publish import publish
+from asyncrl.crash import set_role
 from topics.table import BY_NAME
 from topics.wire import decode
 
 async def main(address, run, topic, message):
-    plays("rollout")
+    set_role("rollout")
     bus = await Bus.connect(BusAddress.read(Path(address)), run)
     message = decode(BY_NAME[topic].message, Path(message).read_bytes())
-    await say(bus, BY_NAME[topic], message, key=message.trajectory_id)
+    await publish(bus, BY_NAME[topic], message, key=message.trajectory_id)
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -146,7 +146,7 @@ async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_
     message: Any = result("p000000-0", (0,) * 200_000)
     if topic is TRAJECTORY_FAILED:
         message = failure("p000000-0", size=1, detail="x" * 2_000_000)
-    await say(bus, topic, message, key=message.trajectory_id)
+    await publish(bus, topic, message, key=message.trajectory_id)
     whole = await chunks_in(bus, topic.blobs)
     assert whole > 1
     (tmp_path / "message").write_bytes(encode(message))
@@ -182,7 +182,7 @@ engine = { kind = "scripted", scripted_tokens = 2 }
 
 @pytest.mark.slow
 async def test_a_run_of_big_batches_and_many_snapshots_keeps_few_blobs(tmp_path: Path):
-    async with up(tmp_path, cast=BIG) as run:
+    async with up(tmp_path, config=BIG) as run:
         assert await run.ended() == 0, run.story
     async with topics_left_by(run) as bus:
         snapshots = await records_of(bus, BATCHES, FOLDED.pattern(bus.run))

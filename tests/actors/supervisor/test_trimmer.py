@@ -9,7 +9,7 @@ import pytest
 from actors.supervisor.trimmer_fold import TrimmerFold
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob
-from asyncrl.config.settings import Cast
+from asyncrl.config.settings import Config
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -31,7 +31,7 @@ from topics.weights import (
 )
 
 END = 100  # everything below was folded
-CAST = msgspec.convert({"rollout": {"group_size": 2}}, Cast)
+CONFIG = msgspec.convert({"rollout": {"group_size": 2}}, Config)
 
 
 class Story:
@@ -40,20 +40,20 @@ class Story:
     def __init__(self):
         self.logs = {}
 
-    def say(self, topic, message=None, *, key="", at=0, headers=None):
+    def publish(self, topic, message=None, *, key="", at=0, headers=None):
         log = self.logs.setdefault(topic.stream.name, [])
         subject = f"asyncrl.run.{topic.name}.{key}"
         log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers or {}, b"", 0)))
         return self
 
     def progressed(self, name, at, log="first", before=""):
-        return self.say(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
+        return self.publish(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
 
     def stored(self, log, at, blob=""):
-        return self.say(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
+        return self.publish(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
 
     def generated(self, name, at, blob=""):
-        return self.say(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
+        return self.publish(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
 
     def packed(self, step, **sequences):
         groups = {}
@@ -62,20 +62,20 @@ class Story:
             groups.setdefault(prompt_id, []).append(
                 BatchMember(f"{prompt_id}-{member}", 0, Reference(at, "00", 1), 1.0, 3)
             )
-        return self.say(BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(*group) for group in groups.items()], 0))
+        return self.publish(BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(*group) for group in groups.items()], 0))
 
     def dropped(self, prompt_id):
-        return self.say(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
+        return self.publish(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
 
-    def saved(self, step, line=0):
-        name = f"step{step:06d}-line{line}-00"
-        return self.say(CHECKPOINT_SAVED, CheckpointSaved(line, step, "00", f"/there/{name}", 1))
+    def saved(self, step, lineage=0):
+        name = f"step{step:06d}-lineage{lineage}-00"
+        return self.publish(CHECKPOINT_SAVED, CheckpointSaved(lineage, step, "00", f"/there/{name}", 1))
 
-    def published(self, version, line=0):
-        location = f"/there/line{line}-v{version:06d}-00"
-        return self.say(WEIGHTS_PUBLISHED, WeightsPublished(line, version, "00", "files", location))
+    def published(self, version, lineage=0):
+        location = f"/there/lineage{lineage}-v{version:06d}-00"
+        return self.publish(WEIGHTS_PUBLISHED, WeightsPublished(lineage, version, "00", "files", location))
 
-    def told(self, fold=None):
+    def fold(self, fold=None):
         return self._tell(itertools.chain(*self.logs.values()), fold)
 
     def told_in_order(self, seed):
@@ -93,7 +93,7 @@ class Story:
 
     @staticmethod
     def _tell(entries, fold=None):
-        fold = fold or TrimmerFold(CAST)
+        fold = fold or TrimmerFold(CONFIG)
         for topic, message, record in entries:
             fold.apply(topic, message, record)
         return fold
@@ -112,55 +112,55 @@ def trained_twice() -> Story:
 
 def test_nothing_trained_is_trimmed_before_there_are_two_checkpoints():
     story = trained_twice()
-    assert story.told().floor(END) == 10
-    assert story.saved(1).told().floor(END) == 10
+    assert story.fold().floor(END) == 10
+    assert story.saved(1).fold().floor(END) == 10
 
 
 def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
-    assert trained_twice().saved(1).saved(2).told().floor(END) == 30
-    assert trained_twice().saved(1).saved(2).saved(3).told().floor(END) == END
+    assert trained_twice().saved(1).saved(2).fold().floor(END) == 30
+    assert trained_twice().saved(1).saved(2).saved(3).fold().floor(END) == END
 
 
 def test_a_checkpoint_that_could_not_be_read_is_none_of_those_kept():
     story = trained_twice().saved(1).saved(2)
-    story.say(CHECKPOINT_LOST, CheckpointLost(0, 2, "/there/step000002-line0-00", "torn"))
+    story.publish(CHECKPOINT_LOST, CheckpointLost(0, 2, "/there/step000002-lineage0-00", "torn"))
 
-    fold = story.told()
+    fold = story.fold()
     assert fold.floor(END) == 30  # batch 1 is forgotten; nothing more goes
     assert fold.kept_step == fold.state.asked_after + 1  # where training began
-    assert fold.checkpoints().names == {"step000001-line0-00"}
-    assert story.saved(3).told().checkpoints().names == {"step000001-line0-00", "step000003-line0-00"}
+    assert fold.checkpoints().names == {"step000001-lineage0-00"}
+    assert story.saved(3).fold().checkpoints().names == {"step000001-lineage0-00", "step000003-lineage0-00"}
 
 
 def test_what_the_newest_checkpoint_contains_is_needed_no_more_where_it_alone_counts():
-    fold = trained_twice().progressed("p000002-0", at=5).saved(2).told()
+    fold = trained_twice().progressed("p000002-0", at=5).saved(2).fold()
     assert fold.needless(END, pressed=True).ended == {}
 
     gone = fold.needless(END, fold.saved_step, pressed=True)
 
     assert gone.below == 5  # a straggler keeps its progress, and nothing of what lies behind it
     assert gone.ended == {"p000000-0": 11, "p000000-1": 21, "p000001-0": 31, "p000001-1": 41}
-    assert trained_twice().saved(2).told().floor(END, 2) == END
+    assert trained_twice().saved(2).fold().floor(END, 2) == END
 
 
 def test_open_work_keeps_its_newest_message_and_nothing_older():
     story = trained_twice().progressed("p000002-0", at=45).progressed("p000002-0", at=50).saved(2).saved(3)
-    assert story.told().floor(END) == 50
+    assert story.fold().floor(END) == 50
 
     story.dropped("p000002")
-    assert story.told().floor(END) == END
+    assert story.fold().floor(END) == END
 
 
 def test_a_trajectory_that_is_issued_again_keeps_what_its_fence_ends_with():
     story = trained_twice().generated("p000002-1", at=60).saved(2).saved(3)
-    assert story.told().floor(END) == 60
+    assert story.fold().floor(END) == 60
 
-    assert story.progressed("p000002-1", at=80).told().floor(END) == 80
+    assert story.progressed("p000002-1", at=80).fold().floor(END) == 80
 
 
 def test_the_floor_is_never_above_what_was_folded():
-    assert Story().told().floor(7) == 7
-    assert trained_twice().saved(2).saved(3).told().floor(5) == 5
+    assert Story().fold().floor(7) == 7
+    assert trained_twice().saved(2).saved(3).fold().floor(5) == 5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -171,8 +171,8 @@ def test_the_order_between_logs_does_not_matter(seed):
     fold = story.told_in_order(seed)
 
     assert fold.floor(END) == 30
-    assert fold.needless(END, pressed=True) == story.told().needless(END, pressed=True)
-    assert (fold.versions(), fold.checkpoints()) == (story.told().versions(), story.told().checkpoints())
+    assert fold.needless(END, pressed=True) == story.fold().needless(END, pressed=True)
+    assert (fold.versions(), fold.checkpoints()) == (story.fold().versions(), story.fold().checkpoints())
 
 
 # --- what goes
@@ -182,17 +182,17 @@ def test_progress_that_open_work_continues_stays_in_every_log():
     story = trained_twice().progressed("p000002-0", at=45).stored("first", at=46).stored("first", at=50)
     story.progressed("p000002-0", at=60, log="second", before="first:46").stored("second", at=61)
 
-    assert story.told().needless(END, pressed=True).logs == {}
-    assert story.saved(2).saved(3).told().floor(END) == 46
-    assert story.generated("p000002-0", at=70).told().floor(END) == 70
-    assert story.told().needless(END, pressed=True).logs == {"first": 51, "second": 62}
+    assert story.fold().needless(END, pressed=True).logs == {}
+    assert story.saved(2).saved(3).fold().floor(END) == 46
+    assert story.generated("p000002-0", at=70).fold().floor(END) == 70
+    assert story.fold().needless(END, pressed=True).logs == {"first": 51, "second": 62}
 
 
 def test_a_worker_that_held_a_trajectory_twice_keeps_what_it_stored_the_first_time():
     story = Story().stored("first", 11).stored("first", 21).stored("first", 31).stored("other", 5)
     story.progressed("p000001-0", 30, before="first:11,other:5,first:21")
 
-    gone = story.told().needless(END, pressed=True)
+    gone = story.fold().needless(END, pressed=True)
 
     assert gone.below == 5
     assert gone.logs == {}
@@ -200,7 +200,7 @@ def test_a_worker_that_held_a_trajectory_twice_keeps_what_it_stored_the_first_ti
 
 def test_progress_that_nothing_continues_goes_only_where_room_is_short():
     story = trained_twice().stored("first", at=42).progressed("p000002-0", at=45).stored("first", at=47)
-    fold = story.stored("dead", at=48).stored("dead", at=120).told()
+    fold = story.stored("dead", at=48).stored("dead", at=120).fold()
 
     assert fold.needless(END, pressed=False).logs == {}
     gone = fold.needless(END, pressed=True)
@@ -218,7 +218,7 @@ def test_a_blob_goes_with_the_message_that_names_it():
     story.stored("first", at=11, blob=blob("nobodys")).progressed("p000001-0", at=12)
     story.stored("first", at=14, blob=blob("needed"))
     story.progressed("p000001-1", at=13)  # of a new attempt: the result of the old one stays above the floor
-    fold = story.told()
+    fold = story.fold()
 
     assert fold.needless(END, pressed=False).blobs == []
     gone = fold.needless(END, pressed=True)
@@ -237,7 +237,7 @@ def test_what_ended_behind_a_straggler_goes_where_room_is_short():
     story.logs |= trajectories
     story.generated("p000003-0", at=60).dropped("p000003").generated("p000009-0", at=70).saved(1).saved(2)
 
-    fold = story.told()
+    fold = story.fold()
     gone = fold.needless(END, pressed=True)
 
     assert gone.below == 5
@@ -258,40 +258,45 @@ def test_versions_that_an_engine_has_or_is_taking_are_kept():
     story = Story()
     for version in range(10):
         story.published(version)
-    story.say(ENGINE_READY, EngineReady("engine-1", "here", 0, 2, "00", 1))
-    story.say(ENGINE_READY, EngineReady("engine-2", "here", 0, 1, "00", 1))
-    story.say(ENGINE_UPDATING, EngineUpdating("engine-1", 0, 4))
-    story.say(ENGINE_GONE, EngineGone("engine-2", "stopped"))
+    story.publish(ENGINE_READY, EngineReady("engine-1", "here", 0, 2, "00", 1))
+    story.publish(ENGINE_READY, EngineReady("engine-2", "here", 0, 1, "00", 1))
+    story.publish(ENGINE_UPDATING, EngineUpdating("engine-1", 0, 4))
+    story.publish(ENGINE_GONE, EngineGone("engine-2", "stopped"))
 
-    kept = story.told().versions()
+    kept = story.fold().versions()
 
-    assert sorted(int(name[7:13]) for name in kept.names) == [2, 4, 6, 7, 8, 9]
+    assert sorted(int(name[10:16]) for name in kept.names) == [2, 4, 6, 7, 8, 9]
     assert kept.newest == (0, 9)
 
 
 def test_the_newest_checkpoints_are_kept_whatever_their_step():
-    kept = Story().saved(20).saved(40).saved(30, line=1).told().checkpoints()
+    kept = Story().saved(20).saved(40).saved(30, lineage=1).fold().checkpoints()
 
-    assert kept.names == {"step000040-line0-00", "step000030-line1-00"}
+    assert kept.names == {"step000040-lineage0-00", "step000030-lineage1-00"}
     assert kept.newest == (1, 30)
 
 
 def test_only_what_is_old_and_not_kept_is_removed(tmp_path):
-    names = ["line0-v000001-aa", "line0-v000002-bb", "line0-v000003-cc", "line1-v000001-dd"]
-    for name in [*names, ".line0-v000001-ee.old", ".line0-v000009-ff.partial", "line0-broken"]:
+    names = ["lineage0-v000001-aa", "lineage0-v000002-bb", "lineage0-v000003-cc", "lineage1-v000001-dd"]
+    for name in [*names, ".lineage0-v000001-ee.old", ".lineage0-v000009-ff.partial", "lineage0-broken"]:
         (tmp_path / name).mkdir()
 
-    assert FileStore(tmp_path).prune({"line0-v000002-bb"}, (0, 3)) == 2
+    assert FileStore(tmp_path).prune({"lineage0-v000002-bb"}, (0, 3)) == 2
 
     left = {path.name for path in tmp_path.iterdir()}
-    assert left == {"line0-v000002-bb", "line1-v000001-dd", ".line0-v000009-ff.partial", "line0-broken"}
+    assert left == {"lineage0-v000002-bb", "lineage1-v000001-dd", ".lineage0-v000009-ff.partial", "lineage0-broken"}
 
 
 def test_a_checkpoint_that_is_not_said_yet_is_left_alone(tmp_path):
-    for name in ("step-00005-line0-aa", "step000020-line0-bb", "step000040-line0-cc", "step000060-line0-dd"):
+    for name in (
+        "step-00005-lineage0-aa",
+        "step000020-lineage0-bb",
+        "step000040-lineage0-cc",
+        "step000060-lineage0-dd",
+    ):
         (tmp_path / name).mkdir()
 
-    prune_checkpoints(tmp_path, {"step000020-line0-bb", "step000040-line0-cc"}, (0, 40))
+    prune_checkpoints(tmp_path, {"step000020-lineage0-bb", "step000040-lineage0-cc"}, (0, 40))
 
     assert {path.name[:10] for path in tmp_path.iterdir()} == {"step000020", "step000040", "step000060"}
     assert prune_checkpoints(tmp_path / "nowhere", set(), (0, 1)) == 0

@@ -11,7 +11,7 @@ from asyncrl.bus.publish import BlobMissing, body_of
 from asyncrl.bus.pull import Puller, position
 from harness.stage import until
 from harness.stories import result
-from harness.trimming import tell, trimming
+from harness.trimming import announce, trimming
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
@@ -52,19 +52,19 @@ async def grade(bus, count):
 async def issue(bus, *names):
     for name in names:
         prompt_id, member = name.split("-")
-        await tell(bus, PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]), name)
+        await announce(bus, PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]), name)
 
 
 async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
     names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
     await issue(bus, *names)
-    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 80_000), name) for name in names}
+    at = {name: await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 80_000), name) for name in names}
     for step in (1, 2):
         pair = names[2 * step - 2 : 2 * step]
         members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
-        await tell(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+        await announce(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
     for step in (1, 2, 3):
-        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, step, "00", f"/there/step00000{step}-line0-00", 1))
+        await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, step, "00", f"/there/step00000{step}-lineage0-00", 1))
     records = {name: await read_message(bus, TRAJECTORIES, at[name]) for name in names}
     assert (await stream_states(bus))["BLOBS"]["messages"] == 2 * len(names)
 
@@ -72,16 +72,16 @@ async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_re
     async with trimming(stage(), bus) as owner:
 
         def below():
-            return [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
+            return [message.below for topic, message in owner.messages if topic is STREAM_TRIMMED]
 
         await until(lambda: below() == [at["p000001-0"]], "what is graded is trimmed")
         await grade(bus, 4)
-        await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 4, "00", "/there/step000004-line0-00", 1))
+        await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 4, "00", "/there/step000004-lineage0-00", 1))
         await until(lambda: below()[1:] == [at["p000002-0"]], "what is trained is trimmed, and nothing else")
 
-    said = [message for topic, message in owner.said if topic is STREAM_TRIMMED]
-    assert [(trim.messages, trim.chunks) for trim in said] == [(2, 4), (2, 4)]
-    assert sum(trim.bytes for trim in said) > 4 * 80_000 * 13
+    output = [message for topic, message in owner.messages if topic is STREAM_TRIMMED]
+    assert [(trim.messages, trim.chunks) for trim in output] == [(2, 4), (2, 4)]
+    assert sum(trim.bytes for trim in output) > 4 * 80_000 * 13
     states = await stream_states(bus)
     assert (states["TRAJECTORIES"]["first_seq"], states["BLOBS"]["messages"]) == (at["p000002-0"], 4)
     assert decode(TrajectoryGenerated, await body_of(bus, records["p000002-1"])).trajectory_id == "p000002-1"
@@ -97,14 +97,14 @@ async def narrow(bus):
 
 async def hold(bus, name, log, **fields):
     message = TrajectoryProgressed(trajectory_id=name, log=log, **fields)
-    return await tell(bus, TRAJECTORY_PROGRESSED, message, name)
+    return await announce(bus, TRAJECTORY_PROGRESSED, message, name)
 
 
 async def store_progress(bus, log, name, *, tokens):
     sampled = np.arange(tokens, dtype=np.int32)
     answer = Answer("generate", "00", False, tokens=sampled, logprobs=sampled.astype(np.float32), versions=sampled)
     entry = ProgressEntry(trajectory_id=name, offset=tokens, journal={"0": answer})
-    return await tell(bus, PROGRESS_STORED, ProgressStored(log=log, entries=[entry]), log)
+    return await announce(bus, PROGRESS_STORED, ProgressStored(log=log, entries=[entry]), log)
 
 
 async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_checkpoint_is_asked_for(bus, stage):
@@ -125,7 +125,7 @@ async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_ch
         heavy = [f"p00000{number}-0" for number in range(2, 8)]
         await issue(bus, *heavy)
         for name in heavy:
-            await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name)
+            await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name)
         await until(lambda: ADMISSION_PAUSED in owner.topics, "admission is paused")
         assert CHECKPOINT_REQUESTED in owner.topics
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
@@ -138,17 +138,17 @@ async def test_in_a_full_stream_one_checkpoint_is_enough_if_it_contains_every_ba
     await narrow(bus)
     names = [f"p00000{number}-0" for number in range(6)]
     await issue(bus, *names)
-    at = {name: await tell(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name) for name in names}
+    at = {name: await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name) for name in names}
     for step in range(1, packed + 1):
         members = [BatchMember(names[step - 1], 0, Reference(at[names[step - 1]], "00", 1), 1.0, 3)]
-        await tell(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+        await announce(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
     await grade(bus, len(names))
-    await tell(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 1, "00", "/there/step000001-line0-00", 1))
+    await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 1, "00", "/there/step000001-lineage0-00", 1))
 
     async with trimming(stage(), bus) as owner:
         await until(lambda: STREAM_TRIMMED in owner.topics or ADMISSION_PAUSED in owner.topics, "the trimmer looked")
 
-    trimmed = [message.below for topic, message in owner.said if topic is STREAM_TRIMMED]
+    trimmed = [message.below for topic, message in owner.messages if topic is STREAM_TRIMMED]
     assert trimmed == ([at[names[1]]] if packed == 1 else [])
 
 

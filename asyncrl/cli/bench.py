@@ -1,0 +1,31 @@
+"""`asyncrl bench NAME`: run a benchmark; the benchmarks are part of a source checkout, not of the package."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from asyncrl.errors import WrongUsage
+
+_CHECKOUT = Path(__file__).parents[2]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    _benchmarks().add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print; returns 1 when the measurement was stopped."""
+    return int(_benchmarks().run(arguments))
+
+
+def _benchmarks() -> Any:
+    if not (_CHECKOUT / "benchmarks" / "command.py").exists():
+        raise WrongUsage("asyncrl bench: benchmarks are not installed with the package; run it from a source checkout")
+    if str(_CHECKOUT) not in sys.path:
+        sys.path.append(str(_CHECKOUT))
+    return importlib.import_module("benchmarks.command")

@@ -1,1 +1,0 @@
-"""What the logs of a run prove and tell, as pure functions of messages."""

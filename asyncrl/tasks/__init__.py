@@ -1,1 +1,0 @@
-"""Data, tokenisation, rollout functions and rewards."""
