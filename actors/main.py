@@ -11,8 +11,7 @@ from asyncrl.bus.errors import BusDenied, BusError
 from asyncrl.crash import set_role
 from asyncrl.process import FATAL
 from asyncrl.telemetry.logs import open_log
-
-ROLES = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "supervisor")
+from topics.roles import ROLE_NAMES
 
 
 async def run(role: str, actor_id: str, run_dir: Path) -> int:
@@ -30,9 +29,10 @@ async def run(role: str, actor_id: str, run_dir: Path) -> int:
 
 def main() -> int:
     """Parse the arguments and run."""
-    if len(sys.argv) != 4 or sys.argv[1] not in ROLES:
+    if len(sys.argv) != 4 or sys.argv[1] not in ROLE_NAMES:
         print(
-            f"usage: python -m actors.main ROLE ACTOR_ID RUN_DIR, with ROLE one of {', '.join(ROLES)}", file=sys.stderr
+            f"usage: python -m actors.main ROLE ACTOR_ID RUN_DIR, with ROLE one of {', '.join(ROLE_NAMES)}",
+            file=sys.stderr,
         )
         return 2
     import uvloop

@@ -10,11 +10,11 @@ import os
 import signal
 from pathlib import Path
 
+from topics.roles import KEEPERS, WORKERS
+
 CRASH_FOLDER = "ASYNCRL_CRASH_FOLDER"  # environment variable: the folder that holds the files of armed points
 
-_WORKERS = ("rollout", "reward", "evaluator")
-_KEEPERS = ("prompter", "buffer", "learner", "supervisor")
-_ALL_ROLES = (*_KEEPERS, *_WORKERS, "engine")
+_ALL_ROLES = (*KEEPERS, *WORKERS, "engine")
 
 # Which roles pass which point; how the run recovers from a crash there is in docs/delivery.md.
 POINTS: dict[str, tuple[str, ...]] = {
@@ -22,17 +22,17 @@ POINTS: dict[str, tuple[str, ...]] = {
     "publish.stored": _ALL_ROLES,
     "blob.inside": ("rollout", "buffer"),
     "blob.stored": ("rollout", "buffer"),
-    "work.received": _WORKERS,
-    "work.published": _WORKERS,
-    "work.acknowledged": _WORKERS,
+    "work.received": WORKERS,
+    "work.published": WORKERS,
+    "work.acknowledged": WORKERS,
     "progress.held": ("rollout",),
     "progress.before": ("rollout",),
     "progress.stored": ("rollout",),
-    "keeper.claiming": _KEEPERS,
-    "keeper.claimed": _KEEPERS,
-    "keeper.appended": _KEEPERS,
-    "snapshot.taken": _KEEPERS,
-    "snapshot.published": _KEEPERS,
+    "keeper.claiming": KEEPERS,
+    "keeper.claimed": KEEPERS,
+    "keeper.appended": KEEPERS,
+    "snapshot.taken": KEEPERS,
+    "snapshot.published": KEEPERS,
     "learner.stepped": ("learner",),
     "learner.saving": ("learner",),
     "checkpoint.written": ("learner",),

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.main import ROLES
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader
 from asyncrl.bus.publish import publish
@@ -24,6 +23,7 @@ from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.roles import ROLE_NAMES
 from topics.table import BY_NAME
 from topics.topic import STREAMS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
@@ -133,7 +133,7 @@ def test_the_picture_shows_actors_and_topics_as_the_table_has_them() -> None:
     shown = {element.attrib["data-actor"] for element in picture.iter() if "data-actor" in element.attrib}
     arrows = [element.attrib for element in picture.iter() if "data-topics" in element.attrib]
 
-    assert shown == {*ROLES, "operator"}
+    assert shown == {*ROLE_NAMES, "operator"}
     assert arrows
     for arrow in arrows:
         for topic in map(BY_NAME.__getitem__, arrow["data-topics"].split()):

@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, FLEET, LEDGER_BLOBS, PROMPTS, TRAINING, VITALS, Topic
+from topics.roles import ROLE_NAMES, WORKERS
+from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, VITALS, Topic
 from topics.wire import Count, Id, Message, Sequence, Step
 
 Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
@@ -147,7 +148,7 @@ class DeadLetter(Message):
         return f"{self.stream}-{self.sequence}"
 
 
-_ALL = ("prompter", "rollout", "reward", "buffer", "learner", "engine", "evaluator", "recorder", "supervisor")
+_ALL = ROLE_NAMES
 
 RUN_OPENED = Topic(
     "run.opened",
@@ -175,8 +176,8 @@ WORK_ISOLATED = Topic(
     "work.isolated",
     WorkIsolated,
     ACTORS,
-    publishers=("rollout", "reward", "evaluator"),
-    subscribers=("rollout", "reward", "evaluator"),
+    publishers=WORKERS,
+    subscribers=WORKERS,
     key="place",
 )
 VITALS_TAKEN = Topic(
@@ -191,7 +192,7 @@ def _keeper_topics() -> tuple[Topic[Any], ...]:
     """Each keeper's log records its writer, and that the writer lives."""
     topics: list[Topic[Any]] = []
     kinds = (("claimed", KeeperClaimed), ("heartbeat", KeeperHeartbeat), ("snapshot", KeeperSnapshot))
-    for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
+    for stream in (stream for stream in STREAMS if stream.keeper):
         role = stream.keeper
         followers = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
         for name, message in kinds:

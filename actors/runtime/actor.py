@@ -39,6 +39,7 @@ from topics.actors import (
     HeldWork,
     Vitals,
 )
+from topics.roles import ROLES
 from topics.topic import Stream, Topic
 from topics.wire import WireError
 
@@ -219,7 +220,7 @@ def _start_id(actor_id: str) -> str:
     return f"{actor_id}:{time.time_ns()}"
 
 
-_WITH_CHILDREN = ("engine", "reward", "evaluator", "prompter")  # roles whose work runs in processes that are not actors
+_WITH_CHILDREN = [role.name for role in ROLES if role.children]
 
 
 def cpu_s(role: str) -> float:

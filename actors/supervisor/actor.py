@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from operator import attrgetter
 
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Decision, Input, Keeper
@@ -16,28 +17,29 @@ from asyncrl.crash import crash_point
 from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
 from asyncrl.run.placement import start_actor
 from topics.actors import FLEET_SCALED, FleetScaled
+from topics.roles import ROLES, SUPERVISOR, Role
 from topics.topic import FLEET
 
-_STOP_ORDER = (("prompter",), ("rollout", "evaluator"), ("reward",), ("buffer", "learner", "engine"), ("recorder",))
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 _MOST = 1024  # processes of one role
 
 
 def first_fleet(config: Config) -> dict[str, int]:
-    """Return how many processes run each role at the start."""
-    engines = len(config.engine.addresses) if config.engine.kind == "external" else config.engine.count
-    keepers = 1 + config.keepers.spares  # the first of a role writes, the others stand by
-    return {
-        "learner": keepers,
-        "engine": engines,
-        "prompter": keepers,
-        "buffer": keepers,
-        "rollout": config.rollout.workers,
-        "reward": config.reward.workers,
-        "evaluator": config.eval.workers if config.eval.prompts else 0,
-        "recorder": 1,
-    }
+    """Return how many processes run each role at the start, in the order of their starts."""
+    roles = sorted((role for role in ROLES if role.name != SUPERVISOR), key=lambda role: not role.slow)
+    fleet = {role.name: _first_count(role, config) for role in roles}
+    if config.engine.kind == "external":
+        fleet["engine"] = len(config.engine.addresses)
+    if not config.eval.prompts:
+        fleet["evaluator"] = 0
+    return fleet
+
+
+def _first_count(role: Role, config: Config) -> int:
+    if role.setting:
+        return int(attrgetter(role.setting)(config))
+    return 1 + config.keepers.spares if role.kind == "keeper" else 1
 
 
 class _Child:
@@ -205,7 +207,8 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         """Ask all actors to leave, those first that make work for others; kill those that do not."""
-        for roles in _STOP_ORDER:
+        for phase in sorted({role.stops for role in ROLES}):
+            roles = {role.name for role in ROLES if role.stops == phase}
             leaving = [child for child in self._children.values() if child.role in roles]
             for child in leaving:
                 if child.role == "recorder":

@@ -19,10 +19,9 @@ from topics.actors import (
 )
 from topics.batches import BATCH_TRAINED
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
+from topics.roles import SCALABLE
 from topics.topic import ACTORS, EVALS, TRAINING, Stream, Topic
 from topics.weights import TRAINING_FINISHED
-
-SCALABLE = ("rollout", "reward", "engine", "evaluator")
 
 
 def supervisor_inputs(config: Config) -> dict[Stream, list[Topic[Any]]]:

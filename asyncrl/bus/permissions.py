@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import QUEUES, WorkQueue
-from topics.actors import ACTOR_STARTED
+from topics.roles import ROLE_NAMES
 from topics.table import TOPICS
 from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
 MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
 SUPERVISOR = "supervisor"  # observes the whole run: reads everything, and trims what is no longer needed
-ROLES = (OPERATOR, *ACTOR_STARTED.publishers, MONITOR)
+ROLES = (OPERATOR, *ROLE_NAMES, MONITOR)
 
 
 class Permissions(NamedTuple):

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
 from asyncrl.bus.log import retry_until_deadline
-from topics.evals import EVAL_REQUESTED
-from topics.prompts import PROMPT_ISSUED
+from topics.roles import ROLES
+from topics.table import BY_NAME
 from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream, Topic
-from topics.trajectories import TRAJECTORY_GENERATED
 
 NO_STREAM = 10059
 _NO_ROOM = (10002, 10005, 10047)  # of the account, of every server of a cluster, of this server
@@ -33,11 +32,7 @@ class WorkQueue(NamedTuple):
         return self.topic.stream
 
 
-QUEUES = {
-    "rollout": WorkQueue("rollout", PROMPT_ISSUED),
-    "reward": WorkQueue("reward", TRAJECTORY_GENERATED),
-    "evaluator": WorkQueue("evaluator", EVAL_REQUESTED),
-}
+QUEUES = {role.name: WorkQueue(role.name, BY_NAME[role.queue]) for role in ROLES if role.queue}
 
 
 def equal_sizes(*, payload_mb: int, ledger_mb: int) -> dict[str, int]:

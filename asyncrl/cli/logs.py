@@ -18,11 +18,10 @@ from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_run_name
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import is_locked
-from topics.actors import ACTOR_STARTED
+from topics.roles import ROLE_NAMES
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
-_ROLES = ACTOR_STARTED.publishers
 _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -75,7 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow if asked to."""
     word = arguments.run_id
-    if not arguments.actor and (word in _ROLES or word.rpartition("-")[0] in _ROLES):  # an actor, where no run is named
+    if not arguments.actor and (
+        word in ROLE_NAMES or word.rpartition("-")[0] in ROLE_NAMES
+    ):  # an actor, where no run is named
         arguments.actor, arguments.run_id = word, ""
     root = find_directory(arguments, live=False)
     logs = root / "logs"

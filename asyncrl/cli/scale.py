@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import time
 
-from actors.supervisor.fold import SCALABLE
 from asyncrl.bus.publish import publish
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
@@ -15,6 +14,7 @@ from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.view import RunView
 from asyncrl.state.watch import Watch
 from topics.actors import SCALE_REQUESTED, ScaleRequested
+from topics.roles import SCALABLE
 
 _MOST = 1024  # processes of one role
 

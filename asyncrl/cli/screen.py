@@ -15,6 +15,7 @@ from rich.text import Text
 from asyncrl.cli.summary import own_metrics
 from asyncrl.config.room import CHECKPOINT_SHARE
 from asyncrl.state.view import RunView
+from topics.roles import ROLE_NAMES
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -295,5 +296,5 @@ def _digits(value: float) -> int:
 
 def _order(role: str) -> tuple[int, str]:
     """Along the way of a trajectory."""
-    way = ("prompter", "rollout", "engine", "reward", "buffer", "learner", "evaluator", "recorder", "supervisor")
+    way = ROLE_NAMES
     return (way.index(role) if role in way else len(way), role)

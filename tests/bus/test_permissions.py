@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 from nats.aio.client import Client
 
-from actors.main import ROLES as ACTORS_ON_STAGE
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied
@@ -22,6 +21,7 @@ from asyncrl.cli.roles import roles_text
 from harness.stage import until
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
+from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
 from topics.table import TOPICS
 from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, Stream
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished

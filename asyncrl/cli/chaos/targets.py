@@ -6,13 +6,13 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from actors.main import ROLES as ACTORS
 from asyncrl.crash import POINTS
 from asyncrl.errors import AsyncRLError
+from topics.roles import ROLE_NAMES
 
 SEVERAL = "several"  # two to four processes in the same instant
 SERVER = "engine-server"  # the inference server that an engine actor started
-ROLES = (*ACTORS, SERVER, "nats", "up", SEVERAL)
+ROLES = (*ROLE_NAMES, SERVER, "nats", "up", SEVERAL)
 AT_THE_END = ("learner.exported",)  # points that a run passes only when it finishes
 
 
