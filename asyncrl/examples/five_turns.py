@@ -10,8 +10,7 @@ and the function continues on another machine as if nothing had happened.
 
 from __future__ import annotations
 
-from asyncrl.rollout.context import RolloutContext
-from topics.prompts import PromptRow
+from asyncrl import PromptRow, RolloutContext
 
 TURNS = 5
 
