@@ -37,6 +37,7 @@ class ActorStopped(Message):
     role: str
     actor_id: Id
     reason: str = ""
+    denied: bool = False  # the server refused its login, or a subject that it needs
 
 
 class KeeperClaimed(Message):

@@ -193,13 +193,14 @@ async def run_actor(context: Context, main: Any) -> int:
     started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
     await publish(bus, ACTOR_STARTED, started, key=actor_id, id=_start_id(actor_id))
     vitals = asyncio.create_task(_publish_vitals(context))
-    reason, code = "", 0
+    reason, code, denied = "", 0, False
     try:
         await main(context)
         if context.faults:
             raise context.faults[0]
     except (ActorFault, ActorDown, BusError) as error:
-        reason, code = str(error), FATAL if isinstance(error, ActorFault | BusDenied) else 1
+        denied = isinstance(error, BusDenied)
+        reason, code = str(error), FATAL if denied or isinstance(error, ActorFault) else 1
         context.log.error("actor stopped", reason=reason)
     except Exception as error:  # whatever it is, the supervisor and the log must have it before the process ends
         reason, code = f"{type(error).__name__}: {error}", 1
@@ -207,7 +208,7 @@ async def run_actor(context: Context, main: Any) -> int:
     vitals.cancel()
     try:
         async with asyncio.timeout(3):
-            stopped = ActorStopped(context.role, actor_id, reason)
+            stopped = ActorStopped(context.role, actor_id, reason, denied)
             await publish(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_start_id(actor_id))
             await bus.close()
     except (BusError, TimeoutError):

@@ -20,7 +20,6 @@ _LATELY_S = 15.0
 _ANSWER_S = 5.0  # a server that does not answer for this long is dead
 _UPDATES = 5.0  # an update that takes so many times as long as the one before is none
 _FIRST_UPDATE_S = 30.0
-_DENIED = ("does not allow", "the login is wrong", "permissions violation")
 
 
 def faults(picture: Picture) -> Iterator[Finding]:
@@ -90,7 +89,7 @@ def _actor(picture: Picture, actor: Actor) -> Iterator[Finding]:
     """The one thing that is wrong with an actor, the deepest first."""
     words = actor.last_error if picture.since_s(actor.stopped_ns) < _RECENT_S else ""
     denied = actor.vitals.denied if actor.vitals is not None else ""
-    if denied or any(sign in words.lower() for sign in _DENIED):
+    if denied or (words and actor.denied):
         yield Finding("permission missing", actor.actor_id, denied or words)
         return
     quick, silent_s = actor.quick_starts(picture.now_ns, picture.opened_ns), picture.since_s(actor.since_ns)

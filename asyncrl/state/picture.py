@@ -44,6 +44,7 @@ class Actor:
     starts: list[int] = field(default_factory=list)
     stopped_ns: int = 0
     last_error: str = ""  # of its newest start that ended with a reason
+    denied: bool = False  # that was a refusal of the server
     vitals: Vitals | None = None  # of this start
     seen_ns: int = 0
     process: Process = ""
@@ -238,6 +239,7 @@ class Picture:
         elif topic is ACTOR_STOPPED:
             actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
             actor.stopped_ns, actor.last_error = time_ns, message.reason or actor.last_error
+            actor.denied = message.denied if message.reason else actor.denied
         elif topic is VITALS_TAKEN:
             actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
             actor.seen_ns = time_ns

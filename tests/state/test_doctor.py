@@ -132,7 +132,8 @@ def test_a_refusal_by_the_server_is_a_missing_permission():
     denied = "NATS at nats://here does not allow user 'demo-reward' to publish to asyncrl.demo.weights.published"
     assert MadePicture().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
 
-    told = MadePicture().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", denied), at_s=NOW_S - 1)
+    stopped = ActorStopped("buffer", "buffer-1", "the login has expired", denied=True)
+    told = MadePicture().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
     assert told.found() == [("permission missing", "buffer-1")]
 
 
