@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 
 class AsyncRLError(Exception):
     """Base of all errors that a user can fix; the message states what is wrong and what to do."""
@@ -17,3 +19,13 @@ class WrongUsage(AsyncRLError):
 
 class DamagedFile(AsyncRLError, ValueError):
     """A file that does not hold what was written there."""
+
+
+def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
+    """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
+    trace = error.__traceback__
+    for _ in range(skip):
+        trace = trace.tb_next if trace and trace.tb_next else trace
+    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
+    text = text.encode(errors="backslashreplace").decode()  # half a pair, as from JSON, is in no message
+    return "\n".join(text.splitlines()[-lines:])[-4000:]

@@ -6,10 +6,7 @@ import errno
 import ipaddress
 import secrets
 import socket
-from pathlib import Path
 from typing import NamedTuple
-
-from asyncrl.bus.address import BusAddress
 
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20000, 32000)
@@ -62,30 +59,3 @@ def free_port(host: str = LOOPBACK) -> int:
     while listen_problem(host, port := secrets.choice(_PORTS)):
         pass
     return port
-
-
-def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
-    """Return how to reach the servers that a run starts, and as their owner: as at the start before, where that is
-    possible.
-
-    Args:
-        file: the address of the start before, where there was one.
-    """
-    known = BusAddress.read(file) if file.exists() else None
-    if listen.port:
-        ports = list(range(listen.port, listen.port + servers))
-    elif known is not None:
-        before = [int(url.rsplit(":", 1)[1]) for url in known.url.split(",")]
-        ports = [free_port(listen.host) if listen_problem(listen.host, port) else port for port in before]
-    else:
-        ports = [free_port(listen.host) for _ in range(servers)]
-    url = ",".join(f"nats://{_reached_at(listen.host)}:{port}" for port in ports)
-    return BusAddress(url, "asyncrl", known.password if known is not None else secrets.token_urlsafe(18))
-
-
-def _reached_at(host: str) -> str:
-    """The host in the URL by which this machine reaches a server."""
-    address = ipaddress.ip_address(host)
-    if address.is_unspecified:
-        return LOOPBACK if address.version == 4 else "[::1]"
-    return f"[{host}]" if address.version == 6 else host

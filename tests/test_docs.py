@@ -19,6 +19,7 @@ from asyncrl.cli.main import COMMANDS, parser_for
 from asyncrl.config.load import load_config
 from asyncrl.config.reference import documented_tables, known_settings
 from asyncrl.rewards.graders import GradeRequest, open_grader
+from asyncrl.run.preflight import check_surroundings
 from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
@@ -184,7 +185,7 @@ def test_the_configs_of_the_pages_find_their_files(tmp_path: Path) -> None:
 
     assert len(configs) >= 2
     for config in configs:
-        load_config(str(tmp_path / config), files=True)
+        load_config(str(tmp_path / config), further=check_surroundings)
 
 
 async def test_the_rollout_function_of_the_page_makes_trajectories(

@@ -51,24 +51,39 @@ def test_a_module_imports_only_from_its_left(module: str):
     assert not wrong, f"{module} imports {', '.join(wrong)}"
 
 
+def loaded(node: ast.AST) -> Iterator[ast.AST]:
+    """All code of a module, functions included, but for `if TYPE_CHECKING`."""
+    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        for child in node.orelse:
+            yield from loaded(child)
+        return
+    yield node
+    for child in ast.iter_child_nodes(node):
+        yield from loaded(child)
+
+
+def circle(imported: dict[str, set[str]]) -> dict[str, set[str]]:
+    """Return what is left of a graph of imports when all is removed that imports nothing else of it."""
+    left = {name: others - {name} for name, others in imported.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    return {name: others & left.keys() for name, others in left.items()}
+
+
 def test_no_files_import_each_other_in_a_circle():
-    def at_import(node: ast.AST) -> Iterator[ast.AST]:
-        """All code of a module, functions included, but for `if TYPE_CHECKING`."""
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
-            for child in node.orelse:
-                yield from at_import(child)
-            return
-        yield node
-        for child in ast.iter_child_nodes(node):
-            yield from at_import(child)
+    assert not circle({module: ours(loaded(parse(module))) for module in FILES})
 
-    left = {module: ours(at_import(parse(module))) - {module} for module in FILES}
-    while free := [module for module, names in left.items() if not names & left.keys()]:
-        for module in free:
-            del left[module]
 
-    circle = {module: sorted(names & left.keys()) for module, names in left.items()}
-    assert not circle
+def test_no_packages_inside_asyncrl_import_each_other_in_a_circle():
+    packages: dict[str, set[str]] = {}
+    for module in FILES:
+        parts = module.split(".")
+        if parts[0] == "asyncrl" and len(parts) > 1:
+            inner = {name.split(".")[1] for name in ours(loaded(parse(module))) if name.startswith("asyncrl.")}
+            packages.setdefault(parts[1], set()).update(inner)
+
+    assert not circle(packages)
 
 
 @EVERY_FILE

@@ -42,6 +42,7 @@ else:
         dtype = np.dtype("u1")
 
 
+INLINE_BYTES = 768 * 1024  # body of one message; a larger one travels in chunks of the blob stream
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
 
 # Values are checked on arrival: nothing behind the decoder meets a NaN or a count below 0.

@@ -23,7 +23,7 @@ from asyncrl.bus.publish import Fenced
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
-from asyncrl.rewards.functions import last_lines
+from asyncrl.errors import last_lines
 from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction
 from asyncrl.rollout.journal import Diverged
 from topics.prompts import PromptIssued, PromptRow

@@ -16,11 +16,11 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next
-from asyncrl.bus.publish import INLINE_BYTES, BlobMissing, publish, read
+from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
 from topics.topic import TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Holding, ProgressEntry, ProgressStored
-from topics.wire import WireError
+from topics.wire import INLINE_BYTES, WireError
 
 _ENTRY_BYTES = 512  # of an entry, besides its tokens and answers
 _TOKEN_BYTES = 12

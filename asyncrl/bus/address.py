@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import re
+import secrets
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ import nats.errors
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
+from asyncrl.ports import LOOPBACK, Listen, free_port, listen_problem
 
 _PEM = "-----BEGIN CERTIFICATE"
 
@@ -116,6 +119,33 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
                     f"key: {error}"
                 ) from error
         return context
+
+
+def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
+    """Return how to reach the servers that a run starts, and as their owner: as at the start before, where that is
+    possible.
+
+    Args:
+        file: the address of the start before, where there was one.
+    """
+    known = BusAddress.read(file) if file.exists() else None
+    if listen.port:
+        ports = list(range(listen.port, listen.port + servers))
+    elif known is not None:
+        before = [int(url.rsplit(":", 1)[1]) for url in known.url.split(",")]
+        ports = [free_port(listen.host) if listen_problem(listen.host, port) else port for port in before]
+    else:
+        ports = [free_port(listen.host) for _ in range(servers)]
+    url = ",".join(f"nats://{_reached_at(listen.host)}:{port}" for port in ports)
+    return BusAddress(url, "asyncrl", known.password if known is not None else secrets.token_urlsafe(18))
+
+
+def _reached_at(host: str) -> str:
+    """The host in the URL by which this machine reaches a server."""
+    address = ipaddress.ip_address(host)
+    if address.is_unspecified:
+        return LOOPBACK if address.version == 4 else "[::1]"
+    return f"[{host}]" if address.version == 6 else host
 
 
 def _checked_seed(name: str) -> str:

@@ -10,9 +10,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from asyncrl.bus.address import BusAddress
+from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.server import EmbeddedServer, Place, users_of
-from asyncrl.ports import ANY_PORT, Listen, free_port, own_address
+from asyncrl.ports import ANY_PORT, Listen, free_port
 
 SERVERS = 3
 

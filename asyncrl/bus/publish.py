@@ -17,11 +17,10 @@ from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.table import BY_NAME, topic_of
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
-from topics.wire import ID_PATTERN, Message, WireError, decode, encode
+from topics.wire import ID_PATTERN, INLINE_BYTES, Message, WireError, decode, encode
 
 M = TypeVar("M", bound=Message)
 
-INLINE_BYTES = 768 * 1024
 HEADER_ROOM = 16 * 1024
 _CHUNKS_AT_ONCE = 8
 _ID = re.compile(ID_PATTERN)

@@ -10,12 +10,12 @@ import sysconfig
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeAlias
 
-from asyncrl.bus.address import BusAddress
+from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
 from asyncrl.files import write_private
-from asyncrl.ports import ANY_PORT, Listen, listen_problem, own_address
+from asyncrl.ports import ANY_PORT, Listen, listen_problem
 from asyncrl.process import end, with_parent
 
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and

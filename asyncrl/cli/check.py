@@ -7,7 +7,8 @@ import argparse
 from asyncrl.cli.options import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
-from asyncrl.config.sizing import plan
+from asyncrl.run.preflight import check_surroundings
+from asyncrl.run.sizing import plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print `ok`, hints, and what each stream needs and may hold, where there is no problem."""
-    loaded = load_config(arguments.config, overrides=arguments.set, files=True)
+    loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
     for hint in (*hints(loaded.config), *planned.hints()):

@@ -21,6 +21,7 @@ from asyncrl.process import python, with_parent
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
+from asyncrl.run.preflight import check_surroundings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,14 +80,14 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
     """The settings of a run, with others in their place, and with what the new one starts with.
 
     Raises:
-        CastError: with all that is wrong with them.
+        ConfigError: with all that is wrong with them.
         LaunchError: they name another start.
     """
     if any(override.strip().startswith("start.") for override in overrides):
         raise LaunchError("--at gives what the new run starts with; the settings of start cannot be given")
     warmup = msgspec.structs.replace(config.warmup, steps=0)
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
-    chosen = with_overrides(plain, overrides, base=base)
+    chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
     return with_overrides(msgspec.structs.replace(chosen, start=start), [])
 
 

@@ -109,7 +109,7 @@ def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[st
     """Settings of a replay, and those of them that are not the run's.
 
     Raises:
-        CastError: settings that cannot be.
+        ConfigError: settings that cannot be.
         ReplayError: settings that are not the learner's.
     """
     for override in overrides:

@@ -22,9 +22,10 @@ from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
-from asyncrl.config.sizing import plan
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
+from asyncrl.run.preflight import check_surroundings
+from asyncrl.run.sizing import plan
 from asyncrl.state.view import RunView
 from asyncrl.state.watch import Watch
 
@@ -72,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
-    launch = Launch(load_config(arguments.config or "demo", overrides=overrides, files=True))
+    launch = Launch(load_config(arguments.config or "demo", overrides=overrides, further=check_surroundings))
     for hint in (*hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")
     return launch

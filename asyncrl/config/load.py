@@ -7,20 +7,17 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
 from asyncrl.config.check import Finding, contradictions
 from asyncrl.config.reference import expected_text, is_table, join_key, known_settings, text_settings, toml_text
 from asyncrl.config.settings import Config, Settings
-from asyncrl.config.sizing import plan
-from asyncrl.data.protocol import DataError
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.preflight import check_files
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
@@ -33,6 +30,8 @@ _PATHS = {
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=Settings)
+FurtherCheck: TypeAlias = Callable[[Config, Path], Iterable[Finding]]
+"""Finds what else is wrong with settings, given the folder of their relative paths."""
 
 
 @dataclass(frozen=True)
@@ -93,51 +92,61 @@ def _within(key: str, tables: Iterable[str]) -> bool:
     return any(key == table or key.startswith(f"{table}.") for table in tables)
 
 
-def load_config(path_or_name: str, *, overrides: Sequence[str] = (), files: bool = False) -> LoadedConfig:
+def load_config(
+    path_or_name: str, *, overrides: Sequence[str] = (), further: FurtherCheck | None = None
+) -> LoadedConfig:
     """Read and check a config.
 
     Args:
         path_or_name: a TOML file, or the name of a shipped config (`demo`).
         overrides: `a.b.c=value`; the value is read as TOML and else taken as a plain string.
-        files: whether to look at the files, functions and data the config names as well.
+        further: finds what else is wrong; `asyncrl.run.preflight` looks at what the config names outside itself.
 
     Raises:
-        CastError: with every problem of the config and of the overrides.
+        ConfigError: with every problem of the config and of the overrides.
     """
     source, label, base = _find(path_or_name)
     raw, problems, kept = _parse(_read(source, label))
-    config, further = _resolved(raw, overrides, key_lines(kept), whole=not problems, base=base if files else None)
-    problems += further
+    config, found = _resolved(raw, overrides, key_lines(kept), base, whole=not problems, further=further)
+    problems += found
     if problems:
         raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
     return LoadedConfig(config, base, source)
 
 
-def with_overrides(config: Config, overrides: Sequence[str], *, base: Path | None = None) -> Config:
+def with_overrides(
+    config: Config, overrides: Sequence[str], *, base: Path = Path(), further: FurtherCheck | None = None
+) -> Config:
     """The settings of a run with others in their place, checked as those of a file are.
 
     Args:
         overrides: `a.b.c=value`, as for `load_config`.
-        base: folder of the config's relative paths, where its files shall be looked at as well.
+        base: folder of the config's relative paths.
+        further: as for `load_config`.
 
     Raises:
-        CastError: with every problem of the overrides.
+        ConfigError: with every problem of the overrides.
     """
-    changed, problems = _resolved(msgspec.to_builtins(config), overrides, {}, base=base)
+    changed, problems = _resolved(msgspec.to_builtins(config), overrides, {}, base, further=further)
     if problems:
         raise ConfigError(f"run {config.run}", problems)
     return changed
 
 
 def _resolved(
-    raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int], *, whole: bool = True, base: Path | None
+    raw: dict[str, Any],
+    overrides: Sequence[str],
+    lines: dict[str, int],
+    base: Path,
+    *,
+    whole: bool = True,
+    further: FurtherCheck | None = None,
 ) -> tuple[Config, list[Problem]]:
     """Settings from TOML values and overrides, with all that is wrong with them.
 
     Args:
         lines: of the keys in their file.
         whole: whether all of the file could be read.
-        base: where the files that the config names are looked for; None leaves them alone.
     """
     wanted: list[str] = []
     problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
@@ -146,17 +155,10 @@ def _resolved(
     if whole:
         # Skip checks that depend on invalid keys; they would test the default value.
         wrong = {key for finding in findings for key in finding.keys}
-        further = [*contradictions(config), *([*check_files(config, base), *_shortages(config, base)] if base else [])]
-        findings += [finding for finding in further if not any(_within(key, wrong) for key in finding.keys)]
+        found = [*contradictions(config), *(further(config, base) if further is not None else [])]
+        findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
     places = _Places(lines, wanted)
     return config, problems + [places.problem(finding) for finding in findings]
-
-
-def _shortages(config: Config, base: Path) -> list[Finding]:
-    try:
-        return list(plan(config, base).shortages())
-    except (DataError, OSError):
-        return []  # reported where the data itself is checked
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from asyncrl.bus.publish import INLINE_BYTES
 from asyncrl.config.settings import Config, CreateModelSettings
 from topics.topic import (
     ACTORS,
@@ -28,6 +27,7 @@ from topics.topic import (
     Retention,
     Stream,
 )
+from topics.wire import INLINE_BYTES
 
 MB = 1_000_000
 RESERVE_MB = 200  # of a disk stay free: a server whose disk is full writes no more, and logs grow, too

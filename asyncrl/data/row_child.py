@@ -11,12 +11,10 @@ import msgspec
 from asyncrl.data.protocol import DataError, DataSource
 from asyncrl.data.row_frames import Opened, RowMade, RowSetup, RowsWanted
 from asyncrl.data.sources import FileSource, open_source
-from asyncrl.framing import Frames, pack
+from asyncrl.errors import last_lines
+from asyncrl.framing import READ_BYTES, Frames, first_frame, pack, take_pipes
 from asyncrl.process import die_with
-from asyncrl.rewards.child import first_frame, take_pipes
-from asyncrl.rewards.functions import last_lines
 
-_READ_BYTES = 1 << 16
 _wanted = msgspec.msgpack.Decoder(RowsWanted)
 
 
@@ -42,7 +40,7 @@ def main(parent: int) -> None:
         return
     longest = source.longest(setup.longest) if isinstance(source, FileSource) else []
     _send(outbox, Opened(rows_per_epoch=source.rows_per_epoch, description=source.describe(), longest=longest))
-    while data := os.read(inbox, _READ_BYTES):
+    while data := os.read(inbox, READ_BYTES):
         for frame in frames.feed(data):
             _make(source, _wanted.decode(frame).numbers, outbox)
 

@@ -15,7 +15,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from asyncrl.framing import Frames, pack
+from asyncrl.errors import last_lines
+from asyncrl.framing import READ_BYTES, Frames, first_frame, pack, take_pipes
 from asyncrl.process import descendants, living_processes
 from asyncrl.rewards.frames import (
     REPLY_BYTES,
@@ -28,9 +29,8 @@ from asyncrl.rewards.frames import (
     memory_text,
     read_score,
 )
-from asyncrl.rewards.functions import FunctionError, is_async, last_lines, load_function, load_rollout
+from asyncrl.rewards.functions import FunctionError, is_async, load_function, load_rollout
 
-_READ_BYTES = 1 << 16
 _DETAIL_CHARS = 4000
 _calls = msgspec.msgpack.Decoder(Call)
 
@@ -75,17 +75,6 @@ def read_signature(function: Callable[..., Any]) -> Signature:
     return signature
 
 
-def take_pipes() -> tuple[int, BinaryIO]:
-    """Keep the pipes for ourselves: what a function reads finds nothing, what it prints goes to stderr."""
-    inbox, outbox = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return inbox, os.fdopen(outbox, "wb")
-
-
 def _limit_memory(memory_mb: int) -> None:
     """Bound what this process, and each that it starts, may take: the data that it may write, not what it maps."""
     if memory_mb:
@@ -118,7 +107,7 @@ def _has_descendants() -> bool:
 
 
 def _read_calls(inbox: int, frames: Frames) -> Iterator[Call]:
-    while data := os.read(inbox, _READ_BYTES):
+    while data := os.read(inbox, READ_BYTES):
         for frame in frames.feed(data):
             yield _calls.decode(frame)
 
@@ -151,7 +140,7 @@ async def _serve_async(
         _send(outbox, reply)
 
     def on_readable() -> None:
-        data = os.read(inbox, _READ_BYTES)
+        data = os.read(inbox, READ_BYTES)
         if not data:
             closed.set()
         for frame in frames.feed(data):
@@ -189,11 +178,3 @@ def main() -> None:
         asyncio.run(_serve_async(call, inbox, outbox, setup))
     else:
         _serve(call, _read_calls(inbox, frames), outbox, memory_mb=setup.memory_mb)
-
-
-def first_frame(inbox: int, frames: Frames) -> bytes:
-    """The frame that sets a child up; the process ends where the parent closes first."""
-    while data := os.read(inbox, _READ_BYTES):
-        for frame in frames.feed(data):
-            return frame  # nothing follows before our answer
-    raise SystemExit(0)  # the parent closed first

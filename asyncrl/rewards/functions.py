@@ -8,13 +8,14 @@ import importlib.util
 import inspect
 import re
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import xxhash
+
+from asyncrl.errors import last_lines
 
 
 class FunctionError(ValueError):
@@ -67,16 +68,6 @@ def load_rollout(spec: str, *, base: Path) -> Callable[..., Any]:
     except (TypeError, ValueError) as error:
         raise FunctionError(f"{spec}: it is called with a row and a context, and {error}") from error
     return function
-
-
-def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
-    """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
-    trace = error.__traceback__
-    for _ in range(skip):
-        trace = trace.tb_next if trace and trace.tb_next else trace
-    text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
-    text = text.encode(errors="backslashreplace").decode()  # half a pair, as from JSON, is in no message
-    return "\n".join(text.splitlines()[-lines:])[-4000:]
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:

@@ -32,8 +32,8 @@ from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.make_model import LaunchError, create_model_aside
 from asyncrl.run.placement import start_actor
 from asyncrl.run.resume_overrides import longer
+from asyncrl.run.sizing import provision_sized
 from asyncrl.run.skip import request_skip
-from asyncrl.run.stream_sizes import provision_sized
 from topics.actors import RUN_OPENED, RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors

@@ -16,11 +16,13 @@ from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
+from asyncrl.data.protocol import DataError
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.frames import Setup, reward_setup
 from asyncrl.rewards.sandbox import load_problem
 from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
+from asyncrl.run.sizing import plan
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -29,8 +31,8 @@ ROLLOUTS = ("single_turn",)
 _LEAST_MEMORY_MB = 128
 
 
-def check_files(config: Config, base: Path) -> list[Finding]:
-    """Everything about the files of a config that can be known before a start.
+def check_surroundings(config: Config, base: Path) -> list[Finding]:
+    """Everything about what a config names outside itself that can be known before a start.
 
     User functions are loaded in child processes; data is opened and some of its rows are turned into tokens.
 
@@ -38,7 +40,7 @@ def check_files(config: Config, base: Path) -> list[Finding]:
         config: the settings.
         base: folder that the config's relative paths are looked for in.
     """
-    checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data)
+    checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data, _room)
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
 
@@ -118,6 +120,13 @@ def _start(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(
             ("start.step", "start.checkpoint"), f"found {config.start.step}, the checkpoint is of step {found.step}"
         )
+
+
+def _room(config: Config, base: Path) -> list[Finding]:
+    try:
+        return list(plan(config, base).shortages())
+    except (DataError, OSError):
+        return []  # reported where the data itself is checked
 
 
 def _functions(config: Config, base: Path) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ def longer(config: Config, overrides: Sequence[str]) -> Config:
         overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `nats.ledger_max_mb=N`, or nothing.
 
     Raises:
-        CastError: `nats.host` or `nats.port` that cannot be.
+        ConfigError: `nats.host` or `nats.port` that cannot be.
         LaunchError: another setting, fewer of these, or steps that would change the learning rates of those taken.
     """
     learner, task = config.learner, config.task

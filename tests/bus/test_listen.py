@@ -6,12 +6,13 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.publish import BLOB, INLINE_BYTES, publish
+from asyncrl.bus.publish import BLOB, publish
 from harness.logs import read_all
 from harness.stage import Stage
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import Reference
+from topics.wire import INLINE_BYTES
 
 
 async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Callable[..., Stage]):

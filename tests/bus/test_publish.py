@@ -16,7 +16,6 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import (
     BLOB,
     EXPECT_LAST,
-    INLINE_BYTES,
     MESSAGE_ID,
     BlobMissing,
     Fenced,
@@ -38,7 +37,7 @@ from topics.trajectories import (
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
-from topics.wire import WireError
+from topics.wire import INLINE_BYTES, WireError
 
 
 def stopped(number: int) -> ActorStopped:

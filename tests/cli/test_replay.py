@@ -23,6 +23,7 @@ from asyncrl.cli.retrain import ReplayError, TrainingLog
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.run.make_model import LaunchError
+from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, first_difference, medians
 from harness.audited import messages_on
@@ -123,7 +124,7 @@ def test_a_start_is_a_checkpoint_of_the_step_that_is_said(tmp_path: Path):
     (tmp_path / "config.toml").write_text('[start]\ncheckpoint = "step000003-lineage0-abababababab"\nstep = 3\n')
     written = str(tmp_path / "config.toml")
 
-    assert load_config(written, files=True).config.start.step == 3
+    assert load_config(written, further=check_surroundings).config.start.step == 3
     for overrides, message in (
         (["start.step=4"], "--set start.step: found 4, the checkpoint is of step 3"),
         (["start.checkpoint=none"], "this is no complete checkpoint"),
@@ -131,7 +132,7 @@ def test_a_start_is_a_checkpoint_of_the_step_that_is_said(tmp_path: Path):
         (["warmup.steps=2"], "start.checkpoint has its warm-up behind it; set 0"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
-            load_config(written, overrides=overrides, files=True)
+            load_config(written, overrides=overrides, further=check_surroundings)
 
 
 def test_prompter_and_buffer_go_on_after_the_start():

@@ -13,6 +13,7 @@ from asyncrl.config.hints import busy_share, hints
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, from_settings, made_model, problems, the_problem
 
 # Contradictions
@@ -173,7 +174,7 @@ def test_files_beside_the_config_are_found(written, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
     text = SOUND + 'task.source = "rows.jsonl"\nreward.function = "my.py:reward"\n'
 
-    assert load_config(written(text), files=True).config.reward.function == "my.py:reward"
+    assert load_config(written(text), further=check_surroundings).config.reward.function == "my.py:reward"
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, p
     text = f'task.source = "{source}"\ntask.epochs = 2\nlearner.steps = {steps}\nbuffer.batch_groups = 2\n'
 
     with pytest.raises(ConfigError, match=f"task.epochs: {re.escape(problem)}") if problem else nullcontext():
-        load_config(written(text), files=True)
+        load_config(written(text), further=check_surroundings)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +220,7 @@ def model(tmp_path):
 def test_a_request_must_fit_the_context_of_the_named_model(model, written, tmp_path):
     path = written("model.path = '.'\nrollout.max_new_tokens = 99\n")
 
-    assert load_config(path, files=True).base == tmp_path
+    assert load_config(path, further=check_surroundings).base == tmp_path
     assert the_problem(path, "rollout.max_new_tokens=100", files=True).key == "--set rollout.max_new_tokens"
 
 
@@ -247,7 +248,7 @@ def test_the_longest_rows_of_a_file_are_read_wherever_they_stand(model, written,
     assert all(len(source.row(place).label) == 9 for place in range(1000))  # not among the first thousand
 
     with pytest.raises(ConfigError, match=finding) if finding else nullcontext():
-        load_config(written(text), files=True)
+        load_config(written(text), further=check_surroundings)
 
 
 def test_chat_rows_need_a_chat_template(model, written, tmp_path):

@@ -11,6 +11,7 @@ from asyncrl.cli.main import run
 from asyncrl.config.hints import hints
 from asyncrl.config.load import SHIPPED, ConfigError, key_lines, load_config
 from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, from_settings, problems, the_problem
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_exampl
 
 @pytest.mark.parametrize("name", ["addition", "custom", "demo"])
 def test_a_shipped_config_names_only_files_that_are_there_and_needs_no_hint(name):
-    assert hints(load_config(name, files=True).config) == []
+    assert hints(load_config(name, further=check_surroundings).config) == []
 
 
 def test_a_config_finds_its_files_beside_itself(written, tmp_path):

@@ -18,10 +18,9 @@ from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_sta
 from asyncrl.bus.server import find_server
 from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest, payload_room
 from asyncrl.config.settings import Config
-from asyncrl.config.sizing import Plan, plan
 from asyncrl.ports import free_port
 from asyncrl.run.make_model import LaunchError
-from asyncrl.run.stream_sizes import provision_sized
+from asyncrl.run.sizing import Plan, plan, provision_sized
 from harness import gyms
 from harness.audited import audited_clean, topics_left_by
 from harness.configs import the_problem

@@ -11,13 +11,14 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from asyncrl.config.load import ConfigError, LoadedConfig, Problem, load_config
 from asyncrl.engine.embedded.config import read_shape
+from asyncrl.run.preflight import check_surroundings
 
 SOUND = "rollout.max_new_tokens = 11\n"
 
 
 def problems(path: str, *overrides: str, files: bool = False) -> list[Problem]:
     with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides=overrides, files=files)
+        load_config(path, overrides=overrides, further=check_surroundings if files else None)
     return caught.value.problems
 
 

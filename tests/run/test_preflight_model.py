@@ -13,6 +13,7 @@ import pytest
 from asyncrl.config.load import load_config
 from asyncrl.data.model_dir import tensor_shapes
 from asyncrl.engine.embedded.config import read_shape
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import SHAPE, SOUND, made_model, the_problem
 
 OWN = "model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n"
@@ -43,7 +44,7 @@ def test_the_tensors_of_a_shape_are_those_that_transformers_makes(tmp_path, arch
 def test_a_whole_model_is_found_whole(rows, written, tmp_path):
     made_model(tmp_path)
 
-    assert load_config(written(OWN + "warmup.steps = 1\n"), files=True).base == tmp_path
+    assert load_config(written(OWN + "warmup.steps = 1\n"), further=check_surroundings).base == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_what_the_embedded_engine_does_not_serve_is_left_to_another(rows, writte
     made_model(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0}, attention_bias=True)
     other = "engine = { kind = 'external', addresses = ['http://there:1'] }\n"
 
-    assert load_config(written(OWN + other), files=True).config.engine.kind == "external"
+    assert load_config(written(OWN + other), further=check_surroundings).config.engine.kind == "external"
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(rows, written, tmp_path):
@@ -105,7 +106,7 @@ def test_a_model_that_cannot_end_an_answer_is_refused_where_a_warm_up_needs_the_
     made_model(tmp_path, eos_token_id=None)
     path = written(OWN)
 
-    load_config(path, files=True)
+    load_config(path, further=check_surroundings)
     problem = the_problem(path, "warmup.steps=1", files=True)
 
     assert "names no eos_token; a supervised answer must end with one" in problem.message
@@ -116,15 +117,16 @@ def test_a_supervised_row_longer_than_the_context_is_refused(written, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a" * 50, "label": "a" * 50}) + "\n")
     path = written(OWN)
 
-    load_config(path, files=True)
+    load_config(path, further=check_surroundings)
     assert "has 101 tokens and at most 100 fit" in the_problem(path, "warmup.steps=1", files=True).message
 
 
 def test_only_headers_are_read_and_torch_is_not_loaded(rows, written, tmp_path):
     made_model(tmp_path)
     code = (
-        "from asyncrl.config.load import load_config; import sys; "
-        f"load_config({written(OWN)!r}, files=True); print(*sys.modules)"
+        "import sys; from asyncrl.config.load import load_config; "
+        "from asyncrl.run.preflight import check_surroundings; "
+        f"load_config({written(OWN)!r}, further=check_surroundings); print(*sys.modules)"
     )
 
     modules = subprocess.check_output([sys.executable, "-c", code], text=True).split()
@@ -173,7 +175,11 @@ def test_functions_that_can_be_called_are_accepted_in_any_form(written, tmp_path
         "reward = Judge()\n"
     )
 
-    load_config(written(SOUND), overrides=["reward.function=my.py:reward", "task.rollout=my.py:rollout"], files=True)
+    load_config(
+        written(SOUND),
+        overrides=["reward.function=my.py:reward", "task.rollout=my.py:rollout"],
+        further=check_surroundings,
+    )
 
 
 def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
@@ -182,7 +188,7 @@ def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
     )
     began = time.monotonic()
 
-    load_config(written(SOUND), overrides=["reward.function=my.py:reward"], files=True)
+    load_config(written(SOUND), overrides=["reward.function=my.py:reward"], further=check_surroundings)
 
     assert time.monotonic() - began < 100
 
@@ -220,4 +226,4 @@ def test_an_engine_whose_package_is_not_here_is_refused_unless_its_environment_h
     environment = f"engine.environment={{PYTHONPATH = '{tmp_path}/elsewhere'}}"
 
     assert problem.message.startswith('engine.kind = "sglang", but there is no package sglang here; install it')
-    load_config("demo", overrides=["engine.kind=sglang", environment], files=True)
+    load_config("demo", overrides=["engine.kind=sglang", environment], further=check_surroundings)

@@ -14,6 +14,7 @@ from asyncrl.bus.logins import write_accounts
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish
 from asyncrl.config.load import load_config
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 from harness.runs import command, resume, up
 from harness.servers import Authority, serving, tls
@@ -67,7 +68,7 @@ def test_a_run_that_the_users_do_not_serve_is_refused_before_it_has_a_directory(
     write_accounts(["demo", "demo-2"], tmp_path / "users")
     settings = (f"nats.credentials={tmp_path}/users", f"directory={tmp_path}/runs", "nats.url=nats://localhost:1")
     (tmp_path / "runs" / "demo").mkdir(parents=True)
-    load_config("demo", overrides=settings, files=True)  # it would be called demo-2
+    load_config("demo", overrides=settings, further=check_surroundings)  # it would be called demo-2
     (tmp_path / "runs" / "demo-2").mkdir()
 
     problem = the_problem("demo", *settings, files=True)

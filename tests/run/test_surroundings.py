@@ -15,6 +15,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import load_config
 from asyncrl.process import python
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, the_problem
 from harness.launches import prepared
 from harness.models import made_model
@@ -79,7 +80,7 @@ def test_a_home_is_found_in_every_path_of_a_config(written, tmp_path, monkeypatc
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
 
     config = load_config(
-        written(SOUND + "task.source = '~/rows.jsonl'\nengine.api_key_file = '~/key'\n"), files=True
+        written(SOUND + "task.source = '~/rows.jsonl'\nengine.api_key_file = '~/key'\n"), further=check_surroundings
     ).config
 
     assert (config.task.source, config.engine.api_key_file) == (f"{tmp_path}/rows.jsonl", f"{tmp_path}/key")

@@ -1,18 +1,24 @@
-"""Stream sizes: from the settings, from what each stream needs, and from the room on the disk."""
+"""Stream sizes: from the settings, from what each stream needs, and from the room on the disk; given to the streams
+when a run starts, or goes on."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import ServerFull
+from asyncrl.bus.log import read_last
+from asyncrl.bus.provision import held_bytes, provision
+from asyncrl.bus.publish import read
 from asyncrl.config.check import Finding
 from asyncrl.config.room import (
     CHECKPOINT_SHARE,
@@ -31,7 +37,9 @@ from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import RowSetup
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
-from topics.topic import DEAD, TRAJECTORIES, Retention, Stream
+from asyncrl.run.make_model import LaunchError
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.topic import DEAD, TRAINING, TRAJECTORIES, Retention, Stream
 
 _ON_DISK = 1.2  # bytes on the disk for one that the server counts
 _SAMPLED_ROWS = 500
@@ -49,7 +57,7 @@ class Disk(NamedTuple):
     room: int  # for all streams together
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """The room that each stream of a run needs, and its size."""
 
@@ -58,7 +66,7 @@ class Plan:
     needs: dict[str, Need]
     disk: Disk | None = None  # None: the server is external
     room: int | None = None  # bytes for all streams together, where they are known
-    before: dict[str, int] = field(default_factory=dict)  # sizes of the streams of a run that goes on
+    before: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the streams of a run that goes on
 
     @property
     def least(self) -> int:
@@ -273,3 +281,57 @@ def _listed(short: list[Need]) -> str:
 
 def _mb(size: float) -> str:
     return f"{math.ceil(size / MB):,}"
+
+
+async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> dict[str, int]:
+    """Make or change the streams of a run so that it can reach its end.
+
+    Args:
+        base: folder of the config's relative paths.
+        root: the run's directory.
+
+    Returns:
+        Bytes that each stream may hold, by name.
+
+    Raises:
+        LaunchError: the settings, the disk or the server leave it too little room, or its data cannot be read.
+        BusError: the streams could not be made.
+    """
+    progress = await _progress(bus, config)
+    try:
+        planned = await asyncio.to_thread(plan, config, base, root=root, progress=progress)
+    except (DataError, OSError) as error:
+        raise LaunchError(f"task.source: {error}") from error
+    short = [f"{finding.keys[0]}: {finding.message}" for finding in planned.shortages()]
+    if short:
+        raise LaunchError("; ".join(short))
+    try:
+        return await _provisioned(bus, planned)
+    except ServerFull as error:
+        planned = dataclasses.replace(planned, room=error.room)
+    try:
+        return await _provisioned(bus, planned)
+    except ServerFull as error:
+        raise LaunchError(f"{error}; {planned.advice}") from error
+
+
+async def _provisioned(bus: Bus, planned: Plan) -> dict[str, int]:
+    sizes, config = planned.sizes, planned.config
+    await provision(bus, sizes, lease_s=config.rollout.lease_s, copies=config.nats.copies)
+    return sizes
+
+
+async def _progress(bus: Bus, config: Config) -> Progress | None:
+    """Return the progress of the run; None where it has no streams yet."""
+    held = await held_bytes(bus)
+    if not held:
+        return None
+    newest = await read_last(bus, TRAINING, BATCH_TRAINED.pattern(bus.run)) if TRAINING.name in held else None
+    step = (await read(bus, BatchTrained, newest)).step if newest is not None else config.origin
+    return Progress(
+        {name: stream.stored for name, stream in held.items()},
+        {name: stream.most for name, stream in held.items()},
+        step - config.origin,
+        config.learner.steps - step,
+        step < config.start.step,
+    )
