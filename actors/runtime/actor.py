@@ -26,7 +26,7 @@ from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import FATAL, descendants, living_processes, name_of, process_cpu_s
+from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from topics.actors import (
     ACTOR_STARTED,
@@ -226,13 +226,13 @@ _WITH_CHILDREN = [role.name for role in ROLES if role.children]
 
 def cpu_s(role: str) -> float:
     """CPU seconds of this process, and of the inference server, graders or maker of rows that it started."""
-    children = descendants(os.getpid(), living_processes()) if role in _WITH_CHILDREN else []
+    children = living_descendants(os.getpid()) if role in _WITH_CHILDREN else []
     return time.process_time() + sum(process_cpu_s(pid) for pid in children)
 
 
 def server_cpu_s() -> float:
     """Return the CPU seconds of the NATS servers that the run's owner, who started the supervisor, started too."""
-    siblings = descendants(os.getppid(), living_processes())
+    siblings = living_descendants(os.getppid())
     return sum(process_cpu_s(pid) for pid in siblings if name_of(pid) == "nats-server")
 
 

@@ -1,9 +1,10 @@
 """Processor time that actors report: their own, and that of the processes which do their work."""
 
+import os
 import subprocess
 
 from actors.runtime.actor import cpu_s, server_cpu_s
-from asyncrl.process import process_cpu_s, python
+from asyncrl.process import descendants, living_descendants, living_processes, process_cpu_s, python
 from harness.stage import until
 
 ROLES = ("engine", "reward", "evaluator", "prompter")
@@ -39,3 +40,14 @@ async def test_the_server_of_a_run_counts(server, bus):
 
     used = process_cpu_s(process.pid)
     assert server_cpu_s() >= used > 0
+
+
+def test_the_descendants_of_a_process_are_those_that_a_look_at_all_processes_finds():
+    pipe = subprocess.PIPE
+    with subprocess.Popen(python("-c", PARENT), stdin=pipe, stdout=pipe) as child:
+        child.stdout.readline()
+        found, expected = living_descendants(os.getpid()), descendants(os.getpid(), living_processes())
+        child.communicate(b"\n")
+
+    assert len(found) >= 2
+    assert sorted(found) == sorted(expected)
