@@ -31,7 +31,8 @@ from asyncrl.training.scripted import ScriptedTrainer
 from benchmarks.stage import BenchError, bench_config, report
 from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.prompts import PROMPT_ISSUED, PromptIssued, prompt_name
+from topics.ids import TASK, prompt_name
+from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.table import BY_NAME
 from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
@@ -220,9 +221,9 @@ class History:
         )
 
     def _prompt(self, number: int, member: int) -> Fact:
-        name = f"{prompt_name('rl', number)}-{member}"
+        name = f"{prompt_name(TASK, number)}-{member}"
         message = PromptIssued(
-            prompt_id=prompt_name("rl", number),
+            prompt_id=prompt_name(TASK, number),
             member=member,
             group_size=self._size,
             rows=[] if member else [self._rows.row(number)],
@@ -232,7 +233,7 @@ class History:
         return Fact(PROMPT_ISSUED, message, name)
 
     def _grade(self, number: int, member: int) -> Fact:
-        prompt_id = prompt_name("rl", number)
+        prompt_id = prompt_name(TASK, number)
         message = TrajectoryGraded(
             trajectory_id=f"{prompt_id}-{member}",
             prompt_id=prompt_id,
@@ -248,14 +249,14 @@ class History:
     async def _pack(self, step: int) -> None:
         first = (step - 1) * self._batch_groups
         groups = [
-            BatchGroup(prompt_name("rl", number), list(self._members(number)))
+            BatchGroup(prompt_name(TASK, number), list(self._members(number)))
             for number in range(first, first + self._batch_groups)
         ]
         message = BatchPacked(step, "rl", groups, step - 1 - self._config.buffer.max_lag)
         self._packed = {step: await self.put([Fact(BATCH_PACKED, message)])}
 
     def _members(self, number: int) -> Iterator[BatchMember]:
-        name = prompt_name("rl", number)
+        name = prompt_name(TASK, number)
         for member in range(self._size):
             reference = self._reference(number, member)
             yield BatchMember(f"{name}-{member}", 0, reference, float(member % 2), _TOKENS)

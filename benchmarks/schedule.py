@@ -14,6 +14,7 @@ import msgspec
 
 from actors.prompter.actor import decide
 from actors.prompter.fold import Wanted
+from actors.prompter.sources import Group
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -21,6 +22,7 @@ from asyncrl.engine.scripted import scripted_duration
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
 from benchmarks.stage import BenchError, Stage, bench_config, make_model, report
 from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.ids import TASK, prompt_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import PROMPTS, TRAINING
 from topics.wire import decode
@@ -100,7 +102,8 @@ class Script:
 
     def prompt(self, number: int) -> PromptIssued:
         """Return the prompts that the prompter issues."""
-        message = decide(Wanted("rl", number, 0, 1, 0), self._config.seed, [self._source.row(number)]).message
+        group = Group(prompt_name(TASK, number), "rl", 1, range(number, number + 1))
+        message = decide(Wanted(group, 0, 0), self._config.seed, [self._source.row(number)]).message
         assert isinstance(message, PromptIssued)
         return message
 

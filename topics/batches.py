@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from topics.prompts import Attempt, Stage
+from topics.ids import Stage
+from topics.prompts import Attempt
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Reference
 from topics.wire import Count, Id, Message, Real, Sequence, Step

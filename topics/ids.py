@@ -1,14 +1,34 @@
-"""Sets of prompts that stay small however many there are: names are numbered, and what has ended lies in few spans."""
+"""Names of prompts: a letter for where the prompt comes from, and its number there; and sets of them.
+
+The sets stay small however many prompts there are: what has ended lies in few spans of numbers.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
+from typing import Literal, TypeAlias
 
 import msgspec
 
+Stage: TypeAlias = Literal["warmup", "rl"]
+
+WARMUP = "w"  # the warm-up's rows have an order of their own
+TASK = "p"
+REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
+
 _FIRST = itemgetter(0)
+
+
+def prompt_name(letter: str, number: int) -> str:
+    """`p000042`."""
+    return f"{letter}{number:06d}"
+
+
+def stage_of(name: str) -> Stage:
+    """The stage of a prompt or a trajectory."""
+    return "warmup" if name.startswith(WARMUP) else "rl"
 
 
 class PromptIdSet(msgspec.Struct):

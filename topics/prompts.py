@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from topics.ids import Stage
 from topics.topic import PROMPTS, Topic
 from topics.wire import Id, Message, Version
 
-Stage: TypeAlias = Literal["warmup", "rl"]
 GroupSize: TypeAlias = Annotated[int, Meta(ge=1, le=65536)]
 Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
 Attempt: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
-
-
-def prompt_name(stage: Stage, number: int) -> str:
-    """`p000042`; the warm-up's rows have an order of their own, `w000042`."""
-    return f"{'w' if stage == 'warmup' else 'p'}{number:06d}"
-
-
-def reissue_name(number: int) -> str:
-    """`r000003`: the group of the fourth request to issue a prompt's row again."""
-    return f"r{number:06d}"
 
 
 class PromptRow(msgspec.Struct, omit_defaults=True):

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from topics.prompts import Attempt, GroupSize, Member, PromptRow, Stage
+from topics.ids import Stage
+from topics.prompts import Attempt, GroupSize, Member, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Sequence, UInt8Array, Version
 

@@ -14,8 +14,8 @@ from asyncrl.config.settings import Config
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
-from topics.ids import PromptIdSet
-from topics.prompts import PROMPT_ISSUED, Stage, prompt_name
+from topics.ids import WARMUP, PromptIdSet, Stage, prompt_name, stage_of
+from topics.prompts import PROMPT_ISSUED
 from topics.topic import Topic
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
@@ -146,7 +146,7 @@ class BufferFold:
         elif topic is GROUP_DROPPED:
             self._close(message.prompt_id)
             if message.reason == "failed":
-                stage = _stage_of(message.prompt_id)
+                stage = stage_of(message.prompt_id)
                 failures = [*self.state.failures[stage], record.time_ns]
                 self.state.failures[stage] = failures[-self._most_failed[stage] :]
         elif topic is TRAJECTORY_DROPPED:
@@ -236,7 +236,7 @@ class BufferFold:
             return
         group = self.state.groups.get(prompt_id)
         if group is None:  # read before the issue and the grades, which lie on other logs: it counts all the same
-            group = self.state.groups[prompt_id] = Group(prompt_id, 0, _stage_of(prompt_id))
+            group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage_of(prompt_id))
         if message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
@@ -343,9 +343,9 @@ class BufferFold:
     def _in_data_order(self, count: int) -> list[str]:
         """Return the next groups of the warm-up, in the order of the data: a warm-up is the same every time."""
         chosen: list[str] = []
-        number = self.state.closed.least_missing("w")
+        number = self.state.closed.least_missing(WARMUP)
         while len(chosen) < count:
-            name = prompt_name("warmup", number)
+            name = prompt_name(WARMUP, number)
             if name in self.state.ready["warmup"]:
                 chosen.append(name)
             elif name not in self.state.closed:
@@ -356,10 +356,6 @@ class BufferFold:
     def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
         least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
         return fresh_share(member.versions, min_version=min_version) < least
-
-
-def _stage_of(prompt_id: str) -> Stage:
-    return "warmup" if prompt_id.startswith("w") else "rl"
 
 
 def _drop(

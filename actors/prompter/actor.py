@@ -8,6 +8,7 @@ from itertools import islice
 import xxhash
 
 from actors.prompter.fold import PrompterFold, Wanted
+from actors.prompter.sources import TASK_ROWS
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Decision, Input, Keeper
 from actors.runtime.rows import as_faults, open_rows
@@ -47,8 +48,7 @@ async def main(context: Context) -> None:
     starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
     labels_for = label_reader(config.reward.function, warmup_steps=config.warmup.steps)
     async with open_rows(context, config.task.source, config.seed, labels_for, on_rows=keeper.wake) as rows:
-        per_epoch = rows.opened.rows_per_epoch
-        fold.end = config.task.epochs * per_epoch if config.task.epochs and per_epoch else None
+        fold.opened(TASK_ROWS, rows.opened.rows_per_epoch)
         opened.set()
         await starting
         with as_faults():
@@ -64,7 +64,6 @@ class Prompter:
         self._keeper = keeper
         self._fold = fold
         self._rows = rows
-        self._rows_each = context.config.warmup.rows_per_trajectory
         self._waits_for: int | None = None  # a row
 
     async def run(self) -> None:
@@ -88,18 +87,17 @@ class Prompter:
             DataError: the very first needs a row that cannot be made.
         """
         if wanted:
-            coming = (place for item in self._fold.coming() for place in item.rows(self._rows_each))
-            self._rows.want(islice(coming, max(_ROWS_AHEAD, self._rows_each)))
+            coming = (place for item in self._fold.coming() for place in item.places)
+            self._rows.want(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
         decisions: list[Decision] = []
         for item in wanted:
-            places = item.rows(self._rows_each) if item.carries_rows else range(0)
             try:
-                rows = [row for place in places if (row := self._rows.get(place)) is not None]
+                rows = [row for place in item.places if (row := self._rows.get(place)) is not None]
             except DataError:
                 if not decisions:
                     raise
                 break  # what precedes it is issued first
-            if len(rows) < len(places):
+            if len(rows) < len(item.places):
                 break
             decisions.append(decide(item, self._context.config.seed, rows))
         return decisions
@@ -117,13 +115,13 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
     message = PromptIssued(
         prompt_id=wanted.prompt_id,
         member=wanted.member,
-        group_size=wanted.group_size,
+        group_size=wanted.group.size,
         rows=rows,
-        stage=wanted.stage,
+        stage=wanted.group.stage,
         attempt=wanted.attempt,
         min_version=wanted.min_version,
         seed=sampling_seed(seed, name, wanted.attempt),
-        origin=wanted.origin,
+        origin=wanted.group.origin,
     )
     return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-import msgspec
-
+from actors.prompter.sources import SOURCES, Group, PromptSource, mixed
+from actors.prompter.state import PrompterState
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED, Stage, prompt_name, reissue_name
+from topics.ids import REISSUE, TASK, Stage, stage_of
+from topics.prompts import PROMPT_ISSUED
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
 from topics.topic import Topic
 from topics.trajectories import TRAJECTORY_DROPPED
@@ -25,36 +27,25 @@ _PROMPT = re.compile(r"p\d{6,}")
 class Wanted(NamedTuple):
     """A group member to be issued."""
 
-    stage: Stage
-    number: int  # of the prompt in its source's endless order
+    group: Group
     member: int
-    group_size: int
     min_version: int
     attempt: int = 0
-    origin: str = ""  # prompt whose row is issued again; `number` is then that of the request
 
     @property
     def prompt_id(self) -> str:
         """`p000042`."""
-        return reissue_name(self.number) if self.origin else prompt_name(self.stage, self.number)
+        return self.group.prompt_id
 
     @property
-    def carries_rows(self) -> bool:
-        """Return whether its message carries the rows of its group: one does, once."""
-        return self.member == 0 and self.attempt == 0
-
-    def rows(self, rows_per_trajectory: int) -> range:
-        """Places of its rows in the source's endless order; a supervised trajectory has so many."""
-        if self.stage == "warmup":
-            return range(self.number * rows_per_trajectory, (self.number + 1) * rows_per_trajectory)
-        row = int(self.origin[1:]) if self.origin else self.number
-        return range(row, row + 1)
+    def places(self) -> range:
+        """The places of the rows that its message carries: those of its group, once."""
+        return self.group.places if self.member == 0 and self.attempt == 0 else range(0)
 
 
 class StagePlan(NamedTuple):
-    """The number of groups of a stage."""
+    """The batches of a stage."""
 
-    group_size: int
     batch_groups: int
     steps: int
 
@@ -62,46 +53,35 @@ class StagePlan(NamedTuple):
 def stage_plans(config: Config) -> dict[Stage, StagePlan]:
     """The stages of a run and their sizes."""
     return {
-        "warmup": StagePlan(1, config.warmup.batch_rows // config.warmup.rows_per_trajectory, config.warmup.steps),
-        "rl": StagePlan(config.rollout.group_size, config.buffer.batch_groups, config.learner.steps),
+        "warmup": StagePlan(config.warmup.batch_rows // config.warmup.rows_per_trajectory, config.warmup.steps),
+        "rl": StagePlan(config.buffer.batch_groups, config.learner.steps),
     }
-
-
-class PrompterState(msgspec.Struct):
-    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
-
-    issued: dict[Stage, int]  # groups whose every member is issued
-    done: dict[Stage, int]  # trained batches
-    trained: int  # newest step
-    members: dict[str, int] = {}  # issued members of groups not yet complete
-    open: dict[Stage, set[str]] = msgspec.field(default_factory=lambda: {"warmup": set(), "rl": set()})
-    closed_early: set[str] = set()  # ends read before the issue they end: logs have no common order
-    packed: dict[int, list[str]] = {}
-    again: dict[str, int] = {}  # trajectories to issue again, with the attempt
-    attempts: dict[str, int] = {}  # newest attempt issued of open groups' trajectories, where above 0
-    trained_ahead: set[int] = set()  # trained before their packing was read
-    origins: list[str] = []  # prompts whose rows are to be issued again, in the order of the requests
-    reissued: set[int] = set()  # requests whose every member is issued
-    finished_at: int | None = None  # step at which training was reported finished
-    paused: bool = False  # payload streams are nearly full
 
 
 class PrompterFold:
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
-    def __init__(self, config: Config, end: int | None = None) -> None:
+    def __init__(self, config: Config, sources: Sequence[PromptSource] | None = None) -> None:
         """
         Args:
-            end: number of the first prompt of RL that there is not; None where there is no end.
+            sources: where groups come from, those of `SOURCES` unless given.
         """
-        self.end = end
+        made = [make(config) for make in SOURCES.values()] if sources is None else sources
+        self.sources = {source.letter: source for source in made}
         self._plans = stage_plans(config)
         self._max_lag = config.buffer.max_lag
+        self._size = config.rollout.group_size
+        self._begin = {TASK: config.start.prompt}
         self.state = PrompterState(
-            issued={"warmup": 0, "rl": config.start.prompt},
+            first_open=dict(self._begin),
             done={"warmup": 0, "rl": config.start.step},
             trained=config.origin,
         )
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        """Take note of how many rows some data has; None: they have no end."""
+        for source in self.sources.values():
+            source.opened(data, rows_per_epoch)
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold one message in. Issues are read by their headers alone."""
@@ -142,24 +122,15 @@ class PrompterFold:
         if self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps:
             return []
         again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
-        # RL waits for version 0 in the slots of the rollout workers. Issued before every batch of the warm-up is
-        # packed, it would keep them from what replaces a failed warm-up trajectory: no version 0 would ever come.
-        packed = self.state.done["warmup"] + sum(step <= 0 for step in self.state.packed)
-        warm = packed >= self._plans["warmup"].steps
-        return again + (self._wanted_of("rl") if warm else self._wanted_of("warmup"))
+        return again + self._wanted_of(self._stage)
 
     def coming(self) -> Iterator[Wanted]:
         """First members of all groups that the steps still need, wanted now or later, in the order of their issue."""
-        for stage, plan in self._plans.items():
-            if stage == "rl":
-                yield from (item for item in self._reissues(len(self.state.origins))[0] if item.carries_rows)
-            first = self.state.issued[stage]
-            first += prompt_name(stage, first) in self.state.members
-            last = first + max(0, self._still_needed(stage) - len(self.state.open[stage]))
-            if stage == "rl" and self.end is not None:
-                last = min(last, self.end)
-            for number in range(first, last):
-                yield Wanted(stage, number, 0, plan.group_size, self._min_version)
+        for stage in self._plans:
+            needed = self._still_needed(stage) - len(self.state.open[stage])
+            fresh = (group for group in self._groups(stage) if group.prompt_id not in self.state.members)
+            for group in islice(fresh, max(0, needed)):
+                yield Wanted(group, 0, self._min_version)
 
     @property
     def open_groups(self) -> int:
@@ -169,11 +140,25 @@ class PrompterFold:
     @property
     def at_end(self) -> bool:
         """Return whether every prompt of RL is issued."""
-        return self.end is not None and self.state.issued["rl"] >= self.end
+        return next(self._groups("rl"), None) is None
+
+    @property
+    def _stage(self) -> Stage:
+        """The stage whose groups are issued.
+
+        RL waits for version 0 in the slots of the rollout workers. Issued before every batch of the warm-up is packed,
+        it would keep them from what replaces a failed warm-up trajectory: no version 0 would ever come.
+        """
+        packed = self.state.done["warmup"] + sum(step <= 0 for step in self.state.packed)
+        return "rl" if packed >= self._plans["warmup"].steps else "warmup"
 
     @property
     def _min_version(self) -> int:
         return max(0, self.state.trained - self._max_lag)
+
+    def _groups(self, stage: Stage) -> Iterator[Group]:
+        of_stage = [source for source in self.sources.values() if source.stage == stage]
+        return mixed(of_stage, self.state, begin=self._begin)
 
     def _wanted_of(self, stage: Stage) -> list[Wanted]:
         plan = self._plans[stage]
@@ -181,56 +166,37 @@ class PrompterFold:
         # and only what is trained makes room.
         limit = plan.batch_groups if self.state.paused else (self._max_lag + 1) * plan.batch_groups
         room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
-        first = self.state.issued[stage]
-        # A group cut short by a crash is finished first: it is open already and takes no new room.
-        unfinished = self.state.members.get(prompt_name(stage, first), 0)
-        reissues, room = self._reissues(room) if stage == "rl" else ([], room)
-        last = first + room + bool(unfinished)
-        if stage == "rl" and self.end is not None:
-            last = min(last, self.end)
-        return reissues + [
-            Wanted(stage, number, member, plan.group_size, self._min_version)
-            for number in range(first, last)
-            for member in range(unfinished if number == first else 0, plan.group_size)
-        ]
+        found: list[Wanted] = []
+        for group in self._groups(stage):
+            # A group cut short by a crash is finished first: it is open already and takes no new room.
+            begun = self.state.members.get(group.prompt_id, 0)
+            if not begun and room <= 0:
+                break
+            room -= not begun
+            found += [Wanted(group, member, self._min_version) for member in range(begun, group.size)]
+        return found
 
     def _still_needed(self, stage: Stage) -> int:
         """Groups that the steps to come take, those open among them."""
         return (self._plans[stage].steps - self.state.done[stage]) * self._plans[stage].batch_groups
 
-    def _reissues(self, room: int) -> tuple[list[Wanted], int]:
-        """Members of groups that were asked for again, as far as there is room; and the room left for new prompts."""
-        found: list[Wanted] = []
-        size = self._plans["rl"].group_size
-        for number, origin in enumerate(self.state.origins):
-            begun = self.state.members.get(reissue_name(number), 0)
-            if number in self.state.reissued or not (begun or room > 0):
-                continue
-            room -= not begun
-            found += [
-                Wanted("rl", number, member, size, self._min_version, origin=origin) for member in range(begun, size)
-            ]
-        return found, room
-
     def _wanted_again(self, name: str, attempt: int) -> Wanted:
         prompt_id, member = name.rsplit("-", 1)
-        number = int(prompt_id[1:])
-        origin = self.state.origins[number] if prompt_id.startswith("r") else ""
-        group_size = self._plans["rl"].group_size
-        return Wanted("rl", number, int(member), group_size, self._min_version, attempt, origin)
+        group = self.sources[prompt_id[0]].group(self.state, int(prompt_id[1:]))
+        return Wanted(group, int(member), self._min_version, attempt)
 
     def _on_reissue(self, prompt_id: str) -> None:
-        origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith("r") else prompt_id
+        origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith(REISSUE) else prompt_id
         if not _PROMPT.fullmatch(origin):
             raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
         self.state.origins.append(origin)
 
     def _on_issued(self, headers: dict[str, str]) -> None:
-        stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
         name, attempt = headers["trajectory"], int(headers["attempt"])
         prompt_id = name.rsplit("-", 1)[0]
+        open_groups = self.state.open[stage_of(prompt_id)]
         if attempt:
-            if prompt_id in self.state.open[stage]:  # else its end was read before, and nothing is issued again
+            if prompt_id in open_groups:  # else its end was read before, and nothing is issued again
                 self.state.attempts[name] = max(attempt, self.state.attempts.get(name, 0))
             if self.state.again.get(name, 0) <= attempt:
                 self.state.again.pop(name, None)
@@ -238,22 +204,20 @@ class PrompterFold:
         count = self.state.members.pop(prompt_id, 0) + 1
         if count != int(headers["group-size"]):
             self.state.members[prompt_id] = count
-        elif prompt_id.startswith("r"):
-            self.state.reissued.add(int(prompt_id[1:]))
         else:
-            self.state.issued[stage] += 1
+            self.state.first_open[prompt_id[0]] = self.state.first(prompt_id[0]) + 1
         if prompt_id in self.state.closed_early:
             self.state.closed_early.discard(prompt_id)
         elif count == 1:
-            self.state.open[stage].add(prompt_id)
+            open_groups.add(prompt_id)
 
     def _close(self, prompt_ids: list[str]) -> None:
         for prompt_id in prompt_ids:
-            for member in range(self._plans["rl"].group_size):
+            for member in range(self._size):
                 self.state.again.pop(f"{prompt_id}-{member}", None)
                 self.state.attempts.pop(f"{prompt_id}-{member}", None)
-            of_stage = self.state.open["warmup" if prompt_id.startswith("w") else "rl"]
-            if prompt_id in of_stage:
-                of_stage.discard(prompt_id)
+            open_groups = self.state.open[stage_of(prompt_id)]
+            if prompt_id in open_groups:
+                open_groups.discard(prompt_id)
             else:
                 self.state.closed_early.add(prompt_id)

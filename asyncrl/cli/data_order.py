@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from actors.prompter.actor import sampling_seed
-from actors.prompter.fold import Wanted
+from actors.prompter.fold import PrompterFold
+from actors.prompter.sources import places_again
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import RowSetup
@@ -46,6 +47,7 @@ class DataOrder:
         ledger.groups.on_issue = self._note
         try:
             self._config = msgspec.convert(ledger.opening.settings, Config)
+            self._prompter = PrompterFold(self._config)
         except msgspec.ValidationError as error:
             self._error = str(error)
 
@@ -104,7 +106,10 @@ class DataOrder:
         if not rows:
             return
         letter, number = message.prompt_id[0], int(message.prompt_id[1:])
-        wanted = Wanted(message.stage, number, message.member, message.group_size, 0, origin=message.origin)
-        first = wanted.rows(self._config.warmup.rows_per_trajectory).start
-        for column, value in ((self._numbers, number), (self._firsts, first), (self._digests, int(rows, 16))):
+        places = (
+            places_again(message.origin)
+            if message.origin
+            else self._prompter.sources[letter].group(self._prompter.state, number).places
+        )
+        for column, value in ((self._numbers, number), (self._firsts, places.start), (self._digests, int(rows, 16))):
             column.setdefault(letter, array("Q")).append(value)

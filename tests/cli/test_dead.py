@@ -74,8 +74,8 @@ def test_a_reissued_prompt_takes_the_next_credit_and_the_order_of_the_data_goes_
 
 def test_each_request_is_a_group_of_its_own_on_the_row_of_the_first():
     fed = asked(asked(prompter(), "p000041"), "r000000")
-    wanted = [item for item in fed.fold.wanted() if item.carries_rows]
-    assert [(item.prompt_id, item.origin, item.rows(1)) for item in wanted] == [
+    wanted = [item for item in fed.fold.wanted() if item.places]
+    assert [(item.prompt_id, item.group.origin, item.places) for item in wanted] == [
         ("r000000", "p000041", range(41, 42)),
         ("r000001", "p000041", range(41, 42)),
     ]

@@ -10,7 +10,8 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
-from topics.prompts import PromptRow, prompt_name
+from topics.ids import TASK, prompt_name
+from topics.prompts import PromptRow
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     Reference,
@@ -29,7 +30,7 @@ async def pack(bus: Bus, step: int, *, rewards: tuple[float, ...] = (0.0, 1.0), 
     Args:
         version: that sampled it; None for the newest that may have.
     """
-    prompt_id, members = prompt_name("rl", step), []
+    prompt_id, members = prompt_name(TASK, step), []
     rng = np.random.default_rng(step)
     mask = np.array([0] * _PROMPT + [1] * _SAMPLED, np.uint8)
     for member, reward in enumerate(rewards):

@@ -23,5 +23,5 @@ def feed(**tables):
 def issue(fed, count=None):
     wanted = fed.fold.wanted()
     for item in wanted if count is None else wanted[:count]:
-        fed.issued(f"{item.prompt_id}-{item.member}", size=item.group_size, stage=item.stage)
+        fed.issued(f"{item.prompt_id}-{item.member}", size=item.group.size, stage=item.group.stage)
     return [f"{item.prompt_id}-{item.member}" for item in wanted]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from topics.batches import BatchMember
-from topics.prompts import Stage
+from topics.ids import Stage, stage_of
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
@@ -100,7 +100,7 @@ class Group:
     @property
     def stage(self) -> Stage:
         """By the letter of its name."""
-        return "warmup" if self.prompt_id.startswith("w") else "rl"
+        return stage_of(self.prompt_id)
 
     @property
     def number(self) -> int:

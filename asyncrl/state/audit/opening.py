@@ -7,7 +7,7 @@ from typing import Any
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.violations import Violations
 from topics.actors import ReissueRequested, RunOpened
-from topics.prompts import Stage
+from topics.ids import Stage
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
 _FIXED = (

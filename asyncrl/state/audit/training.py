@@ -11,7 +11,7 @@ from asyncrl.state.audit.writers import place_of
 from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
-from topics.prompts import Stage
+from topics.ids import Stage
 from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
 

@@ -10,7 +10,8 @@ import psutil
 import pytest
 
 from actors.prompter.actor import decide
-from actors.prompter.fold import Wanted
+from actors.prompter.fold import PrompterFold, Wanted
+from actors.prompter.sources import TaskSource
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.process import FATAL
@@ -120,10 +121,12 @@ async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(
     await made.start("prompter")
     await until(lambda: len(heard.issued) >= 5 * SIZE, "five groups are issued", 60)
 
+    nothing = PrompterFold(made.config).state
     for place, (_, message) in enumerate(heard.issued[: 5 * SIZE]):
         number, member = divmod(place, SIZE)
         rows = [PromptRow(f"^{number}=", str(number), {"source_dataset": "slow", "source_options": {"seconds": 0.5}})]
-        expected = decide(Wanted("rl", number, member, SIZE, 0), made.config.seed, rows if member == 0 else [])
+        wanted = Wanted(TaskSource(made.config).group(nothing, number), member, 0)
+        expected = decide(wanted, made.config.seed, rows if member == 0 else [])
         message.v = 0
         assert message == expected.message
 

@@ -34,7 +34,8 @@ def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
 
 
 def test_no_prompt_is_issued_behind_the_end_of_the_data():
-    fed = Feed(PrompterFold(config(), end=5))
+    fed = Feed(PrompterFold(config(task={"epochs": 1})))
+    fed.fold.opened("task", 5)
     assert len(issue(fed)) == 4 * 2
     assert not fed.fold.at_end
 
@@ -135,13 +136,13 @@ def test_rl_does_not_stand_in_the_way_of_what_replaces_a_failed_warm_up_trajecto
 
     assert issue(fed) == ["w000004-0"]
     fed.trained(-1, stage="warmup").packed(0, "w000003", "w000004", stage="warmup")
-    assert {item.stage for item in fed.fold.wanted()} == {"rl"}
+    assert {item.group.stage for item in fed.fold.wanted()} == {"rl"}
 
 
 def test_the_first_message_of_a_group_alone_carries_its_rows():
     fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
-    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
-    assert [(item.prompt_id, item.member, item.rows(32)) for item in carriers] == [
+    carriers = [item for item in fed.fold.wanted() if item.places]
+    assert [(item.prompt_id, item.member, item.places) for item in carriers] == [
         (f"p{number:06d}", 0, range(number, number + 1)) for number in range(4)
     ]
 
@@ -149,15 +150,15 @@ def test_the_first_message_of_a_group_alone_carries_its_rows():
     fed.too_old("p000001-0")
 
     (again,) = fed.fold.wanted()
-    assert (again.prompt_id, again.member, again.carries_rows) == ("p000001", 0, False)
+    assert (again.prompt_id, again.member, list(again.places)) == ("p000001", 0, [])
 
 
 def test_each_supervised_trajectory_carries_rows_of_its_own():
     fed = feed(warmup={"steps": 1, "batch_rows": 4, "rows_per_trajectory": 2})
 
-    carriers = [item for item in fed.fold.wanted() if item.carries_rows]
+    carriers = [item for item in fed.fold.wanted() if item.places]
 
-    assert [(item.prompt_id, item.rows(2)) for item in carriers] == [("w000000", range(2)), ("w000001", range(2, 4))]
+    assert [(item.prompt_id, item.places) for item in carriers] == [("w000000", range(2)), ("w000001", range(2, 4))]
 
 
 def test_a_message_is_a_pure_function_of_number_seed_and_data():

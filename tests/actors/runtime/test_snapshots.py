@@ -69,7 +69,7 @@ def story(config, chance, length):
         now_s += 10.0
         for wanted in both.prompter.wanted():
             name = f"{wanted.prompt_id}-{wanted.member}"
-            log.issued(name, size=wanted.group_size, at_s=now_s, attempt=wanted.attempt)
+            log.issued(name, size=wanted.group.size, at_s=now_s, attempt=wanted.attempt)
             open_work.append((name, wanted.attempt, wanted.min_version))
         for name, attempt, version in [open_work.pop(chance.randrange(len(open_work))) for _ in open_work[:5]]:
             if chance.random() < 0.05:
@@ -209,7 +209,7 @@ async def issue(keeper: Keeper) -> list[str]:
         decisions = []
         for item in wanted:
             message = PromptIssued(
-                prompt_id=item.prompt_id, member=item.member, group_size=item.group_size, rows=[PromptRow("x")]
+                prompt_id=item.prompt_id, member=item.member, group_size=item.group.size, rows=[PromptRow("x")]
             )
             decisions.append(Decision(PROMPT_ISSUED, message, key=message.trajectory_id, id=message.trajectory_id))
         assert await keeper.append(decisions)

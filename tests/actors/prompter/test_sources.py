@@ -1,0 +1,92 @@
+"""Prompt sources: a second source of RL is mixed in by its share, whatever the timing and however often it restarts."""
+
+from collections import Counter
+from collections.abc import Iterable
+from itertools import count
+from random import Random
+
+import pytest
+
+from actors.prompter.fold import PrompterFold
+from actors.prompter.sources import SOURCES, Group, PromptSource
+from actors.prompter.state import PrompterState
+from asyncrl.config.settings import Config
+from harness.folds import Feed
+from harness.prompter_feed import config, issue
+from topics.ids import Stage, prompt_name
+from topics.wire import decode, encode
+
+
+class Sessions:
+    """A source beside the task's: groups of three, for every third group of RL."""
+
+    letter, share = "s", 0.5
+    stage: Stage = "rl"
+
+    def __init__(self, ready: int | None = None) -> None:
+        self.ready = ready  # sessions that there are; None: without end
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        pass
+
+    def numbers(self, state: PrompterState) -> Iterable[int]:
+        return count(state.first("s")) if self.ready is None else range(state.first("s"), self.ready)
+
+    def group(self, state: PrompterState, number: int) -> Group:
+        return Group(prompt_name("s", number), "rl", 3, range(0))
+
+
+def sources(settings: Config, sessions: PromptSource) -> list[PromptSource]:
+    return [*(make(settings) for make in SOURCES.values()), sessions]
+
+
+def order_of_issue(fed: Feed, chance: Random, settings: Config) -> list[str]:
+    """Groups as they are issued, while ends and restarts come whenever they come."""
+    issued: list[str] = []
+    while len(issued) < 60:
+        names = issue(fed, chance.choice([None, 1, 2, 5]))
+        issued += [name for name in dict.fromkeys(name.split("-")[0] for name in names) if name not in issued]
+        if chance.random() < 0.3:
+            before, fed.fold = fed.fold.state, PrompterFold(settings, sources(settings, Sessions()))
+            fed.fold.state = decode(PrompterState, encode(before))
+        for name in sorted(fed.fold.state.open["rl"] - fed.fold.state.members.keys()):
+            if chance.random() < 0.5:
+                fed.dropped(name)
+    return issued[:60]
+
+
+def test_a_second_source_is_mixed_in_by_its_share_whatever_the_timing():
+    settings = config(learner={"steps": 1000})
+    orders = [
+        order_of_issue(Feed(PrompterFold(settings, sources(settings, Sessions()))), Random(seed), settings)
+        for seed in range(6)
+    ]
+
+    assert all(order == orders[0] for order in orders)
+    assert orders[0][:6] == ["p000000", "p000001", "s000000", "p000002", "p000003", "s000001"]
+    assert Counter(name[0] for name in orders[0]) == {"p": 40, "s": 20}
+
+
+def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others():
+    settings, sessions = config(), Sessions(ready=0)
+    fed = Feed(PrompterFold(settings, sources(settings, sessions)))
+    assert {name.split("-")[0] for name in issue(fed)} == {f"p{number:06d}" for number in range(4)}
+
+    sessions.ready = 1
+    assert fed.fold.wanted() == []
+    fed.dropped("p000000").dropped("p000001")
+
+    assert issue(fed) == ["s000000-0", "s000000-1", "s000000-2", "p000004-0", "p000004-1"]
+    assert fed.fold.open_groups == 4
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_source_names_its_prompts_by_its_letter(name: str):
+    source, state = SOURCES[name](config()), PrompterFold(config()).state
+    state.origins.append("p000007")
+
+    numbers = iter(source.numbers(state))
+    group = source.group(state, next(numbers))
+
+    assert group.prompt_id == prompt_name(source.letter, 0)
+    assert group.stage == source.stage
