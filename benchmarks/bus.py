@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import msgspec
 import nats
 import numpy as np
 from nats.aio.client import Client
@@ -21,7 +22,7 @@ from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.bus.server import EmbeddedServer
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.trajectories import TRAJECTORY_GENERATED, Segment, TrajectoryGenerated, VersionCount
+from topics.trajectories import Segment, TrajectoryGenerated, VersionCount
 from topics.wire import Message, decode, encode
 
 TOKENS = 4096
@@ -175,7 +176,8 @@ async def _publish_rate(bus: Bus, count: int) -> float:
     message, mark = trajectory(), time.time_ns()
 
     async def store(number: int) -> None:
-        await publish(bus, TRAJECTORY_GENERATED, message, key=f"p{number:06d}-0", id=f"{mark}:{number}")
+        name = f"p{number:06d}"
+        await publish(bus, msgspec.structs.replace(message, trajectory_id=f"{name}-0", prompt_id=name, delivery=mark))
 
     return await _rate(store, count)
 

@@ -22,8 +22,8 @@ from asyncrl.rewards.graders import GradeRequest, open_grader
 from asyncrl.run.preflight import check_surroundings
 from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
 from harness.stage import Stage, until
-from topics.engines import ENGINE_READY, EngineReady
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineReady
+from topics.prompts import PromptIssued, PromptRow
 from topics.roles import ROLE_NAMES
 from topics.table import BY_NAME
 from topics.topic import STREAMS, TRAJECTORIES
@@ -201,9 +201,9 @@ async def test_the_rollout_function_of_the_page_makes_trajectories(
     )
     await reader.start()
     await scene.start("rollout")
-    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16), key="engine-1")
+    await publish(bus, EngineReady("engine-1", "scripted:engine-1", 0, 0, "made", 16))
     issued = PromptIssued(prompt_id="p000001", member=0, group_size=1, rows=[PromptRow("^abc=", "cba")])
-    await publish(bus, PROMPT_ISSUED, issued, key="p000001-0")
+    await publish(bus, issued)
     await until(lambda: bool(results), "the trajectory")
     await reader.close()
 

@@ -38,6 +38,7 @@ class ActorStopped(Message):
     actor_id: Id
     reason: str = ""
     denied: bool = False  # the server refused its login, or a subject that it needs
+    pid: Count = 0
 
 
 class KeeperClaimed(Message):
@@ -157,6 +158,7 @@ RUN_OPENED = Topic(
     ACTORS,
     publishers=("operator",),
     subscribers=("supervisor", "buffer", "recorder", "monitor"),
+    repeats=True,
 )
 ACTOR_STARTED = Topic(
     "actor.started", ActorStarted, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
@@ -165,14 +167,45 @@ ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
 )
 SCALE_REQUESTED = Topic(
-    "scale.requested", ScaleRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",)
+    "scale.requested",
+    ScaleRequested,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("supervisor",),
+    repeats=True,
 )
-STOP_REQUESTED = Topic("stop.requested", StopRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",))
+STOP_REQUESTED = Topic(
+    "stop.requested",
+    StopRequested,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("supervisor",),
+    repeats=True,
+)
 REISSUE_REQUESTED = Topic(
-    "reissue.requested", ReissueRequested, ACTORS, publishers=("operator",), subscribers=("prompter",)
+    "reissue.requested",
+    ReissueRequested,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("prompter",),
+    repeats=True,
 )
-SKIP_REQUESTED = Topic("skip.requested", SkipRequested, ACTORS, publishers=("operator",), subscribers=("learner",))
-FLEET_SCALED = Topic("fleet.scaled", FleetScaled, FLEET, publishers=("supervisor",), subscribers=("supervisor",))
+SKIP_REQUESTED = Topic(
+    "skip.requested",
+    SkipRequested,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("learner",),
+    repeats=True,
+)
+FLEET_SCALED = Topic(
+    "fleet.scaled",
+    FleetScaled,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("supervisor",),
+    repeats=True,
+)
 WORK_ISOLATED = Topic(
     "work.isolated",
     WorkIsolated,
@@ -210,6 +243,7 @@ def _keeper_topics() -> tuple[Topic[Any], ...]:
 
 
 KEEPER_TOPICS = _keeper_topics()
+SHARED_TYPES = (KeeperClaimed, KeeperHeartbeat, KeeperSnapshot, BlobStored)  # one type for several topics
 
 TOPICS: tuple[Topic[Any], ...] = (
     RUN_OPENED,

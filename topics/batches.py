@@ -69,6 +69,7 @@ BATCH_PACKED = Topic(
     BATCHES,
     publishers=("buffer",),
     subscribers=("learner", "prompter", "recorder", "supervisor"),
+    id=("step",),
 )
 BATCH_TRAINED = Topic(
     "batch.trained",
@@ -76,6 +77,7 @@ BATCH_TRAINED = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("prompter", "buffer", "supervisor", "recorder"),
+    id=("lineage", "step"),
 )
 
 TOPICS: tuple[Topic[Any], ...] = (BATCH_PACKED, BATCH_TRAINED)

@@ -49,13 +49,31 @@ class EngineGone(Message):
 _SUBSCRIBERS = ("rollout", "evaluator", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(
-    "engine.updating", EngineUpdating, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
+    "engine.updating",
+    EngineUpdating,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=_SUBSCRIBERS,
+    key="engine_id",
+    repeats=True,
 )
 ENGINE_READY = Topic(
-    "engine.ready", EngineReady, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
+    "engine.ready",
+    EngineReady,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=_SUBSCRIBERS,
+    key="engine_id",
+    repeats=True,
 )
 ENGINE_GONE = Topic(
-    "engine.gone", EngineGone, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id"
+    "engine.gone",
+    EngineGone,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=_SUBSCRIBERS,
+    key="engine_id",
+    repeats=True,
 )
 
 TOPICS: tuple[Topic[Any], ...] = (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE)

@@ -39,7 +39,10 @@ EVAL_REQUESTED = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("evaluator", "supervisor", "recorder"),
+    id=("eval_id",),
 )
-EVAL_SCORED = Topic("eval.scored", EvalScored, EVALS, publishers=("evaluator",), subscribers=("recorder", "supervisor"))
+EVAL_SCORED = Topic(
+    "eval.scored", EvalScored, EVALS, publishers=("evaluator",), subscribers=("recorder", "supervisor"), id=("eval_id",)
+)
 
 TOPICS: tuple[Topic[Any], ...] = (EVAL_REQUESTED, EVAL_SCORED)

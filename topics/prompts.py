@@ -77,6 +77,7 @@ PROMPT_ISSUED = Topic(
     subscribers=("rollout", "prompter", "buffer", "supervisor"),
     key="trajectory_id",
     heads=IssueHeads,
+    id=("trajectory_id", "attempt"),
 )
 
 TOPICS = (PROMPT_ISSUED,)

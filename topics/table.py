@@ -6,6 +6,7 @@ from typing import Any
 
 from topics import actors, batches, engines, evals, groups, prompts, stalls, streams, trajectories, weights
 from topics.topic import Topic
+from topics.wire import Message
 
 TOPICS: tuple[Topic[Any], ...] = (
     *prompts.TOPICS,
@@ -21,6 +22,21 @@ TOPICS: tuple[Topic[Any], ...] = (
 )
 
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
+_BY_TYPE: dict[type[Message], Topic[Any]] = {
+    topic.message: topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES
+}
+
+
+def topic_for(message: Message) -> Topic[Any]:
+    """The topic of a message, by its type.
+
+    Raises:
+        LookupError: none has this type, or several share it, as those of keepers' logs do.
+    """
+    for kind in type(message).__mro__:
+        if kind in _BY_TYPE:
+            return _BY_TYPE[kind]
+    raise LookupError(f"{type(message).__name__} is the message of no topic, or of several: name the topic")
 
 
 def topic_of(subject: str) -> Topic[Any] | None:

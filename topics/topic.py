@@ -13,7 +13,7 @@ import msgspec
 
 from topics.wire import Message
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Message, covariant=True)
 
 # A NATS server sends its answers to whatever reply subject a request names, and a push consumer's messages to whatever
 # subject its creator names, without a look at what either may publish. Two kinds of subject are safe from that: it
@@ -63,6 +63,17 @@ class Topic(Generic[M]):
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
     heads: type[msgspec.Struct] | None = None  # the headers, where folds read nothing else
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
+    id: tuple[str, ...] = ()  # fields that the message id has besides the digest of the content; none: the key
+    repeats: bool = False  # each publish is a message of its own; else equal content is stored once in two minutes
+
+    def key_of(self, message: Message) -> str:
+        """The key that a message of this topic is stored under."""
+        return str(getattr(message, self.key)) if self.key else ""
+
+    def id_of(self, message: Message) -> str:
+        """Return `<topic>:<id>`, which a message id begins with."""
+        names = self.id or ((self.key,) if self.key else ())
+        return ":".join([self.name, *(str(getattr(message, name)) for name in names)])
 
     def subject(self, run: str, key: str = "") -> str:
         """The subject that one message is stored under."""

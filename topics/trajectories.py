@@ -174,6 +174,11 @@ class TrajectoryGraded(_OfMember):
     metrics: dict[str, float] = msgspec.field(default_factory=dict)
     discarded: Count = 0  # as in its result
 
+    @property
+    def result(self) -> int:
+        """Sequence of what was graded."""
+        return self.payload.sequence
+
     def headers(self) -> dict[str, str]:
         """Return the headers that routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
@@ -231,6 +236,7 @@ TRAJECTORY_PROGRESSED = Topic(
     publishers=("rollout",),
     subscribers=("rollout", "supervisor"),
     key="trajectory_id",
+    id=("trajectory_id", "attempt", "delivery"),
 )
 PROGRESS_STORED = Topic(
     "progress.stored",
@@ -248,6 +254,7 @@ TRAJECTORY_GENERATED = Topic(
     subscribers=("reward", "rollout", "learner", "recorder", "supervisor"),
     key="trajectory_id",
     heads=ResultHeads,
+    id=("trajectory_id", "attempt", "delivery"),
 )
 TRAJECTORY_GRADED = Topic(
     "trajectory.graded",
@@ -256,6 +263,7 @@ TRAJECTORY_GRADED = Topic(
     publishers=("reward",),
     subscribers=("buffer",),
     key="trajectory_id",
+    id=("trajectory_id", "attempt", "delivery", "result"),
 )
 TRAJECTORY_FAILED = Topic(
     "trajectory.failed",
@@ -264,6 +272,7 @@ TRAJECTORY_FAILED = Topic(
     publishers=_WORKERS,
     subscribers=("buffer", "recorder"),
     key="trajectory_id",
+    id=("trajectory_id", "attempt", "delivery", "reason"),
 )
 TRAJECTORY_DROPPED = Topic(
     "trajectory.dropped",

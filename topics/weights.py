@@ -57,6 +57,7 @@ WEIGHTS_PUBLISHED = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("engine", "recorder", "supervisor"),
+    id=("key",),
 )
 CHECKPOINT_SAVED = Topic(
     "checkpoint.saved",
@@ -64,6 +65,7 @@ CHECKPOINT_SAVED = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("learner", "supervisor", "recorder"),
+    id=("lineage", "step"),
 )
 CHECKPOINT_LOST = Topic(
     "checkpoint.lost",
@@ -71,6 +73,7 @@ CHECKPOINT_LOST = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("learner", "supervisor", "recorder"),
+    id=("lineage", "step"),
 )
 TRAINING_FINISHED = Topic(
     "training.finished",

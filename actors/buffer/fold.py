@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import msgspec
 
 from actors.buffer.batch_record import batch_figures, batch_group
-from actors.runtime.keeper import Decision
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
@@ -27,6 +26,7 @@ from topics.trajectories import (
     TrajectoryGraded,
     tokens_sampled,
 )
+from topics.wire import Message
 
 # The settings that change the mathematics of a step: recorded with each batch, so that a log explains itself.
 _OBJECTIVE = (
@@ -152,7 +152,7 @@ class BufferFold:
         elif topic is TRAJECTORY_DROPPED:
             self._on_dropped(message)
 
-    def decide(self, now_s: float) -> list[Decision]:
+    def decide(self, now_s: float) -> list[Message]:
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
@@ -274,8 +274,8 @@ class BufferFold:
     def _deadline_s(self, issued_ns: int) -> float:
         return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s
 
-    def _expire(self, now_s: float) -> list[Decision]:
-        decisions: list[Decision] = []
+    def _expire(self, now_s: float) -> list[Message]:
+        decisions: list[Message] = []
         for prompt_id, issued_ns in self.state.issued_ns.items():
             if self._deadline_s(issued_ns) > now_s:
                 break
@@ -289,18 +289,18 @@ class BufferFold:
             decisions += [_drop(group, member, "deadline") for member in sorted(missing)]
         return decisions
 
-    def _end_failed(self, group: Group) -> list[Decision]:
+    def _end_failed(self, group: Group) -> list[Message]:
         """The ends that a complete group needs before it can be packed, or its own end."""
         if len(group.live()) < min(2, group.size):
             return [_drop_group(group, "failed")]
-        decisions = [
+        decisions: list[Message] = [
             _drop(group, member, failed.reason, detail=failed.detail)
             for member, failed in sorted(group.failed.items())
             if member not in group.dropped
         ]
         return decisions or [_drop_group(group, "zero_variance")]
 
-    def _pack(self) -> list[Decision]:
+    def _pack(self) -> list[Message]:
         """The next batch, once enough groups are ready and the learner is near enough."""
         plan, step = self._plan, self.state.packed + 1
         if step > plan.steps or self.state.packed - self.state.trained > plan.ahead:
@@ -312,7 +312,7 @@ class BufferFold:
         if len(ready) < count:
             return []
         min_version = step - 1 - plan.max_lag
-        drops: list[Decision] = []
+        drops: list[Message] = []
         chosen: list[Group] = []
         for group in ready:
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
@@ -331,8 +331,7 @@ class BufferFold:
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             objective, figures = plan.objective, batch_figures([group.live() for group in chosen], seconds)
         groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
-        message = BatchPacked(step, stage, groups, min_version, objective, figures)
-        return [Decision(BATCH_PACKED, message, id=f"{step}")]
+        return [BatchPacked(step, stage, groups, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
         """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
@@ -360,12 +359,12 @@ class BufferFold:
 
 def _drop(
     group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
-) -> Decision:
+) -> TrajectoryDropped:
     graded = group.graded.get(member)
     name = f"{group.prompt_id}-{member}"
     failed = group.failed.get(member)
     claim = graded or failed
-    message = TrajectoryDropped(
+    return TrajectoryDropped(
         trajectory_id=name,
         attempt=claim.attempt if claim else group.attempts.get(member, 0),
         reason=reason,
@@ -374,17 +373,15 @@ def _drop(
         again=again,
         detail=detail,
     )
-    return Decision(TRAJECTORY_DROPPED, message, key=name, id=name)
 
 
-def _drop_group(group: Group, reason: GroupDropReason) -> Decision:
+def _drop_group(group: Group, reason: GroupDropReason) -> GroupDropped:
     failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
     tokens = tokens_sampled(*group.live()) + failed
-    message = GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)
-    return Decision(GROUP_DROPPED, message, key=group.prompt_id, id=group.prompt_id)
+    return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)
 
 
-def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Decision]:
+def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Message]:
     """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
     two (of more than one) are left."""
     if not again and len(group.live()) - len(old) < min(2, group.size):

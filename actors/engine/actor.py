@@ -17,10 +17,7 @@ from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, Engin
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.launch import EngineFailed, EngineProcess
 from topics.engines import (
-    ENGINE_GONE,
-    ENGINE_READY,
     ENGINE_STOPPED,
-    ENGINE_UPDATING,
     EngineGone,
     EngineReady,
     EngineUpdating,
@@ -149,7 +146,7 @@ class EngineActor:
     async def _lose(self, words: str) -> None:
         """Wait for an external server that is away: it gets its weights again when it is back."""
         self._answers, self._loaded = False, ""
-        await self._publish(ENGINE_GONE, EngineGone(self.context.actor_id, words))
+        await self._publish(EngineGone(self.context.actor_id, words))
 
     async def _watch_load(self, client: EngineClient) -> None:
         """Report in the vital signs when the server last answered, and when it was last idle or advanced."""
@@ -193,7 +190,7 @@ class EngineActor:
         """Swap the weights, after all requests have come back with their partial tokens."""
         began, engine_id = time.monotonic(), self.context.actor_id
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
-        await self._publish(ENGINE_UPDATING, updating)
+        await self._publish(updating)
         crash_point("engine.updating")
         if self._client is not None:
             client, deadline = self._client, self.settings.update_deadline_s
@@ -218,15 +215,13 @@ class EngineActor:
         ready = EngineReady(
             engine_id, self._address, target.lineage, target.version, target.digest, self.settings.max_running, seconds
         )
-        await self._publish(ENGINE_READY, ready)
+        await self._publish(ready)
 
-    async def _publish(self, topic: Topic[Any], message: Message) -> None:
-        await publish(
-            self.context.bus, topic, message, key=self.context.actor_id, id=f"{self.context.actor_id}:{time.time_ns()}"
-        )
+    async def _publish(self, message: Message) -> None:
+        await publish(self.context.bus, message)
 
     async def _leave(self) -> None:
-        await self._publish(ENGINE_GONE, EngineGone(self.context.actor_id, ENGINE_STOPPED))
+        await self._publish(EngineGone(self.context.actor_id, ENGINE_STOPPED))
         await self._listener.close()
         if self._client is not None:
             await self._client.close()

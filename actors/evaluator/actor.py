@@ -23,7 +23,7 @@ from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
-from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
+from topics.evals import EvalRequested, EvalScored
 from topics.trajectories import Answer
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
@@ -99,7 +99,7 @@ class Evaluator:
             samples=answers[:_SHOWN],
         )
         with delivery.waiting(PUBLISHING):
-            await publish(self._context.bus, EVAL_SCORED, message, id=f"{request.eval_id}:{delivery.at.deliveries}")
+            await publish(self._context.bus, message)
         return True
 
     async def _answer(self, number: int, request: EvalRequested) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from actors.learner.fold import LearnerFold
 from actors.learner.payloads import Payloads
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.keeper import Decision, Input, Keeper
+from actors.runtime.keeper import Input, Keeper
 from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
@@ -31,20 +31,17 @@ from asyncrl.training.objective import batch_rules, open_trainer, skipped_stats,
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.weights.files import FileStore
 from topics.actors import SKIP_REQUESTED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.evals import EVAL_REQUESTED, EvalRequested
+from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
+from topics.evals import EvalRequested
 from topics.streams import CHECKPOINT_REQUESTED
 from topics.topic import ACTORS, BATCHES, FLEET, TRAINING
 from topics.weights import (
-    CHECKPOINT_LOST,
-    CHECKPOINT_SAVED,
-    TRAINING_FINISHED,
-    WEIGHTS_PUBLISHED,
     CheckpointLost,
     CheckpointSaved,
     TrainingFinished,
+    WeightsPublished,
 )
-from topics.wire import WireError
+from topics.wire import Message, WireError
 
 T = TypeVar("T")
 
@@ -141,7 +138,7 @@ class Learner:
     async def _resume(self) -> None:
         """Go on from where the log ends, and publish only what differs."""
         await self._train_again()
-        await self._append([Decision(CHECKPOINT_LOST, lost, id=Path(lost.path).name) for lost in self._lost])
+        await self._append(self._lost)
         await self._appended()
         self.lineage = self.fold.state.lineage
         if self._differed:
@@ -177,7 +174,7 @@ class Learner:
         if not publish:
             return
         crash_point("learner.stepped")
-        decisions = [self._trained(packed, stats, metrics, skipped=skips)]
+        decisions: list[Message] = [self._trained(packed, stats, metrics, skipped=skips)]
         if self._publishes(self.step):
             decisions.append(await self._publish())
         await self._append(decisions)
@@ -201,9 +198,11 @@ class Learner:
         rows, stats = build_rows(groups, batch_rules(self.config, packed))
         return stats, self.trainer.step(rows, step_spec(self.config, packed.step))
 
-    def _trained(self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool) -> Decision:
+    def _trained(
+        self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool
+    ) -> BatchTrained:
         supervised = {-1: stats.tokens_trained}
-        message = BatchTrained(
+        return BatchTrained(
             step=packed.step,
             lineage=self.lineage,
             stage=packed.stage,
@@ -215,17 +214,16 @@ class Learner:
             batch_sequence=self.batch_sequence,
             skipped=skipped,
         )
-        return Decision(BATCH_TRAINED, message, id=f"{self.lineage}:{packed.step}")
 
     def _publishes(self, step: int) -> bool:
         always = (self.config.start.step, self.config.learner.steps)
         return step >= 0 and (step % self.config.learner.publish_every == 0 or step in always)
 
-    async def _publish(self) -> Decision:
-        """Put the weights into the store and return the decision that announces them."""
+    async def _publish(self) -> WeightsPublished:
+        """Put the weights into the store and return the message that announces them."""
         message = await asyncio.to_thread(self.store.publish, self.trainer, lineage=self.lineage, version=self.step)
         crash_point("weights.renamed")
-        return Decision(WEIGHTS_PUBLISHED, message, id=message.key)
+        return message
 
     async def _ask_for_evaluation(self) -> None:
         settings = self.config.eval
@@ -233,8 +231,7 @@ class Learner:
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
         name, asked = f"v{self.step:06d}", self.fold.state.evaluated
         if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
-            message = EvalRequested(name, self.step, settings.prompts, settings.temperature)
-            await self._append([Decision(EVAL_REQUESTED, message, id=name)])
+            await self._append([EvalRequested(name, self.step, settings.prompts, settings.temperature)])
 
     async def _save_if_due(self) -> None:
         if self.fold.wants_checkpoint(self.step, every=self.config.learner.checkpoint_every):
@@ -253,7 +250,7 @@ class Learner:
         await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
         crash_point("checkpoint.renamed")
         message = CheckpointSaved(self.lineage, self.step, digest, str(path), self.batch_sequence)
-        await self._append([Decision(CHECKPOINT_SAVED, message, id=path.name)])
+        await self._append([message])
         await self._appended()
         crash_point("checkpoint.published")
 
@@ -263,8 +260,7 @@ class Learner:
         exported = self.context.files.root / "exported"
         await asyncio.to_thread(self._export, exported)
         crash_point("learner.exported")
-        message = TrainingFinished(self.step, "steps", str(exported))
-        await self._append([Decision(TRAINING_FINISHED, message, id="finished")])
+        await self._append([TrainingFinished(self.step, "steps", str(exported))])
 
     def _export(self, directory: Path) -> None:
         """Write the model; an existing one is of fewer steps, or of a learner that died before it announced it."""
@@ -273,7 +269,7 @@ class Learner:
         with written_aside(directory) as aside:
             self.trainer.export(aside)
 
-    async def _append(self, decisions: list[Decision]) -> None:
+    async def _append(self, decisions: Sequence[Message]) -> None:
         """Start to publish a message, behind all that were published before it."""
         await self._appended()
         self._appending = asyncio.create_task(self.keeper.append_until_stored(decisions))

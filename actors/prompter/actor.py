@@ -10,7 +10,7 @@ import xxhash
 from actors.prompter.fold import PrompterFold, Wanted
 from actors.prompter.sources import TASK_ROWS
 from actors.runtime.actor import Context
-from actors.runtime.keeper import Decision, Input, Keeper
+from actors.runtime.keeper import Input, Keeper
 from actors.runtime.rows import as_faults, open_rows
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
@@ -18,7 +18,7 @@ from asyncrl.data.sources import label_reader
 from topics.actors import REISSUE_REQUESTED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
 from topics.topic import ACTORS, BATCHES, FLEET, PROMPTS, TRAINING
 from topics.trajectories import TRAJECTORY_DROPPED
@@ -80,7 +80,7 @@ class Prompter:
             else:
                 await self._keeper.changes()
 
-    def _decide(self, wanted: list[Wanted]) -> list[Decision]:
+    def _decide(self, wanted: list[Wanted]) -> list[PromptIssued]:
         """Issue the first of what is wanted, up to the first row that is not made yet.
 
         Raises:
@@ -89,7 +89,7 @@ class Prompter:
         if wanted:
             coming = (place for item in self._fold.coming() for place in item.places)
             self._rows.want(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
-        decisions: list[Decision] = []
+        decisions: list[PromptIssued] = []
         for item in wanted:
             try:
                 rows = [row for place in item.places if (row := self._rows.get(place)) is not None]
@@ -109,10 +109,10 @@ class Prompter:
             self._context.doing("" if row is None else f"makes row {row}")
 
 
-def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
+def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
     """The message that issues one trajectory: a pure function of its number, the seed and its rows."""
     name = f"{wanted.prompt_id}-{wanted.member}"
-    message = PromptIssued(
+    return PromptIssued(
         prompt_id=wanted.prompt_id,
         member=wanted.member,
         group_size=wanted.group.size,
@@ -123,7 +123,6 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> Decision:
         seed=sampling_seed(seed, name, wanted.attempt),
         origin=wanted.group.origin,
     )
-    return Decision(PROMPT_ISSUED, message, key=name, id=f"{name}:{wanted.attempt}")
 
 
 def sampling_seed(seed: int, trajectory_id: str, attempt: int) -> int:

@@ -13,7 +13,6 @@ from asyncrl.bus.publish import body_of, publish
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.trajectories import (
-    TRAJECTORY_GRADED,
     FailureReason,
     Reference,
     TrajectoryGenerated,
@@ -119,7 +118,6 @@ class RewardWorker:
             metrics=metrics,
             discarded=generated.discarded,
         )
-        key = f"{name}:{generated.attempt}:{delivery.at.deliveries}:{delivery.record.sequence}"
         with delivery.waiting(PUBLISHING):
-            await publish(self._context.bus, TRAJECTORY_GRADED, message, key=name, id=key)
+            await publish(self._context.bus, message)
         self._context.count("graded")

@@ -7,7 +7,6 @@ shares a message with others: a trajectory that is due takes along those that ar
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
 
 from actors.rollout.progress_log import ProgressLog, ProgressReader, StoredEntry
 from actors.runtime.actor import Context
@@ -18,18 +17,15 @@ from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued
 from topics.table import topic_of
-from topics.topic import TRAJECTORIES, Topic
+from topics.topic import TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
-    TRAJECTORY_PROGRESSED,
     Holding,
     ProgressEntry,
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
 from topics.wire import Message, WireError
-
-M = TypeVar("M", bound=Message)
 
 _COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
 
@@ -138,7 +134,7 @@ class Progress:
                 fruitless=self.fruitless + 1,
             )
             reconnects = self._context.bus.reconnects
-            await self._publish(TRAJECTORY_PROGRESSED, message)
+            await self._publish(message)
             self._is_held, self._reconnects = True, reconnects
             crash_point("progress.held")
 
@@ -186,18 +182,16 @@ class Progress:
         self.close()
         if self._background is not None:
             await asyncio.wait({self._background})
-        await self._publish(TRAJECTORY_GENERATED, message)
+        await self._publish(message)
 
     def close(self) -> None:
         """Start no more messages unless asked to."""
         self._over = True
         self._log.withdraw(self)
 
-    async def _publish(self, topic: Topic[M], message: M) -> None:
-        id = f"{self._name}:{self._issued.attempt}:{self._delivery.at.deliveries}"
-        bus = self._context.bus
+    async def _publish(self, message: Message) -> None:
         with self._delivery.waiting(PUBLISHING):
-            self._newest = await publish_if_latest(bus, topic, message, key=self._name, id=id, expected=self._newest)
+            self._newest = await publish_if_latest(self._context.bus, message, self._newest)
 
     @property
     def _can_exceed(self) -> bool:

@@ -90,7 +90,7 @@ class ProgressLog:
                 entries.append(progress.entry())
                 size += _size_of(entries[-1])
             crash_point("progress.before")
-            await publish(self._context.bus, PROGRESS_STORED, ProgressStored(self.key, entries), key=self.key)
+            await publish(self._context.bus, ProgressStored(self.key, entries))
             crash_point("progress.stored")
             for progress, entry in zip(taken, entries, strict=True):
                 progress.stored(entry)

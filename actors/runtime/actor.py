@@ -29,9 +29,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from topics.actors import (
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    DEAD_LETTER,
     VITALS_TAKEN,
     ActorStarted,
     ActorStopped,
@@ -162,10 +159,7 @@ class Context:
 
     async def _keep_letter(self, letter: DeadLetter) -> None:
         with contextlib.suppress(WrongSequence):  # another listener, or an earlier start, has rejected it
-            first = {EXPECT_SUBJECT: "0"}
-            await publish(
-                self.bus, DEAD_LETTER, letter, key=letter.place, id=f"{letter.place}:{self.actor_id}", headers=first
-            )
+            await publish(self.bus, letter, headers={EXPECT_SUBJECT: "0"})
 
 
 async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Context:
@@ -191,7 +185,7 @@ async def run_actor(context: Context, main: Any) -> int:
         loop.add_signal_handler(number, context.stop.set)
     bus, actor_id = context.bus, context.actor_id
     started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
-    await publish(bus, ACTOR_STARTED, started, key=actor_id, id=_start_id(actor_id))
+    await publish(bus, started)
     vitals = asyncio.create_task(_publish_vitals(context))
     reason, code, denied = "", 0, False
     try:
@@ -208,17 +202,12 @@ async def run_actor(context: Context, main: Any) -> int:
     vitals.cancel()
     try:
         async with asyncio.timeout(3):
-            stopped = ActorStopped(context.role, actor_id, reason, denied)
-            await publish(bus, ACTOR_STOPPED, stopped, key=actor_id, id=_start_id(actor_id))
+            stopped = ActorStopped(context.role, actor_id, reason, denied, os.getpid())
+            await publish(bus, stopped)
             await bus.close()
     except (BusError, TimeoutError):
         pass  # the server is gone too; the exit code reports the failure
     return code
-
-
-def _start_id(actor_id: str) -> str:
-    """Return a message id unique to this process start, so that deduplication does not drop the message."""
-    return f"{actor_id}:{time.time_ns()}"
 
 
 _WITH_CHILDREN = [role.name for role in ROLES if role.children]

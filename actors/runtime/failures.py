@@ -8,7 +8,7 @@ from actors.runtime.actor import Context
 from actors.runtime.worker import PUBLISHING, Delivery
 from asyncrl.bus.publish import publish
 from topics.prompts import PromptIssued
-from topics.trajectories import TRAJECTORY_FAILED, FailureReason, TrajectoryFailed, TrajectoryGenerated
+from topics.trajectories import FailureReason, TrajectoryFailed, TrajectoryGenerated
 
 
 async def publish_failure(
@@ -43,7 +43,6 @@ async def publish_failure(
         tokens=tokens,
     )
     context.count("failed")
-    id = f"{name}:{work.attempt}:{delivery.at.deliveries}:{reason}"
     with delivery.waiting(PUBLISHING):
-        await publish(context.bus, TRAJECTORY_FAILED, message, key=name, id=id)
+        await publish(context.bus, message)
     return True

@@ -22,20 +22,16 @@ from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIM
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
-from topics.table import BY_NAME, TOPICS
+from topics.table import BY_NAME, TOPICS, topic_for
 from topics.topic import Stream, Topic
 from topics.wire import Message, prepare
 
 HEARTBEAT_S = 3.0
-
-
-class Decision(NamedTuple):
-    """A message that a keeper wants to append."""
-
-    topic: Topic[Any]
-    message: Message
-    key: str = ""
-    id: str = ""
+_OWN_RECORDS: dict[type[Message], str] = {
+    KeeperClaimed: "claimed",
+    KeeperHeartbeat: "heartbeat",
+    KeeperSnapshot: "snapshot",
+}
 
 
 class Input(NamedTuple):
@@ -110,7 +106,7 @@ class Keeper:
         for listener in self._listeners.values():
             await listener.close()
 
-    async def append(self, decisions: Sequence[Decision]) -> bool:
+    async def append(self, decisions: Sequence[Message]) -> bool:
         """Append decisions in order, all or a prefix of them; True when all were appended.
 
         Call it without an await after deciding: a record that another process appends from then on refuses this append.
@@ -118,7 +114,7 @@ class Keeper:
         """
         return await self._append(decisions) == len(decisions)
 
-    async def append_until_stored(self, facts: Sequence[Decision]) -> None:
+    async def append_until_stored(self, facts: Sequence[Message]) -> None:
         """Append unconditionally: retry until all records are there, or another process took over."""
         left = list(facts)
         while left and not self._deposed:
@@ -148,7 +144,7 @@ class Keeper:
         """Seconds for which the own log is still another process's; an earlier start of this one has ended."""
         return self._rival_at + self.context.config.keepers.lease_s - time.monotonic()
 
-    async def _append(self, decisions: Sequence[Decision]) -> int:
+    async def _append(self, decisions: Sequence[Message]) -> int:
         """Append a prefix of the decisions; returns its length."""
         foreign = self._foreign
         async with self._appending:
@@ -171,7 +167,7 @@ class Keeper:
         await self._read_back(base + count)
         return count
 
-    async def _count_stored(self, decisions: Sequence[Decision], base: int) -> int:
+    async def _count_stored(self, decisions: Sequence[Message], base: int) -> int:
         """Return how many are on the log: one without acknowledgement is there although its repeat was refused."""
         for number, decision in enumerate(decisions):
             record = await read_message(self.context.bus, self.own, base + number + 1)
@@ -206,7 +202,7 @@ class Keeper:
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._check_claim(topic, record)
-        if topic.message not in (KeeperHeartbeat, KeeperClaimed, KeeperSnapshot):
+        if topic.message not in _OWN_RECORDS:
             self._fold.apply(topic, message, record)
         self._passed(record)
 
@@ -243,18 +239,23 @@ class Keeper:
             self._deposed = True
             self.context.fail(ActorDown(f"another {self.context.role} took over this log; leaving it to that one"))
 
-    async def _append_one(self, decisions: Sequence[Decision], number: int, base: int) -> int:
+    async def _append_one(self, decisions: Sequence[Message], number: int, base: int) -> int:
         decision, expected = decisions[number], base + number
         headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: self._name(decision, expected)}
         if number:
             # Another process's record in the place of the one before would satisfy the sequence alone.
             headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
-        if decision.topic.message is KeeperHeartbeat:
+        if isinstance(decision, KeeperHeartbeat):
             headers[TIME_TO_LIVE] = "60s"
-        return await publish(self.context.bus, decision.topic, decision.message, key=decision.key, headers=headers)
+        return await publish(self.context.bus, decision, topic=self._topic_for(decision), headers=headers)
 
-    def _name(self, decision: Decision, expected: int) -> str:
-        return f"{decision.topic.name}:{decision.id}:{self.nonce}:{expected}"
+    def _topic_for(self, decision: Message) -> Topic[Message]:
+        """The topic of a decision; the records that each keeper's log has are found by the role."""
+        kind = _OWN_RECORDS.get(type(decision))
+        return BY_NAME[f"{self.context.role}.{kind}"] if kind else topic_for(decision)
+
+    def _name(self, decision: Message, expected: int) -> str:
+        return f"{self._topic_for(decision).id_of(decision)}:{self.nonce}:{expected}"
 
     async def _catch_up(self) -> None:
         """Fold all that is on the own log now, and learn the sequence of its end."""
@@ -286,23 +287,21 @@ class Keeper:
         Raises:
             ActorDown: another process of this role writes it.
         """
-        claimed = BY_NAME[f"{self.context.role}.claimed"]
         message = KeeperClaimed(self.context.role, self.context.actor_id, self.nonce)
         while not (self._claimed or self.context.stop.is_set()):
             await self._catch_up()
             if self._rival_lease_s() > 0:
                 raise ActorDown(f"another {self.context.role} writes this log; leaving it to that one")
-            await self.append([Decision(claimed, message)])
+            await self.append([message])
 
     async def _publish_snapshot(self, snapshot: KeeperSnapshot) -> None:
         """Put a snapshot on the log; one that comes second is left out, another follows."""
-        assert self._snapshots.topic is not None
         crash_point("snapshot.taken")
-        await self.append([Decision(self._snapshots.topic, snapshot)])
+        await self.append([snapshot])
         crash_point("snapshot.published")
 
-    def _heartbeat(self) -> Decision:
-        return Decision(BY_NAME[f"{self.context.role}.heartbeat"], KeeperHeartbeat(self.nonce))
+    def _heartbeat(self) -> KeeperHeartbeat:
+        return KeeperHeartbeat(self.nonce)
 
     async def _send_heartbeats(self) -> None:
         while True:

@@ -72,7 +72,7 @@ class PoisonGuard:
                 return ""
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
             death = WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how)
-            await publish(bus, WORK_ISOLATED, death, key=place)
+            await publish(bus, death)
 
     async def close(self) -> None:
         """End the processes that wait for work."""

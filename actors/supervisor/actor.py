@@ -7,7 +7,7 @@ import time
 from operator import attrgetter
 
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.keeper import Decision, Input, Keeper
+from actors.runtime.keeper import Input, Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState, supervisor_inputs
 from actors.supervisor.stall_monitor import watch_for_stalls
 from actors.supervisor.trimmer import Trimmer
@@ -16,7 +16,7 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
 from asyncrl.run.placement import start_actor
-from topics.actors import FLEET_SCALED, FleetScaled
+from topics.actors import FleetScaled
 from topics.roles import ROLES, SUPERVISOR, Role
 from topics.topic import FLEET
 
@@ -119,8 +119,7 @@ class Supervisor:
         return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
 
     async def _scale(self, wanted: dict[str, int]) -> None:
-        decision = Decision(FLEET_SCALED, FleetScaled(wanted), id=str(time.time_ns()))
-        await self.keeper.append_until_stored([decision])
+        await self.keeper.append_until_stored([FleetScaled(wanted)])
         crash_point("fleet.scaled")
         self.context.log.info("fleet scaled", **wanted)
 

@@ -9,10 +9,12 @@ from collections.abc import Callable
 import msgspec
 
 from actors.runtime.actor import Context
-from actors.runtime.keeper import Decision, Keeper
+from actors.runtime.keeper import Keeper
 from asyncrl.state.collect import look_from_inside
 from asyncrl.state.diagnose import diagnose
-from topics.stalls import STALL_ENDED, STALL_FOUND, StallEnded, StallFound
+from topics.stalls import StallEnded, StallFound
+from topics.table import topic_for
+from topics.wire import Message
 
 _QUIET_S = 4.0  # a run that trains is well, and pays nothing
 _AGAIN_S = 3.0
@@ -43,18 +45,12 @@ async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[
         if context.stop.is_set():
             return  # an actor that leaves now was asked to
         findings = {(finding.cause, finding.object): finding for finding in found_now}
-        decisions = [
-            Decision(STALL_FOUND, StallFound(*key, new.evidence, new.advice), id=f"{key}:{picture.now_ns}")
-            for key, new in findings.items()
-            if key not in picture.stalls
+        decisions: list[Message] = [
+            StallFound(*key, new.evidence, new.advice) for key, new in findings.items() if key not in picture.stalls
         ]
-        decisions += [
-            Decision(STALL_ENDED, StallEnded(old.cause, old.object), id=f"{key}:{picture.now_ns}")
-            for key, old in picture.stalls.items()
-            if key not in findings
-        ]
+        decisions += [StallEnded(old.cause, old.object) for key, old in picture.stalls.items() if key not in findings]
         found = bool(findings)
         for decision in decisions:
-            context.log.warning(decision.topic.name, **msgspec.to_builtins(decision.message))
+            context.log.warning(topic_for(decision).name, **msgspec.to_builtins(decision))
         if decisions:
             await keeper.append_until_stored(decisions)

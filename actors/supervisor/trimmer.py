@@ -14,7 +14,7 @@ import time
 from typing import Any, NamedTuple
 
 from actors.runtime.actor import Context
-from actors.runtime.keeper import Decision, Keeper
+from actors.runtime.keeper import Keeper
 from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold, trims
 from asyncrl.bus.listen import Listener
@@ -27,10 +27,6 @@ from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import (
-    ADMISSION_PAUSED,
-    ADMISSION_RESUMED,
-    CHECKPOINT_REQUESTED,
-    STREAM_TRIMMED,
     AdmissionPaused,
     AdmissionResumed,
     CheckpointRequested,
@@ -39,7 +35,6 @@ from topics.streams import (
 from topics.table import topic_of
 from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
@@ -148,7 +143,7 @@ class Trimmer:
         freed = sum(fill.bytes for fill in before) - sum(fill.bytes for fill in after)
         message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
         self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
-        await self._publish(STREAM_TRIMMED, message, f"{gone.below}")
+        await self._keeper.append_until_stored([message])
 
     async def _arrived(self) -> bool:
         """Wait until everything that the payload stream holds now was folded; False if that does not come."""
@@ -211,11 +206,11 @@ class Trimmer:
         """Ask for a checkpoint, stop and resume admission, as the fullest stream demands."""
         saved = self.fold.saved_step
         if self._trims and fullest.share > CHECKPOINT_SHARE and self.fold.state.asked_after < saved:
-            await self._publish(CHECKPOINT_REQUESTED, CheckpointRequested(saved, str(fullest)), f"{saved}")
+            await self._keeper.append_until_stored([CheckpointRequested(saved, str(fullest))])
         if fullest.share > PAUSE_SHARE and not self.fold.state.paused:
-            await self._publish(ADMISSION_PAUSED, AdmissionPaused(str(fullest)), f"{time.time_ns()}")
+            await self._keeper.append_until_stored([AdmissionPaused(str(fullest))])
         elif fullest.share <= PAUSE_SHARE and self.fold.state.paused:
-            await self._publish(ADMISSION_RESUMED, AdmissionResumed(str(fullest)), f"{time.time_ns()}")
+            await self._keeper.append_until_stored([AdmissionResumed(str(fullest))])
 
     async def _prune(self) -> None:
         """Remove old weights and checkpoints, where the logs have news about them."""
@@ -237,6 +232,3 @@ class Trimmer:
         info = await retry_until_deadline(self._bus, lambda: self._bus.api(subject))
         state, most = info["state"], info["config"]["max_bytes"]
         return _Fill(stream.name, state["bytes"], most, state["first_seq"], state["last_seq"])
-
-    async def _publish(self, topic: Topic[Any], message: Message, id: str) -> None:
-        await self._keeper.append_until_stored([Decision(topic, message, id=id)])

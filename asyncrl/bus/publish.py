@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+import time
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -15,7 +16,7 @@ from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
-from topics.table import BY_NAME, topic_of
+from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.wire import ID_PATTERN, INLINE_BYTES, Message, WireError, decode, encode
 
@@ -71,33 +72,30 @@ def pack(message: Message, topic: Topic[Any]) -> bytes:
 
 
 async def publish(
-    bus: Bus, topic: Topic[M], message: M, *, key: str = "", id: str = "", headers: dict[str, str] | None = None
+    bus: Bus, message: Message, *, topic: Topic[Message] | None = None, headers: dict[str, str] | None = None
 ) -> int:
     """Publish a message durably and return its sequence.
 
     Args:
-        id: what the message id holds before the digest of the content: what is published again with another content
-            is another message.
+        topic: of a type of message that several topics share; else it follows from the type.
         headers: further headers (expectations, time to live, or a message id that is to be taken as it is).
     """
+    topic = topic or topic_for(message)
     body = pack(message, topic)
-    return await _store(bus, topic, key, body, _headers(topic, message, _identified(id, body), headers))
+    return await _store(bus, topic, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 
 
-async def publish_if_latest(bus: Bus, topic: Topic[M], message: M, *, key: str, id: str, expected: int) -> int:
+async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
     """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
-
-    Args:
-        id: what the message id holds before the digest of its content.
 
     Raises:
         Fenced: it is not; another worker went on with this trajectory.
     """
-    body = pack(message, topic)
+    topic = topic_for(message)
+    body, key = pack(message, topic), topic.key_of(message)
     noun = topic.name.split(".", maxsplit=1)[0]
     fence = f"asyncrl.{bus.run}.{noun}.*.{key}"
-    expectation = {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
-    headers = _headers(topic, message, _identified(id, body), expectation)
+    headers = _headers(topic, message, body) | {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
         return await _store(bus, topic, key, body, headers)
     except WrongSequence:
@@ -108,13 +106,9 @@ async def publish_if_latest(bus: Bus, topic: Topic[M], message: M, *, key: str, 
         raise Fenced(f"{key}: another worker went on with it") from None
 
 
-def _identified(id: str, body: bytes) -> str:
-    digest = str(xxhash.xxh3_64_hexdigest(body))
-    return f"{id}:{digest}" if id else digest
-
-
-def _headers(topic: Topic[M], message: M, id: str, further: dict[str, str] | None) -> dict[str, str]:
-    return {MESSAGE_ID: f"{topic.name}:{id}"} | _described(message) | (further or {})
+def _headers(topic: Topic[Message], message: Message, body: bytes) -> dict[str, str]:
+    content = time.time_ns() if topic.repeats else xxhash.xxh3_64_hexdigest(body)
+    return {MESSAGE_ID: f"{topic.id_of(message)}:{content}"} | _described(message)
 
 
 async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:

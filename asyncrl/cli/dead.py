@@ -22,7 +22,7 @@ from asyncrl.cli.reach import reached
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import connected
 from asyncrl.state.format_message import FormattedMessage, as_json
-from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
+from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
@@ -164,7 +164,7 @@ async def _reissue_prompt(bus: Bus, name: str) -> str:
     ends = [TRAJECTORY_DROPPED.subject(bus.run, f"{prompt_id}-{member}") for member in members]
     if not await read_last_of_each(bus, BATCHES, [GROUP_DROPPED.subject(bus.run, prompt_id), *ends]):
         raise NotReissued(f"{prompt_id} is not issued again: neither it nor one of its trajectories was dropped")
-    await publish(bus, REISSUE_REQUESTED, ReissueRequested(prompt_id), id=str(time.time_ns()))
+    await publish(bus, ReissueRequested(prompt_id))
     return f"{prompt_id} is issued again as a new group, as soon as there is credit"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 from pathlib import Path
 
 from asyncrl.bus.publish import publish
@@ -13,7 +12,7 @@ from asyncrl.cli.options import add_run
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from asyncrl.run.directory import is_locked
-from topics.actors import STOP_REQUESTED, StopRequested
+from topics.actors import StopRequested
 
 _LOOK_S = 0.2
 
@@ -42,7 +41,7 @@ async def _stop(found: FoundRun, wait_s: float) -> None:
     async with asyncio.timeout(wait_s):
         async with connected(found, "down") as bus:
             ending = asyncio.create_task(run_ended(bus, await newest_end(bus)))  # it may end before this task begins
-            await publish(bus, STOP_REQUESTED, StopRequested("asyncrl down"), id=str(time.time_ns()))
+            await publish(bus, StopRequested("asyncrl down"))
             print(f"asked run {found.run} to stop", flush=True)
             await ending
         if found.root is not None:

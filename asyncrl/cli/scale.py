@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
 
 from asyncrl.bus.publish import publish
 from asyncrl.cli.find import find_run
@@ -13,7 +12,7 @@ from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.view import RunView
 from asyncrl.state.watch import Watch
-from topics.actors import SCALE_REQUESTED, ScaleRequested
+from topics.actors import ScaleRequested
 from topics.roles import SCALABLE
 
 _MOST = 1024  # processes of one role
@@ -62,7 +61,7 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
     async with connected(found, "scale") as bus:
         watch = Watch(bus, view)
         await watch.start()
-        await publish(bus, SCALE_REQUESTED, ScaleRequested(wanted), id=str(time.time_ns()))
+        await publish(bus, ScaleRequested(wanted))
         try:
             async with asyncio.timeout(wait_s):
                 await watch.until(lambda: view.state != "running" or _reached(view, wanted))

@@ -34,7 +34,7 @@ from asyncrl.run.placement import start_actor
 from asyncrl.run.resume_overrides import longer
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.skip import request_skip
-from topics.actors import RUN_OPENED, RunOpened
+from topics.actors import RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors
 _GREETING_S = 2.0  # for a server to send INFO to a new connection
@@ -174,7 +174,7 @@ class Launch:
             self._write_config()
             (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
             opened = RunOpened(self.config.learner.steps, self.config.warmup.steps, msgspec.to_builtins(self.config))
-            await publish(bus, RUN_OPENED, opened, id=str(time.time_ns()))
+            await publish(bus, opened)
         finally:
             making.cancel()
         await self._start_supervisor()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.config.settings import Config
 from asyncrl.run.make_model import LaunchError
-from topics.actors import SKIP_REQUESTED, SkipRequested
+from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING
 
@@ -27,4 +25,4 @@ async def request_skip(bus: Bus, config: Config, step: int) -> None:
     if not trained < step <= packed:
         waiting = f"batches {trained + 1} to {packed} wait to be trained" if trained < packed else "no batch waits"
         raise LaunchError(f"--skip-batch {step}: batches up to {trained} are trained, and {waiting}")
-    await publish(bus, SKIP_REQUESTED, SkipRequested(step), id=f"{step}:{time.time_ns()}")
+    await publish(bus, SkipRequested(step))

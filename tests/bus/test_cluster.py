@@ -11,13 +11,14 @@ from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last, read_message, read_newest
 from asyncrl.bus.provision import equal_sizes, provision, settled
-from asyncrl.bus.publish import MESSAGE_ID, publish
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from harness.keepers import Counting, log_of
 from harness.stage import Stage, until
 from topics.actors import STOP_REQUESTED, StopRequested
 from topics.topic import ACTORS, FLEET, Stream
+from topics.wire import decode
 
 LIMIT_S = 60.0
 
@@ -61,7 +62,7 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_lead
     async def talk() -> None:
         while True:
             number = len(output)
-            output.append(await publish(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number)))
+            output.append(await publish(bus, StopRequested(f"reason {number}")))
             await asyncio.sleep(0.01)
 
     talking = asyncio.create_task(talk())
@@ -78,8 +79,8 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_lead
     await until(lambda: bool(heard) and heard[-1].sequence >= output[-1], "the reader has them all", LIMIT_S)
     await reader.close()
 
-    names = [record.headers[MESSAGE_ID].rsplit(":", 1)[0] for record in heard]
-    assert names[: len(output)] == [f"stop.requested:{number}" for number in range(len(output))]
+    reasons = [decode(StopRequested, record.data).reason for record in heard]
+    assert reasons[: len(output)] == [f"reason {number}" for number in range(len(output))]
     assert [record.sequence for record in heard] == sorted({record.sequence for record in heard})
 
 
@@ -87,12 +88,12 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
     cluster: EmbeddedCluster, bus: Bus
 ):
     for number in range(30):
-        sequence = await publish(bus, STOP_REQUESTED, StopRequested(f"reason {number}"), id=str(number))
+        sequence = await publish(bus, StopRequested(f"reason {number}"))
         by_sequence = await read_message(bus, ACTORS, sequence)
         newest = await read_last(bus, ACTORS, STOP_REQUESTED.subject(bus.run))
         assert by_sequence == newest
         assert newest is not None
-        assert newest.headers[MESSAGE_ID].startswith(f"stop.requested:{number}:")
+        assert decode(StopRequested, newest.data).reason == f"reason {number}"
     assert await read_message(bus, ACTORS, 1000) is None
     assert await read_newest(bus, FLEET) is None
 

@@ -9,7 +9,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.publish import BLOB, publish
 from harness.logs import read_all
 from harness.stage import Stage
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import Reference
 from topics.wire import INLINE_BYTES
@@ -19,7 +19,7 @@ async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Calla
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     large = [BatchGroup("p000000", [member] * 16_000)]
     for step, groups in ((1, []), (2, large), (3, [])):
-        await publish(bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
+        await publish(bus, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
     records = await read_all(bus, BATCHES)
     assert [BLOB in record.headers for record in records] == [False, True, False]
     context, heard = stage().context("recorder", bus), []
@@ -39,7 +39,7 @@ async def test_who_reads_a_log_to_its_end_has_its_large_messages_too_and_hears_w
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     for step, members in ((1, [member]), (2, [member] * 16_000), (3, [member])):
         batch = BatchPacked(step, "rl", [BatchGroup("p000000", members)], 0)
-        await publish(bus, BATCH_PACKED, batch, headers={"writer": "test"})
+        await publish(bus, batch, headers={"writer": "test"})
     steps, sizes, refused, faults = [], [], [], []
     bus.on_fault = faults.append
 

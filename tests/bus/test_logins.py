@@ -25,7 +25,7 @@ from asyncrl.process import FATAL
 from harness.runs import address_of, command, up
 from harness.servers import Authority, serving, tls
 from harness.stage import Stage, until
-from topics.actors import ACTOR_STARTED, ActorStarted
+from topics.actors import ActorStarted
 from topics.topic import ACTORS, STREAMS
 
 AT_ONCE_S = 8.0  # far below the deadline of an answer that never comes
@@ -167,7 +167,7 @@ async def test_commands_that_only_read_work_as_monitor_and_others_say_why_not(tm
     try:
         owner = await Bus.connect(server.address, "mine")
         await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
-        await publish(owner, ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), key="supervisor-1")
+        await publish(owner, ActorStarted("supervisor", "supervisor-1", "here", 1))
         await owner.close()
         monitor = ("--credentials", str(tmp_path / "own" / "credentials" / "monitor.json"))
 

@@ -8,7 +8,7 @@ from asyncrl.bus.log import LogReader
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import BLOB, WRITER, publish
 from harness.stories import result
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.groups import GroupDropped
 from topics.topic import BATCHES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
 
@@ -32,9 +32,9 @@ class Heard:
 
 async def write(bus: Bus, first: int = 0) -> None:
     for number in range(first, first + COUNT):
-        await publish(bus, TRAJECTORY_GENERATED, result(f"p{number:06d}-0", (0, 0)), key=f"p{number:06d}-0")
+        await publish(bus, result(f"p{number:06d}-0", (0, 0)))
         drop = GroupDropped(f"p{number:06d}", "lag")
-        await publish(bus, GROUP_DROPPED, drop, key=drop.prompt_id, headers={WRITER: "test"})
+        await publish(bus, drop, headers={WRITER: "test"})
 
 
 async def test_the_oldest_message_of_all_logs_comes_first_and_nothing_behind_the_ends(bus: Bus):
@@ -74,11 +74,11 @@ async def test_no_more_of_a_log_is_held_than_its_share(bus: Bus, monkeypatch):
 
 async def test_bodies_in_blobs_are_fetched_and_what_cannot_be_read_is_refused_in_its_turn(bus: Bus, monkeypatch):
     monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
-    await publish(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 50), key="p000000-0")
+    await publish(bus, result("p000000-0", (0,) * 50))
     monkeypatch.undo()
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"garbage", {})
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000002-0"), b"", {BLOB: "gone:1:00:1"})
-    await publish(bus, TRAJECTORY_GENERATED, result("p000003-0", (0,)), key="p000003-0")
+    await publish(bus, result("p000003-0", (0,)))
     heard = Heard()
 
     def take(topic, message, record):

@@ -243,7 +243,7 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
 
     async def announce(version: int, place: Path) -> None:
         published = WeightsPublished(0, version, "ab", "files", str(place))
-        await publish(bus, WEIGHTS_PUBLISHED, published, headers={WRITER: "test"})
+        await publish(bus, published, headers={WRITER: "test"})
 
     await announce(0, scene.files.weights / ".." / ".." / "evil")
     letters: list[Record] = []

@@ -341,7 +341,7 @@ async def test_what_a_fold_raises_is_not_lost(bus: Bus):
 
 async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_its_end(bus: Bus):
     stopped = [ActorStopped("rollout", f"rollout-{number}") for number in range(3)]
-    sequences = [await publish(bus, ACTOR_STOPPED, message, key=message.actor_id) for message in stopped]
+    sequences = [await publish(bus, message) for message in stopped]
     records: list[Record] = []
     reader = LogReader(bus, ACTORS, records.append, paced=2)
     await reader.start()

@@ -16,7 +16,7 @@ from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
 from harness.runs import SHORT, command, up
 from harness.stage import until
-from topics.actors import ACTOR_STOPPED, ActorStopped
+from topics.actors import ActorStopped
 
 
 def make(folder: Path, name: str, **files: str) -> Path:
@@ -90,7 +90,7 @@ async def test_a_directory_made_elsewhere_leaves_the_topics_of_a_run_that_may_st
     (root / "config.json").write_text(json.dumps({"run": bus.run, "nats": {"url": server.address.url}}))
     (root / "location").write_text(f"/another/machine/runs/{bus.run}")
     server.address.save(root / "nats.json")
-    await publish(bus, ACTOR_STOPPED, ActorStopped("supervisor", "supervisor-1", ""), key="supervisor-1")
+    await publish(bus, ActorStopped("supervisor", "supervisor-1", ""))
 
     refused, output = await command(tmp_path, "rm", "copy")
 

@@ -19,9 +19,7 @@ from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
 from harness.stage import until
 from topics.actors import (
-    ACTOR_STARTED,
     ACTOR_STOPPED,
-    FLEET_SCALED,
     SCALE_REQUESTED,
     STOP_REQUESTED,
     ActorStarted,
@@ -29,7 +27,7 @@ from topics.actors import (
     FleetScaled,
     ScaleRequested,
 )
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.batches import BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import ACTORS
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, Segment, TrajectoryGenerated, VersionCount
 from topics.wire import decode, encode
@@ -74,12 +72,12 @@ def trained(step: int) -> BatchTrained:
 
 async def say_started(bus: Bus, actor_id: str) -> None:
     message = ActorStarted(actor_id.rsplit("-", 1)[0], actor_id, "here", 1)
-    await publish(bus, ACTOR_STARTED, message, key=actor_id, id=f"{actor_id}:started")
+    await publish(bus, message)
 
 
 async def say_stopped(bus: Bus, actor_id: str) -> None:
     message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id)
-    await publish(bus, ACTOR_STOPPED, message, key=actor_id, id=f"{actor_id}:stopped")
+    await publish(bus, message)
 
 
 class Terminal:
@@ -127,8 +125,8 @@ async def test_status_reads_everything_from_the_topics(bus):
     await say_started(bus, "rollout-1")
     for step in (1, 2):
         packed = BatchPacked(step, "rl", [], 0, {}, {"truncated_share": step / 4, "reward/format": 0.5})
-        await publish(bus, BATCH_PACKED, packed, headers=WRITTEN)
-        await publish(bus, BATCH_TRAINED, trained(step), headers=WRITTEN)
+        await publish(bus, packed, headers=WRITTEN)
+        await publish(bus, trained(step), headers=WRITTEN)
 
     view = await read_view(bus)
     values = figures(view, view.last_ns)
@@ -151,7 +149,7 @@ async def test_status_counts_what_it_cannot_read(bus):
 
 
 async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):
-    await publish(bus, BATCH_TRAINED, trained(7), headers=WRITTEN)
+    await publish(bus, trained(7), headers=WRITTEN)
 
     code, picture, _ = await terminal.type("status")
     _, values, _ = await terminal.type("status", bus.run, "--json")
@@ -208,7 +206,7 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     process = await terminal.start("scale", "rollout=2")
     await until(lambda: _is_said(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
     asked = await read_last(bus, ACTORS, SCALE_REQUESTED.subject(bus.run))
-    await publish(bus, FLEET_SCALED, FleetScaled({"rollout": 2}), headers=WRITTEN)
+    await publish(bus, FleetScaled({"rollout": 2}), headers=WRITTEN)
     await say_started(bus, "rollout-2")
     out, _ = await process.communicate()
 
@@ -232,9 +230,7 @@ async def test_tap_prints_what_is_said_while_it_listens_and_ends_after_count(bus
 
     async def speak() -> bool:
         nonlocal number
-        await publish(
-            bus, TRAJECTORY_GENERATED, generated(f"p{number % 4:06}-0", 11 + number), key=f"p{number % 4:06}-0"
-        )
+        await publish(bus, generated(f"p{number % 4:06}-0", 11 + number))
         number += 1
         return process.returncode is not None
 
@@ -249,7 +245,7 @@ async def test_tap_prints_what_is_said_while_it_listens_and_ends_after_count(bus
 
 async def test_tap_from_the_start_reads_the_log_and_gives_whole_arrays_as_json(bus, terminal):
     for name in ("p000001-0", "p000002-0"):
-        await publish(bus, TRAJECTORY_GENERATED, generated(name), key=name)
+        await publish(bus, generated(name))
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000003-0"), b"\xc1", {"Nats-Msg-Id": "broken"})
 
     _, out, err = await terminal.type("tap", "trajectory.*", "--from-start", "--json", "--count", "3")

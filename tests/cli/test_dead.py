@@ -19,9 +19,9 @@ from harness.audited import messages_on, topics_left_by
 from harness.folds import Feed
 from harness.runs import command, up
 from harness.stage import until
-from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, DeadLetter, ReissueRequested
+from topics.actors import REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.batches import BATCH_PACKED
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.groups import GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -81,7 +81,7 @@ def test_each_request_is_a_group_of_its_own_on_the_row_of_the_first():
     ]
 
     row = open_source("reverse", options={"letters": 4}, seed=1, base=Path()).row(41)
-    messages = [decide(item, 1, [row]).message for item in wanted]
+    messages = [decide(item, 1, [row]) for item in wanted]
     assert [message.rows for message in messages] == [[row], [row]]
     assert len({message.seed for message in messages}) == 2
     assert messages[0].headers()["origin"] == "p000041"
@@ -97,7 +97,7 @@ def test_only_prompts_of_rl_are_issued_again():
 
 async def issued(bus: Bus, prompt_id: str) -> None:
     message = PromptIssued(prompt_id=prompt_id, member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
-    await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+    await publish(bus, message)
 
 
 async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
@@ -109,7 +109,7 @@ async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
     with pytest.raises(NotReissued, match="'w000001' is no prompt of RL"):
         await reissue(bus, "w000001")
 
-    await publish(bus, GROUP_DROPPED, GroupDropped("p000007", "failed", 1), key="p000007")
+    await publish(bus, GroupDropped("p000007", "failed", 1))
 
     assert await reissue(bus, "p000007-0") == "p000007 is issued again as a new group, as soon as there is credit"
     newest = await read_last(bus, ACTORS, REISSUE_REQUESTED.subject(bus.run))
@@ -122,7 +122,7 @@ async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus
     subject = TRAJECTORY_GENERATED.subject(bus.run, "p000007-0")
     ack = await bus.store(subject, b"garbage", headers)
     kept = DeadLetter("trajectory.generated", "TRAJECTORIES", ack.seq, "not a TrajectoryGenerated", headers, b"garbage")
-    await publish(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, kept)
 
     assert await reissue(bus, "1") == "message 1 of TRAJECTORIES is published again as message 2"
 
@@ -134,7 +134,7 @@ async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus
 
 async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
     kept = DeadLetter("batch.packed", "BATCHES", 3, "not a BatchPacked", {}, b"garbage")
-    await publish(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, kept)
 
     with pytest.raises(
         NotReissued, match="message 3 of BATCHES is not published again: only the keeper of a log writes it"
@@ -150,7 +150,7 @@ async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
     kept = DeadLetter(
         "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member)
     )
-    await publish(bus, DEAD_LETTER, kept, key=kept.place)
+    await publish(bus, kept)
 
     [letter] = await read_letters(bus)
 

@@ -37,7 +37,7 @@ from harness.stories import result
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, PROMPTS, TRAINING, TRAJECTORIES
-from topics.trajectories import TRAJECTORY_GENERATED, Reference
+from topics.trajectories import Reference
 from topics.weights import WEIGHTS_PUBLISHED
 
 SLOW = pytest.mark.slow
@@ -142,12 +142,12 @@ def test_prompter_and_buffer_go_on_after_the_start():
     assert prompter.fold.wanted() == []
 
     buffer = buffer_feed(origin=3).group("p000070", versions=((3, 3),)).group("p000071", versions=((2, 3),))
-    (batch,) = [decision.message for decision in buffer.fold.decide(0)]
+    (batch,) = buffer.fold.decide(0)
     assert (batch.step, batch.min_version) == (4, 2)
 
 
 async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
-    sequence = await publish(bus, TRAJECTORY_GENERATED, result("p000000-0", ()), key="p000000-0")
+    sequence = await publish(bus, result("p000000-0", ()))
     for reference, message in (
         (Reference(sequence, "00", 1), "batch 1: the tokens of p000000-0 have digest .*, 00 was graded"),
         (Reference(sequence + 1, "00", 1), r"batch 1: the tokens of p000000-0 \(message 2\) are gone"),

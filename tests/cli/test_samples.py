@@ -17,12 +17,12 @@ from asyncrl.telemetry.samples import Sample, SampleRow, SamplesFile
 from harness.runs import command
 from harness.stage import Stage, until
 from harness.tokenizers import make_model
-from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.evals import EVAL_SCORED, EvalScored
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.actors import RunOpened
+from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.evals import EvalScored
+from topics.prompts import PromptIssued, PromptRow
 from topics.topic import TRAJECTORIES
-from topics.trajectories import TRAJECTORY_GENERATED, Reference, Segment, TrajectoryGenerated, VersionCount
+from topics.trajectories import Reference, Segment, TrajectoryGenerated, VersionCount
 
 BY_KEEPER = {"writer": "test"}
 
@@ -60,12 +60,12 @@ class Scene:
                     completion=text or parts[-1],
                     versions=counts,
                 )
-                sequence = await publish(self.bus, TRAJECTORY_GENERATED, generated, key=name)
+                sequence = await publish(self.bus, generated)
                 members.append(BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1))
             groups.append(BatchGroup(prompt_id, members))
-        await publish(self.bus, BATCH_PACKED, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
+        await publish(self.bus, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
         trained = BatchTrained(step, 0, "rl", {}, {0: 4}, 0, [0.5, 0.0], 4, step)
-        await publish(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
+        await publish(self.bus, trained, headers=BY_KEEPER)
 
     def _segment(self, parts: list[str]) -> Segment:
         """Parts of tokens, observed and sampled in turn."""
@@ -76,7 +76,7 @@ class Scene:
 
     async def scored(self, version: int) -> None:
         answers = [{"prompt": f"{number}?", "completion": "x", "label": "x", "reward": 1.0} for number in range(5)]
-        await publish(self.bus, EVAL_SCORED, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
+        await publish(self.bus, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
 
     async def record(self) -> None:
         """One life of a recorder that is asked to stop at once."""
@@ -96,7 +96,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(bus: Bus, server: EmbeddedServer, tmp_path: Path) -> Callable[..., Scene]:
-    await publish(bus, RUN_OPENED, RunOpened(12, 0, {}))
+    await publish(bus, RunOpened(12, 0, {}))
     return lambda **recorder: Scene(tmp_path, server, bus, **recorder)
 
 
@@ -118,7 +118,7 @@ async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(sc
     code, output = await run.shown("samples", "--step", "2", "--json", "--count", "2")
     assert [json.loads(line)["name"] for line in output.splitlines()] == ["p000200-0", "p000201-0"]
     assert json.loads(output.splitlines()[0])["turns"][1] == {"sampled": False, "text": "2 right<|im_end|>"}
-    await publish(run.bus, PROMPT_ISSUED, PromptIssued("p000200", 1, 2), key="p000200-1", headers=BY_KEEPER)
+    await publish(run.bus, PromptIssued("p000200", 1, 2), headers=BY_KEEPER)
     code, output = await run.shown("explain", "p000200-1")
     assert (code, "sampled:  first try" in output) == (0, True), output
     [scored] = [row for row in run.rows() if row.event == "eval"]

@@ -4,6 +4,7 @@ from asyncrl.bus.log import Record
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import topic_for
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
     TRAJECTORY_FAILED,
@@ -49,7 +50,7 @@ class Feed:
 
     def read_back(self, decisions, *, at_s=0.0):
         for decision in decisions:
-            self.publish(decision.topic, decision.message, at_s=at_s)
+            self.publish(topic_for(decision), decision, at_s=at_s)
         return decisions
 
     def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0):

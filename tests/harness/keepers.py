@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.runtime.actor import Context
-from actors.runtime.keeper import NONCE, Decision, Input, Keeper
+from actors.runtime.keeper import NONCE, Input, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from harness.stage import Connect, Stage
@@ -47,8 +47,8 @@ class Counter:
         elif topic is STOP_REQUESTED:
             self.reasons.append(message.reason)
 
-    def next(self) -> Decision:
-        return Decision(FLEET_SCALED, Counted({"n": self.value + 1}), id=f"{self.value + 1}")
+    def next(self) -> Counted:
+        return Counted({"n": self.value + 1})
 
 
 class Counting:

@@ -9,11 +9,10 @@ from actors.learner.actor import Learner
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.ids import TASK, prompt_name
 from topics.prompts import PromptRow
 from topics.trajectories import (
-    TRAJECTORY_GENERATED,
     Reference,
     Segment,
     TrajectoryGenerated,
@@ -51,12 +50,12 @@ async def pack(bus: Bus, step: int, *, rewards: tuple[float, ...] = (0.0, 1.0), 
             completion="y",
             versions=count_versions([segment]),
         )
-        sequence = await publish(bus, TRAJECTORY_GENERATED, message, key=message.trajectory_id)
+        sequence = await publish(bus, message)
         body = encode(message)
         reference = Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
         members.append(BatchMember(message.trajectory_id, 0, reference, reward, _SAMPLED))
     packed = BatchPacked(step, "rl", [BatchGroup(prompt_id, members)], max(0, step - 2))
-    return await publish(bus, BATCH_PACKED, packed, headers={WRITER: "buffer"})
+    return await publish(bus, packed, headers={WRITER: "buffer"})
 
 
 class Playing:

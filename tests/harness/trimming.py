@@ -7,6 +7,7 @@ from actors.runtime.keeper import Input, Keeper
 from actors.supervisor.trimmer import Trimmer
 from actors.supervisor.trimmer_fold import TrimmerFold, trimmer_inputs
 from asyncrl.bus.publish import publish
+from topics.table import topic_for
 from topics.topic import FLEET
 
 
@@ -43,6 +44,5 @@ async def trimming(stage, bus):
         await keeper.close()
 
 
-async def announce(bus, topic, message, key=""):
-    headers = {"writer": "test"} if topic.stream.keeper else {}
-    return await publish(bus, topic, message, key=key, headers=headers)
+async def announce(bus, message):
+    return await publish(bus, message, headers={"writer": "test"} if topic_for(message).stream.keeper else {})

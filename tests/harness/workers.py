@@ -1,15 +1,14 @@
 """A rollout worker that plays inside a test, and everything it publishes."""
 
 import asyncio
-from typing import Any
 
 from actors.rollout.actor import RolloutWorker
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import publish
 from harness.stage import Stage
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.prompts import PromptIssued, PromptRow
 from topics.table import topic_of
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TrajectoryFailed, TrajectoryGenerated
@@ -28,7 +27,6 @@ class Worker:
         self.worker = RolloutWorker(self.context)
         self.results: dict[str, TrajectoryGenerated] = {}
         self.failures: dict[str, TrajectoryFailed] = {}
-        self._published = 0
         self._readers = [LogReader(bus, stream, self._on_record) for stream in (TRAJECTORIES, GRADES)]
 
     async def start(self) -> None:
@@ -45,24 +43,20 @@ class Worker:
     async def ready(self, address: str, key: str = KEY, engine: str = "engine-1") -> None:
         lineage, version, digest = key.split(":")
         message = EngineReady(engine, address, int(lineage), int(version), digest, SLOTS)
-        await self._say(ENGINE_READY, message, engine)
+        await publish(self.bus, message)
 
     async def updating(self, engine: str = "engine-1") -> None:
-        await self._say(ENGINE_UPDATING, EngineUpdating(engine, 0, 1), engine)
+        await publish(self.bus, EngineUpdating(engine, 0, 1))
 
     async def gone(self, engine: str = "engine-1") -> None:
-        await self._say(ENGINE_GONE, EngineGone(engine, "stopped"), engine)
+        await publish(self.bus, EngineGone(engine, "stopped"))
 
     async def issue(self, *names: str, prompt: str = "^abc=") -> None:
         for name in names:
             prompt_id, member = name.rsplit("-", 1)
             row = PromptRow(prompt, "cba")
             message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
-            await publish(self.bus, PROMPT_ISSUED, message, key=name, id=name)
-
-    async def _say(self, topic: Any, message: Any, engine: str) -> None:
-        self._published += 1
-        await publish(self.bus, topic, message, key=engine, id=str(self._published))
+            await publish(self.bus, message)
 
     def _on_record(self, record: Record) -> None:
         topic = topic_of(record.subject)

@@ -18,7 +18,7 @@ from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 from harness.runs import command, resume, up
 from harness.servers import Authority, serving, tls
-from topics.actors import ACTOR_STARTED, ActorStarted
+from topics.actors import ActorStarted
 
 SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0", "learner.scripted_step_s=0.05")
 
@@ -32,7 +32,7 @@ async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(a
         operator.tls_ca = str(authority.ca)
         bus = await Bus.connect(operator, "mine")
         await provision(bus, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
-        await publish(bus, ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), key="supervisor-1")
+        await publish(bus, ActorStarted("supervisor", "supervisor-1", "here", 1))
         await bus.close()
         (tmp_path / "password").write_text(operator.password)
         reached = ("--credentials", "users/monitor.json")

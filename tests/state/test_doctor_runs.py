@@ -28,10 +28,6 @@ from harness.runs import Run, address_of, command, resume, up
 from harness.scripted import FLAT, SCRIPTED
 from harness.stage import Connect, Stage, until
 from topics.actors import (
-    ACTOR_STARTED,
-    DEAD_LETTER,
-    FLEET_SCALED,
-    RUN_OPENED,
     VITALS_TAKEN,
     ActorStarted,
     DeadLetter,
@@ -39,9 +35,9 @@ from topics.actors import (
     RunOpened,
     Vitals,
 )
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import TRAJECTORY_GENERATED
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 
 SLOW = pytest.mark.slow
 MINUTE_NS = 60 * 10**9
@@ -278,11 +274,11 @@ def said_by_supervisor(run: Run, what: str, cause: str) -> bool:
 async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage]):
     scene = stage()
     scene.make_model()
-    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(scene.config)))
-    await publish(bus, FLEET_SCALED, FleetScaled({"engine": 1}), headers={"writer": "test"})
+    await publish(bus, RunOpened(9, 0, msgspec.to_builtins(scene.config)))
+    await publish(bus, FleetScaled({"engine": 1}), headers={"writer": "test"})
     folder = scene.files.weights / "nowhere"
     version = WeightsPublished(0, 7, "d", "files", str(folder))
-    await publish(bus, WEIGHTS_PUBLISHED, version, headers={"writer": "test"})
+    await publish(bus, version, headers={"writer": "test"})
     process = await scene.start("engine")
     await asyncio.wait_for(process.wait(), 60)
 
@@ -295,13 +291,13 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
 
 
 async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: EmbeddedServer):
-    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Config())))
-    await publish(bus, FLEET_SCALED, FleetScaled({"rollout": 1}), headers={"writer": "test"})
-    await publish(bus, ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "elsewhere", 7), key="rollout-1")
+    await publish(bus, RunOpened(9, 0, msgspec.to_builtins(Config())))
+    await publish(bus, FleetScaled({"rollout": 1}), headers={"writer": "test"})
+    await publish(bus, ActorStarted("rollout", "rollout-1", "elsewhere", 7))
     vitals = Vitals("rollout", "rollout-1", 7, time.time() - 60, {"held": 3.0}, v=Vitals.V)
     await bus.send(VITALS_TAKEN.ingest(bus.run, "rollout-1"), msgspec.json.encode(vitals))
     letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
-    await publish(bus, DEAD_LETTER, letter, key=letter.place)
+    await publish(bus, letter)
 
     picture = await look_from_outside(server.address, bus.run, None)
 
@@ -315,11 +311,11 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
 async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
     bus = await connect("full")
     await provision(bus, equal_sizes(payload_mb=64, ledger_mb=1), lease_s=10)
-    await publish(bus, RUN_OPENED, RunOpened(9, 0, msgspec.to_builtins(Config())))
+    await publish(bus, RunOpened(9, 0, msgspec.to_builtins(Config())))
     rows = [PromptRow("x" * 9000)]
     for number in range(107):
         message = PromptIssued(f"p{number:06d}", 0, 1, rows)
-        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={"writer": "test"})
+        await publish(bus, message, headers={"writer": "test"})
 
     picture = await look_from_outside(server.address, "full", None)
 

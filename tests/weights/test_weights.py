@@ -17,7 +17,7 @@ from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import FileStore
 from harness.stage import Stage, until
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import encode
 
 
@@ -84,4 +84,4 @@ async def test_an_engine_that_starts_reads_the_newest_version_alone(bus: Bus, st
 async def announce(context, bus: Bus, version: int) -> int:
     location = str(context.files.weights / f"lineage0-v{version:06d}-aa")
     message = WeightsPublished(0, version, "aa", "files", location)
-    return await publish(bus, WEIGHTS_PUBLISHED, message, headers={WRITER: "test"})
+    return await publish(bus, message, headers={WRITER: "test"})

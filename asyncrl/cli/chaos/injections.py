@@ -24,7 +24,7 @@ from asyncrl.cli.chaos.targets import AT_THE_END, SERVER, SEVERAL, Target
 from asyncrl.cli.chaos.witness import Witness
 from asyncrl.crash import arm
 from asyncrl.run.directory import RunFiles
-from topics.actors import SCALE_REQUESTED, ScaleRequested
+from topics.actors import ScaleRequested
 from topics.topic import TRAINING
 
 _PATIENCE_S = 60.0  # for a process to pass an armed point
@@ -206,7 +206,7 @@ class Injector:
         wanted = self._workers + (self._witness.fleet.get("rollout", 0) <= self._workers)
         with contextlib.suppress(BusError):  # then the point is not reached
             request = ScaleRequested({"rollout": wanted})
-            await publish(self._witness.bus, SCALE_REQUESTED, request, id=str(time.time_ns()))
+            await publish(self._witness.bus, request)
 
     def _note(self, target: Target, affected: Sequence[Part]) -> None:
         now, since = time.time_ns(), time.monotonic()

@@ -8,6 +8,7 @@ from harness.folds import Feed, failure
 from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED
+from topics.table import topic_for
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TRAJECTORY_GRADED,
@@ -64,7 +65,7 @@ def test_seconds_from_issue_to_grade_are_those_of_the_servers_clock_and_leave_ou
 
     (packed,) = buffer.fold.decide(1004)
 
-    figures = packed.message.figures
+    figures = packed.figures
     assert (figures["issue_to_grade_s_mean"], figures["issue_to_grade_s_max"]) == ((4 + 10 + 2 + 4) / 4, 10)
 
 
@@ -109,11 +110,11 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
 
     decisions = [*buffer.read_back(buffer.fold.decide(0)), *buffer.read_back(buffer.fold.decide(0))]
     for decision in decisions:
-        recorder.publish(decision.topic, decision.message)
+        recorder.publish(topic_for(decision), decision)
     recorder.publish(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
     summary = recorder.fold.summary("run", [])
 
-    assert [decision.topic for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
-    assert decisions[0].message.tokens == 60 + 30
+    assert [topic_for(decision) for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
+    assert decisions[0].tokens == 60 + 30
     assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
     assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)

@@ -14,7 +14,7 @@ from benchmarks.history import History
 from harness.stage import Stage, until
 from topics.batches import BATCH_PACKED
 from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BATCHES
 
 GROUPS = {"rollout": {"group_size": 2}, "learner": {"steps": 9}}
@@ -23,7 +23,7 @@ GROUPS = {"rollout": {"group_size": 2}, "learner": {"steps": 9}}
 async def issue(bus: Bus, prompt_id: str) -> None:
     for member in range(2):
         message = PromptIssued(prompt_id=prompt_id, member=member, group_size=2, rows=[PromptRow("x")])
-        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id, headers={WRITER: "test"})
+        await publish(bus, message, headers={WRITER: "test"})
 
 
 async def stands(bus: Bus, subject: str) -> bool:

@@ -9,7 +9,7 @@ from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
 def messages(decisions):
-    return [decision.message for decision in decisions]
+    return decisions
 
 
 def only_batch(decisions):

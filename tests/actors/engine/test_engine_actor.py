@@ -16,7 +16,7 @@ from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import decode
 
 KEPT = 4  # versions in the store; older ones are gone
@@ -44,7 +44,7 @@ class Player:
     async def publish(self, version: int) -> None:
         location = str(self.context.files.weights.absolute() / f"v{version}")
         message = WeightsPublished(0, version, f"d{version}", "files", location)
-        await publish(self.bus, WEIGHTS_PUBLISHED, message, id=str(version), headers={WRITER: "a learner"})
+        await publish(self.bus, message, headers={WRITER: "a learner"})
         self.newest = version
 
     async def refuse_old(self, key: str) -> str:

@@ -169,7 +169,7 @@ def test_a_message_is_a_pure_function_of_number_seed_and_data():
     other = decide(wanted[2], 1, [row])
 
     assert first == again
-    assert first.key == "p000001-1"
-    assert first.message.rows == []
-    assert other.message.rows == [row]
-    assert first.message.seed != other.message.seed
+    assert first.trajectory_id == "p000001-1"
+    assert first.rows == []
+    assert other.rows == [row]
+    assert first.seed != other.seed

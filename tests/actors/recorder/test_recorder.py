@@ -10,10 +10,10 @@ from actors.recorder.actor import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from harness.stage import Stage, until
-from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.evals import EVAL_SCORED, EvalScored
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.actors import RunOpened
+from topics.batches import BatchPacked, BatchTrained
+from topics.evals import EvalScored
+from topics.groups import GroupDropped
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -34,10 +34,10 @@ class Scene:
             trained = BatchTrained(step, 0, "rl", {"loss": 0.5}, {0: 10, 1: step}, 0, [0.1 * step, 0.1], 8, step)
             dropped = GroupDropped(f"p{step:06d}", "failed", tokens=step)
             scored = EvalScored(f"v{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0)
-            await publish(self.bus, BATCH_PACKED, packed, headers=BY_KEEPER)
-            await publish(self.bus, GROUP_DROPPED, dropped, key=dropped.prompt_id, headers=BY_KEEPER)
-            await publish(self.bus, BATCH_TRAINED, trained, headers=BY_KEEPER)
-            await publish(self.bus, EVAL_SCORED, scored)
+            await publish(self.bus, packed, headers=BY_KEEPER)
+            await publish(self.bus, dropped, headers=BY_KEEPER)
+            await publish(self.bus, trained, headers=BY_KEEPER)
+            await publish(self.bus, scored)
 
     async def record(self) -> tuple[bytes, bytes]:
         """One life of a recorder that is asked to stop at once; returns its rows and its summary."""
@@ -55,7 +55,7 @@ class Scene:
 @pytest.fixture
 async def scene(bus: Bus, stage: Callable[..., Stage]) -> Scene:
     made = Scene(stage(keepers={"snapshot_every": 7}, recorder={"plot": False}), bus)
-    await publish(bus, RUN_OPENED, RunOpened(12, 0, {}))
+    await publish(bus, RunOpened(12, 0, {}))
     return made
 
 

@@ -10,11 +10,11 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from harness.results import counts, is_done
 from harness.stage import Stage, until
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
-from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.groups import GroupDropped
+from topics.prompts import PromptIssued, PromptRow
 from topics.topic import TRAJECTORIES
-from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TrajectoryDropped
+from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryDropped
 
 BY_BUFFER = {"writer": "test"}
 
@@ -62,10 +62,10 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
     scene = stage(engine={"kind": "scripted"})
     scene.make_model()
     for number in range(3):
-        await publish(bus, PROMPT_ISSUED, issued(f"p00000{number}"), key=f"p00000{number}-0", headers=BY_BUFFER)
-    await publish(bus, TRAJECTORY_DROPPED, dropped("p000000"), key="p000000-0", headers=BY_BUFFER)
-    await publish(bus, GROUP_DROPPED, GroupDropped("p000001", "failed"), key="p000001", headers=BY_BUFFER)
-    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+        await publish(bus, issued(f"p00000{number}"), headers=BY_BUFFER)
+    await publish(bus, dropped("p000000"), headers=BY_BUFFER)
+    await publish(bus, GroupDropped("p000001", "failed"), headers=BY_BUFFER)
+    await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
     await scene.start("rollout")
 
     await until(lambda: is_done(bus, "rollout"), "the queue is empty", 60)
@@ -76,7 +76,7 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
 async def test_what_was_issued_before_a_forgotten_end_is_looked_up(bus: Bus):
     ends = Ends(most=1)
     for number, name in enumerate(("p000000", "p000001")):
-        await publish(bus, GROUP_DROPPED, GroupDropped(name, "failed"), key=name, headers=BY_BUFFER)
+        await publish(bus, GroupDropped(name, "failed"), headers=BY_BUFFER)
         ends.add(GroupDropped(name, "failed"), 10 * (number + 1))
 
     assert [ends.include(issued(name)) for name in ("p000000", "p000001")] == [False, True]
@@ -89,11 +89,11 @@ async def test_engines_are_known_by_their_newest_messages_at_once(bus: Bus, stag
     for number in range(1, 4):
         name = f"engine-{number}"
         for version in range(3):
-            await publish(bus, ENGINE_UPDATING, EngineUpdating(name, 0, version), key=name)
+            await publish(bus, EngineUpdating(name, 0, version))
             ready = EngineReady(name, f"scripted:{number}", 0, version, "made", 16)
-            await publish(bus, ENGINE_READY, ready, key=name)
-    await publish(bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 3), key="engine-1")
-    await publish(bus, ENGINE_GONE, EngineGone("engine-2", "stopped"), key="engine-2")
+            await publish(bus, ready)
+    await publish(bus, EngineUpdating("engine-1", 0, 3))
+    await publish(bus, EngineGone("engine-2", "stopped"))
     context: Context = stage(engine={"kind": "scripted"}).context("rollout", bus)
     pool = EnginePool(context)
     await pool.start()
@@ -102,6 +102,6 @@ async def test_engines_are_known_by_their_newest_messages_at_once(bus: Bus, stag
     pool.release(engine)
     assert (engine.engine_id, engine.num_messages) == ("engine-3", 0)
 
-    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16), key="engine-1")
+    await publish(bus, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16))
     assert (await pool.choose(3)).engine_id == "engine-1"
     await pool.close()

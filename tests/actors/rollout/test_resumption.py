@@ -20,8 +20,8 @@ from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
 from harness.stage import until
 from topics.actors import VITALS_TAKEN
-from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineReady, EngineUpdating
+from topics.prompts import PromptIssued, PromptRow
 from topics.table import topic_of
 from topics.topic import GRADES, TRAJECTORIES, VITALS
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED
@@ -48,7 +48,7 @@ class Scene:
         prompt_id, member = name.rsplit("-", 1)
         row = PromptRow("^abcdef=", "fedcba", metadata)
         message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
-        await publish(self.bus, PROMPT_ISSUED, message, key=name, id=name)
+        await publish(self.bus, message)
 
     async def result(self, name):
         await until(lambda: name in self.results, f"result of {name}; failures {self.failures}")
@@ -69,7 +69,7 @@ async def scene(stage, bus, tmp_path):
         server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log", None)
         address = await server.start(made.files.model, KEY)
         client = EngineClient(address)
-        await publish(bus, ENGINE_READY, EngineReady("engine-1", address, 0, 0, "made", 16), key="engine-1", id="1")
+        await publish(bus, EngineReady("engine-1", address, 0, 0, "made", 16))
         scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
 
         recordings, into = {}, {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_FAILED: scene.failures}
@@ -144,12 +144,12 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
 
 async def to_version_1(scene, weights):
     """What the engine actor does when weights are published."""
-    await publish(scene.bus, ENGINE_UPDATING, EngineUpdating("engine-1", 0, 1), key="engine-1", id="2")
+    await publish(scene.bus, EngineUpdating("engine-1", 0, 1))
     async with asyncio.timeout(60):
         await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
-    await publish(scene.bus, ENGINE_READY, ready, key="engine-1", id="3")
+    await publish(scene.bus, ready)
 
 
 async def test_a_generation_that_has_ended_says_its_result_alone(scene):

@@ -27,7 +27,7 @@ def issued(prompt_id: str, member: int, *rows: PromptRow, size: int = SIZE, stag
 
 async def issue(bus: Bus, *messages: PromptIssued) -> None:
     for message in messages:
-        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+        await publish(bus, message)
 
 
 # --- rows

@@ -19,7 +19,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.publish import publish
+from asyncrl.bus.publish import MESSAGE_ID, pack, publish
 from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
@@ -335,9 +335,9 @@ async def test_a_readable_message_about_something_that_never_was_changes_nothing
         message.address = f"http://127.0.0.1:{free_port()}"  # an engine that does not answer
     await begun(play)
 
-    await publish(bus, topic, message, key="p000042-3" if topic.key else "")
+    await publish(bus, message, topic=topic)
     if topic.key:
-        await publish(bus, topic, message, key="nobody-0", id="under another name")
+        await bus.store(topic.subject(bus.run, "nobody-0"), pack(message, topic), {MESSAGE_ID: "under another name"})
 
     await play.trained()
     await play.stop()

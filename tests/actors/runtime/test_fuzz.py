@@ -27,8 +27,6 @@ from harness.fuzz import Wrong, WrongRequest, wrong_messages, wrong_requests
 from harness.stage import LEASE_S, Connect, Stage, until
 from topics.actors import (
     ACTOR_STARTED,
-    RUN_OPENED,
-    STOP_REQUESTED,
     VITALS_TAKEN,
     KeeperSnapshot,
     RunOpened,
@@ -145,7 +143,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
     stage = Stage(tmp_path / "run", server, msgspec.convert({"run": bus.run, **CONFIG}, Config))
     stage.make_model()
     try:
-        await publish(bus, RUN_OPENED, RunOpened(stage.config.learner.steps, 0, msgspec.to_builtins(stage.config)))
+        await publish(bus, RunOpened(stage.config.learner.steps, 0, msgspec.to_builtins(stage.config)))
         supervisor = await stage.start("supervisor")
         await until(lambda: has_trained(bus, 5), "the first steps", 120)
 
@@ -170,7 +168,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         assert set(lives.values()) == {1}, f"somebody died: {lives}"
         await everybody_can_look(bus)
 
-        await publish(bus, STOP_REQUESTED, StopRequested("enough"))
+        await publish(bus, StopRequested("enough"))
         assert await asyncio.wait_for(supervisor.wait(), 120) == 0
         violations = (await audit_run(bus, deep=True)).findings.violations
         forged = {f"message {sequence} of {stream}" for stream, sequence in there}

@@ -15,16 +15,15 @@ from asyncrl.bus.publish import publish, publish_if_latest, read
 from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
 from harness.stage import Stage, until
-from topics.engines import ENGINE_READY, EngineReady
-from topics.evals import EVAL_REQUESTED, EvalRequested
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineReady
+from topics.evals import EvalRequested
+from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
-    TRAJECTORY_PROGRESSED,
     TrajectoryFailed,
     TrajectoryProgressed,
 )
@@ -84,17 +83,17 @@ class Scene:
         prompt_id, member = name.split("-")
         rows = [PromptRow("^ab=", label)]
         message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=rows, stage=stage)
-        await publish(self.bus, PROMPT_ISSUED, message, key=name)
+        await publish(self.bus, message)
 
     async def engine(self) -> None:
         """An engine with version 0 takes requests."""
-        await publish(self.bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+        await publish(self.bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
 
     async def suspect(self, name: str, label: str, stage: TrainingStage = "rl") -> None:
         """A trajectory that was begun three times without coming further."""
         await self.issue(name, label, stage)
         message = TrajectoryProgressed(trajectory_id=name, delivery=3, log="rollout-9-dead", fruitless=3)
-        await publish_if_latest(self.bus, TRAJECTORY_PROGRESSED, message, key=name, id="3", expected=0)
+        await publish_if_latest(self.bus, message, expected=0)
 
     def calls(self, label: str) -> list[int]:
         """The processes in which the rollout function began with such a row."""
@@ -252,7 +251,7 @@ async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp
     (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"})
     for number in range(2):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
 
     await play.work_until("reward", lambda: is_done(bus, "reward"))
 
@@ -269,7 +268,7 @@ async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any
     (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"}, eval={"prompts": 2})
     await play.engine()
-    await publish(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 2, 0.0))
+    await publish(bus, EvalRequested("v000000-held-out", 0, 2, 0.0))
 
     await play.work_until("evaluator", lambda: is_done(bus, "evaluator"))
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from actors.runtime.keeper import NONCE, Decision
+from actors.runtime.keeper import NONCE
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.log import LogReader, Record
@@ -14,7 +14,6 @@ from harness.stage import Connect, until
 from topics.actors import (
     FLEET_SCALED,
     SCALE_REQUESTED,
-    STOP_REQUESTED,
     FleetScaled,
     ScaleRequested,
     StopRequested,
@@ -41,7 +40,7 @@ async def test_a_decision_has_been_folded_when_append_returns(opened: Open):
 async def test_decisions_are_appended_in_order(opened: Open):
     one = await opened()
     await one.keeper.start()
-    several = [Decision(FLEET_SCALED, FleetScaled({"n": value}), id=f"{value}") for value in range(1, 101)]
+    several = [FleetScaled({"n": value}) for value in range(1, 101)]
 
     assert await one.keeper.append(several)
 
@@ -54,7 +53,7 @@ async def test_a_keeper_that_starts_again_knows_everything(opened: Open, bus: Bu
     await first.count_to(7)
     await first.keeper.close()
 
-    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 3}))
+    await publish(bus, ScaleRequested({"n": 3}))
     second = await opened()
     await second.keeper.start()
 
@@ -67,8 +66,8 @@ async def test_inputs_are_folded_as_they_come_even_when_they_are_large(opened: O
     one = await opened()
     await one.keeper.start()
 
-    await publish(bus, STOP_REQUESTED, StopRequested("x" * 2_000_000))
-    await publish(bus, STOP_REQUESTED, StopRequested("small, and behind the large one"))
+    await publish(bus, StopRequested("x" * 2_000_000))
+    await publish(bus, StopRequested("small, and behind the large one"))
 
     await until(lambda: len(one.fold.reasons) == 2, "both are folded")
     assert [len(reason) for reason in one.fold.reasons] == [2_000_000, 31]
@@ -87,11 +86,9 @@ async def increment(bus: Bus, times: int) -> None:
     reader = LogReader(bus, FLEET, see)
     await reader.start()
     while times:
-        message, key = Counted({"n": value + 1}), f"stranger:{value}:{last}"
+        message = Counted({"n": value + 1})
         try:
-            sequence = await publish(
-                bus, FLEET_SCALED, message, id=key, headers={EXPECT_LAST: str(last), NONCE: "stranger"}
-            )
+            sequence = await publish(bus, message, headers={EXPECT_LAST: str(last), NONCE: "stranger"})
         except WrongSequence:
             sequence = last + 1
         else:
@@ -118,11 +115,11 @@ async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened
     one, other = await opened(), await connect(bus.run)
     await one.keeper.start()
     output = 0
-    several = [Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}") for value in range(1, 201)]
+    several = [Counted({"n": value}) for value in range(1, 201)]
 
-    for number in range(20):
+    for _ in range(20):
         appending = asyncio.create_task(one.keeper.append(several))
-        await publish(other, FLEET_SCALED, Counted({"n": 0}), id=f"stranger:{number}", headers={NONCE: "stranger"})
+        await publish(other, Counted({"n": 0}), headers={NONCE: "stranger"})
         output += not await appending
 
     runs: list[list[int]] = [[]]
@@ -143,9 +140,7 @@ async def test_facts_are_appended_whatever_others_say_on_the_log(opened: Open, b
     stranger = asyncio.create_task(increment(await connect(bus.run), 40))
 
     for value in range(100, 120):
-        await one.keeper.append_until_stored(
-            [Decision(FLEET_SCALED, Counted({"n": value}), id=f"{value}:{part}") for part in "abc"]
-        )
+        await one.keeper.append_until_stored([Counted({"n": value}) for part in "abc"])
     await stranger
 
     numbers = [number for _, number, writer in await log_of(bus) if writer == one.keeper.nonce and number]
@@ -190,10 +185,8 @@ async def test_unreadable_records_are_buried_and_the_keeper_goes_on(opened: Open
 
     await bus.store(SCALE_REQUESTED.subject(bus.run), b"garbage", {"by": "hand"})
     await bus.store(FLEET_SCALED.subject(bus.run), b"\xc1", {})
-    await publish(
-        bus, FLEET_SCALED, FleetScaled({"other": 1}), headers={NONCE: "stranger"}
-    )  # readable, but not what the fold needs
-    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+    await publish(bus, FleetScaled({"other": 1}), headers={NONCE: "stranger"})  # readable, but not what the fold needs
+    await publish(bus, ScaleRequested({"n": 2}))
 
     await until(lambda: one.fold.asked == 2, "what came after them is folded")
     await until(lambda: has_letters(bus, 3), "three dead letters")
@@ -212,7 +205,7 @@ async def test_a_bug_in_a_fold_ends_the_keeper_aloud(opened: Open, bus: Bus):
     one.fold.apply = lambda topic, message, record: message.nothing_of_that_name
     await one.keeper.start()
 
-    await publish(bus, SCALE_REQUESTED, ScaleRequested({"n": 2}))
+    await publish(bus, ScaleRequested({"n": 2}))
 
     await asyncio.wait_for(one.context.stop.wait(), 10)
     assert "nothing_of_that_name" in str(one.context.faults[0])

@@ -16,8 +16,8 @@ from asyncrl.bus.provision import queue_states
 from asyncrl.bus.publish import publish, read
 from harness.results import counts, generated, is_done
 from harness.stage import Stage, until
-from topics.engines import ENGINE_READY, EngineReady
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.engines import EngineReady
+from topics.prompts import PromptIssued, PromptRow
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryFailed
 
@@ -86,7 +86,7 @@ async def test_a_reward_within_its_limit_and_what_queues_behind_it_keep_their_le
     reward = {"function": f"{tmp_path / 'reward.py'}:reward", "time_limit_s": 20.0, "children": 1}
     context = stage(reward=reward, rollout=STALL).context("reward", bus)
     for number in range(3):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
 
     async with playing(context, actors.reward.actor.main):
         await until(lambda: is_done(bus, "reward"), "all are graded")
@@ -105,9 +105,9 @@ async def rolling_out(
     task = {"rollout": f"{tmp_path / 'rollouts.py'}:{function}"}
     scene = stage(engine={"kind": "scripted"}, task=task, rollout=STALL | rollout)
     scene.make_model()
-    await publish(bus, ENGINE_READY, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16), key="engine-1")
+    await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
     issued = PromptIssued(prompt_id="p000000", member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])
-    await publish(bus, PROMPT_ISSUED, issued, key="p000000-0")
+    await publish(bus, issued)
     context = scene.context("rollout", bus)
     async with playing(context, actors.rollout.actor.main):
         yield context

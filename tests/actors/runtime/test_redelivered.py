@@ -8,10 +8,10 @@ from asyncrl.bus.provision import QUEUES, make_queue
 from asyncrl.bus.publish import publish
 from harness.results import counts, generated, is_done
 from harness.stage import Stage, until
-from topics.engines import ENGINE_READY, EngineReady
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested
+from topics.engines import EngineReady
+from topics.evals import EVAL_SCORED, EvalRequested
 from topics.topic import EVALS, GRADES
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 
 NEVER_THE_SAME = """
 import random
@@ -33,7 +33,7 @@ async def deliver_again(bus: Bus, name: str) -> None:
 async def test_a_reward_that_is_never_the_same_ends_no_worker(bus: Bus, stage: Callable[..., Stage], tmp_path: Path):
     (tmp_path / "reward.py").write_text(NEVER_THE_SAME)
     for number in range(6):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
     process = await stage(reward={"function": f"{tmp_path / 'reward.py'}:reward"}).start("reward")
     await until(lambda: is_done(bus, "reward"), "all are graded")
 
@@ -52,8 +52,8 @@ async def test_an_evaluation_that_is_never_the_same_ends_no_evaluator(
     scene = stage(engine={"kind": "scripted"}, eval={"prompts": 4}, reward={"function": function})
     scene.make_model()
     ready = EngineReady("engine-1", "scripted:1", 0, 0, "made", 16)
-    await publish(bus, ENGINE_READY, ready, key="engine-1")
-    await publish(bus, EVAL_REQUESTED, EvalRequested("v000000-held-out", 0, 4, 0.0))
+    await publish(bus, ready)
+    await publish(bus, EvalRequested("v000000-held-out", 0, 4, 0.0))
     process = await scene.start("evaluator")
     await until(lambda: is_done(bus, "evaluator"), "it is scored")
 

@@ -12,7 +12,7 @@ import pytest
 from actors.buffer.fold import BufferFold, Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
-from actors.runtime.keeper import Decision, Input, Keeper
+from actors.runtime.keeper import Input, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.provision import stream_states
@@ -25,7 +25,7 @@ from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperSnapshot, Reissu
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.ids import PromptIdSet
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import BATCHES, DEAD, GRADES, PROMPTS, TRAINING
 from topics.trajectories import TRAJECTORY_DROPPED
@@ -78,8 +78,8 @@ def story(config, chance, length):
                 versions = [(chance.randint(version, version + 1), 3)]
                 log.graded(name, chance.random(), versions=versions, size=4, attempt=attempt)
         for decision in log.read_back(both.buffer.decide(now_s), at_s=now_s):
-            if decision.topic is GROUP_DROPPED and chance.random() < 0.2:
-                log.publish(REISSUE_REQUESTED, ReissueRequested(decision.key))
+            if isinstance(decision, GroupDropped) and chance.random() < 0.2:
+                log.publish(REISSUE_REQUESTED, ReissueRequested(decision.prompt_id))
         if both.buffer.state.packed > both.buffer.state.trained and chance.random() < 0.5:
             log.trained(both.buffer.state.trained + 1)
     return log.messages
@@ -211,16 +211,16 @@ async def issue(keeper: Keeper) -> list[str]:
             message = PromptIssued(
                 prompt_id=item.prompt_id, member=item.member, group_size=item.group.size, rows=[PromptRow("x")]
             )
-            decisions.append(Decision(PROMPT_ISSUED, message, key=message.trajectory_id, id=message.trajectory_id))
+            decisions.append(message)
         assert await keeper.append(decisions)
-        names += [decision.key for decision in decisions]
+        names += [decision.trajectory_id for decision in decisions]
     return names
 
 
 async def drop(bus: Bus, *numbers: int) -> None:
     for number in numbers:
         key = f"p{number:06d}"
-        await publish(bus, GROUP_DROPPED, GroupDropped(key, "failed"), key=key, headers={WRITER: "buffer"})
+        await publish(bus, GroupDropped(key, "failed"), headers={WRITER: "buffer"})
 
 
 async def lead(keeper: Keeper, bus: Bus, groups: int, first: int = 0) -> Record:

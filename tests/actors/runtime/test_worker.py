@@ -20,7 +20,7 @@ from harness.stage import LEASE_S, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import ACTORS, GRADES
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TrajectoryGraded
+from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
 Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[bool]]
 Work = Callable[..., Any]
@@ -33,7 +33,7 @@ def issued(number: int) -> PromptIssued:
 async def issue(bus: Bus, count: int, first: int = 0) -> None:
     for number in range(first, first + count):
         message = issued(number)
-        await publish(bus, PROMPT_ISSUED, message, key=message.trajectory_id)
+        await publish(bus, message)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     first = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-0"), b"garbage", {"trajectory": "p1-0", "attempt": "0"})
     second = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-1"), wrong, {})
     third = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-2"), b"", {"blob": "gone:9:00:1"})
-    fourth = await publish(bus, PROMPT_ISSUED, issued(8), key="p000009-0")
+    fourth = await publish(bus, issued(8))
     await issue(bus, 1)
 
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")
@@ -205,7 +205,7 @@ async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bu
         return int((await stream_states(bus))["GRADES"]["messages"]) >= count
 
     for number in range(20):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
     process = await stage().start("reward")
     await until(lambda: grades(20), "all are graded")
 
@@ -241,13 +241,13 @@ async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Call
     stand = stage(reward={"in_flight": 8})
     first = await stand.start("reward", 1)
     for number in range(30):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
     await until(lambda: some(grades), "the first has begun")
 
     first.kill()
     await stand.start("reward", 2)
     for number in range(30, 60):
-        await publish(bus, TRAJECTORY_GENERATED, generated(number), key=f"p{number:06d}-0")
+        await publish(bus, generated(number))
 
     await until(all_graded, "all are graded")
     records: list[Record] = []

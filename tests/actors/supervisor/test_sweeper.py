@@ -50,7 +50,7 @@ async def snapshot(bus: Bus) -> Record:
     """The newest snapshot of the buffer, after one more."""
     last = (await stream_states(bus, [BATCHES]))["BATCHES"]["last_seq"]
     headers = {WRITER: "test", EXPECT_LAST: str(last)}
-    await publish(bus, FOLDED, KeeperSnapshot("format", {}, secrets.token_bytes(250)), headers=headers)
+    await publish(bus, KeeperSnapshot("format", {}, secrets.token_bytes(250)), topic=FOLDED, headers=headers)
     newest = await read_last(bus, BATCHES, FOLDED.subject(bus.run))
     assert newest is not None
     return newest
@@ -82,10 +82,10 @@ async def test_chunks_without_a_message_go_once_nothing_is_under_way(
 ):
     monkeypatch.setattr("actors.supervisor.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
     row = PromptIssued("p000000", 0, 2, [PromptRow("x" * 300)])
-    at = await announce(bus, PROMPT_ISSUED, row, "p000000-0")
-    at = await announce(bus, TRAJECTORY_GENERATED, result("p000000-0", (0,) * 90), "p000000-0")
+    at = await announce(bus, row)
+    at = await announce(bus, result("p000000-0", (0,) * 90))
     members = [BatchMember("p000000-0", 0, Reference(at, "00", 1), 1.0, 90)]
-    await announce(bus, BATCH_PACKED, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
+    await announce(bus, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
     folded = await snapshot(bus)
     needed = {stream: await chunks_in(bus, stream) for stream in (BLOBS, LEDGER_BLOBS)}
     assert all(needed.values())
@@ -131,7 +131,7 @@ async def main(address, run, topic, message):
     set_role("rollout")
     bus = await Bus.connect(BusAddress.read(Path(address)), run)
     message = decode(BY_NAME[topic].message, Path(message).read_bytes())
-    await publish(bus, BY_NAME[topic], message, key=message.trajectory_id)
+    await publish(bus, message)
 
 asyncio.run(main(*sys.argv[1:]))
 """
@@ -146,7 +146,7 @@ async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_
     message: Any = result("p000000-0", (0,) * 200_000)
     if topic is TRAJECTORY_FAILED:
         message = failure("p000000-0", size=1, detail="x" * 2_000_000)
-    await publish(bus, topic, message, key=message.trajectory_id)
+    await publish(bus, message, topic=topic)
     whole = await chunks_in(bus, topic.blobs)
     assert whole > 1
     (tmp_path / "message").write_bytes(encode(message))

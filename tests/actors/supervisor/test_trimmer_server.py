@@ -12,14 +12,12 @@ from asyncrl.bus.pull import Puller, position
 from harness.stage import until
 from harness.stories import result
 from harness.trimming import announce, trimming
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.prompts import PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
 from topics.topic import BLOBS, TRAJECTORIES
 from topics.trajectories import (
-    PROGRESS_STORED,
     TRAJECTORY_GENERATED,
-    TRAJECTORY_PROGRESSED,
     Answer,
     ProgressEntry,
     ProgressStored,
@@ -27,7 +25,7 @@ from topics.trajectories import (
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
-from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+from topics.weights import CheckpointSaved
 from topics.wire import decode
 
 
@@ -52,19 +50,19 @@ async def grade(bus, count):
 async def issue(bus, *names):
     for name in names:
         prompt_id, member = name.split("-")
-        await announce(bus, PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]), name)
+        await announce(bus, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")]))
 
 
 async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
     names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
     await issue(bus, *names)
-    at = {name: await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 80_000), name) for name in names}
+    at = {name: await announce(bus, result(name, (0,) * 80_000)) for name in names}
     for step in (1, 2):
         pair = names[2 * step - 2 : 2 * step]
         members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
-        await announce(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+        await announce(bus, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
     for step in (1, 2, 3):
-        await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, step, "00", f"/there/step00000{step}-lineage0-00", 1))
+        await announce(bus, CheckpointSaved(0, step, "00", f"/there/step00000{step}-lineage0-00", 1))
     records = {name: await read_message(bus, TRAJECTORIES, at[name]) for name in names}
     assert (await stream_states(bus))["BLOBS"]["messages"] == 2 * len(names)
 
@@ -76,7 +74,7 @@ async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_re
 
         await until(lambda: below() == [at["p000001-0"]], "what is graded is trimmed")
         await grade(bus, 4)
-        await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 4, "00", "/there/step000004-lineage0-00", 1))
+        await announce(bus, CheckpointSaved(0, 4, "00", "/there/step000004-lineage0-00", 1))
         await until(lambda: below()[1:] == [at["p000002-0"]], "what is trained is trimmed, and nothing else")
 
     output = [message for topic, message in owner.messages if topic is STREAM_TRIMMED]
@@ -97,14 +95,14 @@ async def narrow(bus):
 
 async def hold(bus, name, log, **fields):
     message = TrajectoryProgressed(trajectory_id=name, log=log, **fields)
-    return await announce(bus, TRAJECTORY_PROGRESSED, message, name)
+    return await announce(bus, message)
 
 
 async def store_progress(bus, log, name, *, tokens):
     sampled = np.arange(tokens, dtype=np.int32)
     answer = Answer("generate", "00", False, tokens=sampled, logprobs=sampled.astype(np.float32), versions=sampled)
     entry = ProgressEntry(trajectory_id=name, offset=tokens, journal={"0": answer})
-    return await announce(bus, PROGRESS_STORED, ProgressStored(log=log, entries=[entry]), log)
+    return await announce(bus, ProgressStored(log=log, entries=[entry]))
 
 
 async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_checkpoint_is_asked_for(bus, stage):
@@ -125,7 +123,7 @@ async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_ch
         heavy = [f"p00000{number}-0" for number in range(2, 8)]
         await issue(bus, *heavy)
         for name in heavy:
-            await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name)
+            await announce(bus, result(name, (0,) * 50_000))
         await until(lambda: ADMISSION_PAUSED in owner.topics, "admission is paused")
         assert CHECKPOINT_REQUESTED in owner.topics
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
@@ -138,12 +136,12 @@ async def test_in_a_full_stream_one_checkpoint_is_enough_if_it_contains_every_ba
     await narrow(bus)
     names = [f"p00000{number}-0" for number in range(6)]
     await issue(bus, *names)
-    at = {name: await announce(bus, TRAJECTORY_GENERATED, result(name, (0,) * 50_000), name) for name in names}
+    at = {name: await announce(bus, result(name, (0,) * 50_000)) for name in names}
     for step in range(1, packed + 1):
         members = [BatchMember(names[step - 1], 0, Reference(at[names[step - 1]], "00", 1), 1.0, 3)]
-        await announce(bus, BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
+        await announce(bus, BatchPacked(step, "rl", [BatchGroup(f"p00000{step - 1}", members)], 0))
     await grade(bus, len(names))
-    await announce(bus, CHECKPOINT_SAVED, CheckpointSaved(0, 1, "00", "/there/step000001-lineage0-00", 1))
+    await announce(bus, CheckpointSaved(0, 1, "00", "/there/step000001-lineage0-00", 1))
 
     async with trimming(stage(), bus) as owner:
         await until(lambda: STREAM_TRIMMED in owner.topics or ADMISSION_PAUSED in owner.topics, "the trimmer looked")
