@@ -36,6 +36,12 @@ class EngineReady(Message):
         return f"{self.lineage}:{self.version}:{self.digest}"
 
 
+def version_of(key: str) -> tuple[int, int]:
+    """Lineage and version of weights by their name, `lineage:version:digest`."""
+    lineage, version, _ = key.split(":", 2)
+    return int(lineage), int(version)
+
+
 ENGINE_STOPPED = "stopped"  # reason of an engine that was asked to leave
 
 

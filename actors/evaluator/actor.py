@@ -8,8 +8,7 @@ from collections import Counter
 from typing import Any
 
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.engine_pool import EnginePool
-from actors.runtime.generator import Asker, Generator, as_served
+from actors.runtime.engines import follow_engines, open_fleet
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.rows import as_faults, open_rows
 from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
@@ -21,6 +20,7 @@ from asyncrl.data.row_maker import RowMaker
 from asyncrl.data.sources import label_reader
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.engine.generator import Generator
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.evals import EvalRequested, EvalScored
@@ -58,21 +58,23 @@ class Evaluator:
         self._grader = grader
         self._sampling = config.rollout
         self._rows = rows
-        self._pool = EnginePool(context)
+        self._fleet = open_fleet(context)
         self._suspects = PoisonGuard(context)
         try:
             self._tokenizer = TaskTokenizer.load(context.files.model_path(config))
-            served = as_served(check_model_directory(context.files.model_path(config)), config.engine)
+            model = check_model_directory(context.files.model_path(config))
         except (TokenizerError, ModelError) as error:
             raise ActorFault(str(error)) from error
-        self._generator = Generator(context, self._pool, self._tokenizer, served, Asker())
+        served = model._replace(context=config.engine.context or model.context)
+        self._generator = Generator(self._fleet, served, self._tokenizer.decode_all, counts=context.vitals)
 
     async def run(self) -> None:
         """Work until asked to stop."""
-        await self._pool.start()
+        engines = await follow_engines(self._context, self._fleet)
         await WorkerLoop(self._context, QUEUES["evaluator"], EvalRequested, self.handle, 1).run()
         await self._suspects.close()
-        await self._pool.close()
+        await engines.close()
+        await self._fleet.close()
 
     async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
         """All prompts of one evaluation."""
@@ -111,7 +113,7 @@ class Evaluator:
         sampling = SamplingParams(self._sampling.max_new_tokens, request.temperature, stop=self._sampling.stop)
         try:
             ids = self._tokenizer.encode_prompt(row, max_tokens=None)
-            await self._generator.extend(ids, answer, sampling, request.version)
+            await self._generator.generate(ids, sampling, version=request.version, answer=answer)
             completion = self._tokenizer.decode(answer.tokens)
             result = await self._grader.grade(GradeRequest(completion, row.prompt, row.label, row.metadata))
             reward = result.reward

@@ -9,8 +9,7 @@ from actors.rollout.ends import EVERY, Ends
 from actors.rollout.execution import Execution, Tools
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.engine_pool import EnginePool
-from actors.runtime.generator import as_served
+from actors.runtime.engines import follow_engines, open_fleet
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
@@ -18,6 +17,7 @@ from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.provision import QUEUES
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.engine.generator import Generator
 from asyncrl.rewards.functions import FunctionError, load_rollout
 from asyncrl.rollout.context import RolloutFunction, single_turn
 from asyncrl.rollout.journal import branch_tasks
@@ -48,17 +48,21 @@ class RolloutWorker:
             )
         except (ModelError, TokenizerError, FunctionError) as error:
             raise ActorFault(str(error)) from error
-        self.pool = EnginePool(context)
+        served = model._replace(context=config.engine.context or model.context)
+        fleet = open_fleet(context)
+        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
+        portion = config.rollout.progress_limit
         self.tools = Tools(
             context,
-            self.pool,
+            fleet,
+            Generator(fleet, served, tokenizer.decode_all, counts=context.vitals, portion=portion),
             tokenizer,
             function,
             set(),
             PoisonGuard(context),
             GroupRows(context.bus),
             model.context,
-            as_served(model, config.engine),
+            served,
             ProgressLog(context),
             ProgressReader(context.bus, context.refuse),
         )
@@ -73,14 +77,15 @@ class RolloutWorker:
     async def run(self) -> None:
         """Work until asked to stop."""
         branch_tasks(asyncio.get_running_loop())
-        await self.pool.start()
+        engines = await follow_engines(self.context, self.tools.fleet)
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)
         await self.loop.run()
         await self.tools.suspects.close()
         await self._ends_listener.close()
-        await self.pool.close()
+        await engines.close()
+        await self.tools.fleet.close()
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
         """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""

@@ -12,9 +12,7 @@ import numpy as np
 from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import Context
-from actors.runtime.engine_pool import EnginePool
 from actors.runtime.failures import publish_failure
-from actors.runtime.generator import Asker, Generator
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery
 from asyncrl.bus.errors import BusError
@@ -23,6 +21,8 @@ from asyncrl.bus.publish import Fenced
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.generator import Generator, Watch
 from asyncrl.errors import last_lines
 from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction
 from asyncrl.rollout.journal import Diverged
@@ -45,7 +45,8 @@ class Tools(NamedTuple):
     """The dependencies that all trajectories of a worker share."""
 
     context: Context
-    pool: EnginePool
+    fleet: Fleet
+    generator: Generator
     tokenizer: TaskTokenizer
     function: RolloutFunction
     under_way: set[Progress]
@@ -57,8 +58,8 @@ class Tools(NamedTuple):
     reader: ProgressReader
 
 
-class Execution(Asker):
-    """One trajectory on this worker: the host of its rollout context, and the requester of its generations."""
+class Execution(Watch):
+    """One trajectory on this worker: the host of its rollout context, and the watch over its generations."""
 
     def __init__(self, tools: Tools, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> None:
         self._tools = tools
@@ -67,10 +68,6 @@ class Execution(Asker):
         self._issued = issued
         self._delivery = delivery
         self._progress = self._open_progress()
-        self._generator = Generator(tools.context, tools.pool, tools.tokenizer, tools.served, self)
-        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
-        self.chunk_tokens = min(self.chunk_tokens, self._settings.progress_limit)
-        self.quiet_tokens = min(self.quiet_tokens, self._settings.progress_limit)
 
     async def run(self, *, look: bool) -> bool:
         """Run the rollout function and publish its outcome; True when the work is done and published.
@@ -143,7 +140,7 @@ class Execution(Asker):
     async def _engine_there(self) -> None:
         """Wait until an engine could take a request."""
         with self.waiting(f"an engine with version {self._issued.min_version}"):
-            self._tools.pool.release(await self._tools.pool.choose(self._issued.min_version))
+            self._tools.fleet.release(await self._tools.fleet.choose(self._issued.min_version))
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
@@ -160,46 +157,42 @@ class Execution(Asker):
             stop=limits.stop,
             seed=self._issued.seed,
         )
-        await self._generator.extend(input_ids, answer, sampling, self._issued.min_version)
+        most = min(limits.max_new_tokens, self._tools.served.context - len(input_ids))
+        self._progress.left += most - len(answer.tokens)
+        try:
+            await self._tools.generator.generate(
+                input_ids, sampling, version=self._issued.min_version, answer=answer, watch=self
+            )
+        finally:
+            self._progress.left -= most - len(answer.tokens)
+            self._delivery.place = ""
 
-    # -- what the generator tells
-
-    async def prepare(self, budget: int) -> None:
+    async def before(self, unreported: int) -> None:
         """Store progress that would exceed the bound: a short request reports nothing while it is under way."""
-        if self._progress.unsaved + min(budget, self.quiet_tokens) > self._settings.progress_limit:
+        if self._progress.unsaved + unreported > self._settings.progress_limit:
             await self.keep()
 
     def waiting(self, place: str) -> AbstractContextManager[None]:
         """The time of something that has a limit of its own, or waits for an engine."""
         return self._delivery.waiting(place)
 
-    def requested(self, engine_id: str, budget: int) -> None:
-        """A request for so many tokens is made."""
+    def requested(self, engine_id: str) -> None:
+        """A request is under way."""
         self._delivery.place = engine_id
-        self._progress.left += budget
 
-    def sampled(self, tokens: int, lineage: int) -> None:
-        """New tokens came."""
-        self._progress.lineages.add(lineage)
-        self._progress.left -= tokens
-        self._delivery.tokens += tokens
-        self._delivery.advanced()
-        self._context.count("tokens", tokens)
-
-    def discarded(self, tokens: int) -> None:
-        """Tokens came that belong to no answer."""
-        self._progress.discarded += tokens
-
-    def streamed(self) -> None:
-        """A chunk of a longer request came: progress may be due."""
-        if self._progress.due:
-            for progress in list(self._tools.under_way):
-                progress.publish_with_others()
-
-    def ended(self, rest: int) -> None:
-        """The request is over; so many of its tokens did not come."""
-        self._progress.left -= rest
-        self._delivery.place = ""
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        """New tokens came: progress may be due."""
+        progress = self._progress
+        progress.discarded += discarded
+        if tokens:
+            progress.lineages.add(lineage)
+            progress.left -= tokens
+            self._delivery.tokens += tokens
+            self._delivery.advanced()
+            self._context.count("tokens", tokens)
+        if progress.due:
+            for other in list(self._tools.under_way):
+                other.publish_with_others()
 
     async def _roll_out(self, rows: list[PromptRow]) -> None:
         issued, tools = self._issued, self._tools

@@ -90,6 +90,8 @@ class EngineClient:
         EngineRefused: the engine answered 400; repeating the call will not help.
     """
 
+    exact = True
+
     def __init__(
         self,
         address: str,
@@ -218,6 +220,13 @@ class EngineClient:
     async def model_info(self) -> dict[str, Any]:
         """Return the served model; `weight_version` among its fields."""
         return self._decode(await self._call("GET", "/model_info"), dict[str, Any])
+
+    async def label(self) -> str:
+        """Return the name of the weights."""
+        return str((await self.model_info()).get("weight_version"))
+
+    def announced(self, key: str) -> None:
+        """Nothing follows: the server labels its tokens itself."""
 
     async def close(self) -> None:
         """Cancel what is in flight and close the connections."""

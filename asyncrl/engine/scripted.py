@@ -28,6 +28,8 @@ _BEAT_S = 5.0  # a long generation shows that it advances
 class ScriptedClient:
     """A scripted engine: takes a drawn time; each token carries the version current at its share of it."""
 
+    exact = False
+
     def __init__(self, *, mean_s: float, sigma: float, tokens: int) -> None:
         self._mean_s = mean_s
         self._sigma = sigma
@@ -35,8 +37,8 @@ class ScriptedClient:
         self._logprobs = np.full(tokens, -1.0, np.float32)
         self._changes: list[tuple[float, str]] = []  # when which version became current
 
-    def now_at(self, key: str) -> None:
-        """From now on tokens come from this version."""
+    def announced(self, key: str) -> None:
+        """From now on tokens come from these weights."""
         self._changes.append((asyncio.get_running_loop().time(), key))
 
     async def generate(
@@ -76,6 +78,14 @@ class ScriptedClient:
             if on_tokens is not None and part.start < part.stop:
                 on_tokens(Chunk(self._tokens[part], self._logprobs[part], span.version))
         return until
+
+    async def health(self) -> bool:
+        """It is always well."""
+        return True
+
+    async def label(self) -> str:
+        """Return the name of the newest weights."""
+        return self._changes[-1][1] if self._changes else ""
 
     async def close(self) -> None:
         """Nothing to close."""

@@ -6,8 +6,9 @@ import contextlib
 import numpy as np
 import pytest
 
+from asyncrl.engine.generator import Tape
 from asyncrl.rollout.context import Limits, RolloutContext, ToolFailed
-from asyncrl.rollout.journal import Diverged, Journal, Tape, branch_tasks
+from asyncrl.rollout.journal import Diverged, Journal, branch_tasks
 from topics.trajectories import Answer, ProgressEntry
 from topics.wire import WireError, decode, encode
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from actors.rollout.ends import Ends
 from actors.runtime.actor import Context
-from actors.runtime.engine_pool import EnginePool
+from actors.runtime.engines import follow_engines, open_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from harness.results import counts, is_done
@@ -95,13 +95,14 @@ async def test_engines_are_known_by_their_newest_messages_at_once(bus: Bus, stag
     await publish(bus, EngineUpdating("engine-1", 0, 3))
     await publish(bus, EngineGone("engine-2", "stopped"))
     context: Context = stage(engine={"kind": "scripted"}).context("rollout", bus)
-    pool = EnginePool(context)
-    await pool.start()
+    fleet = open_fleet(context)
+    engines = await follow_engines(context, fleet)
 
-    engine = await pool.choose(2)  # waits for nothing
-    pool.release(engine)
-    assert (engine.engine_id, engine.num_messages) == ("engine-3", 0)
+    engine = await fleet.choose(2)  # waits for nothing
+    fleet.release(engine)
+    assert (engine.engine_id, engine.messages) == ("engine-3", 0)
 
     await publish(bus, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16))
-    assert (await pool.choose(3)).engine_id == "engine-1"
-    await pool.close()
+    assert (await fleet.choose(3)).engine_id == "engine-1"
+    await engines.close()
+    await fleet.close()

@@ -232,7 +232,7 @@ async def test_a_request_that_an_update_overtook_is_no_reason_to_doubt_the_engin
         return await inference.whole(asked)
 
     def newest(worker: Worker) -> str:
-        engine = worker.worker.pool._engines["engine-1"]
+        engine = worker.worker.tools.fleet._engines["engine-1"]
         return engine.ready.key if engine.ready is not None else ""
 
     inference.serve = serve
@@ -282,3 +282,26 @@ async def test_a_token_outside_of_the_vocabulary_is_sent_to_no_server(inference:
     await until(lambda: WELL[0] in worker.failures, "the claim of failure")
     assert "token id 99999, outside of the vocabulary of 42" in worker.failures[WELL[0]].detail
     assert not inference.asked
+
+
+async def test_a_conversation_that_reaches_the_context_is_truncated_and_not_refused(inference: LikeSGLang, begin: Any):
+    finishes: list[tuple[str, int]] = []
+
+    async def talk(row: PromptRow, context: Any) -> None:
+        tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
+        while not finishes or finishes[-1][1]:
+            answer = await context.generate(tokens, max_new_tokens=200)
+            finishes.append((answer.finish, len(answer.tokens)))
+            tokens += [*answer.tokens.tolist(), 5, 6, 7]
+
+    worker = await begin()
+    worker.worker.tools = worker.worker.tools._replace(function=talk)
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0], prompt="^abc=")
+
+    await until(lambda: WELL[0] in worker.results or bool(worker.failures), "its end")
+    assert not worker.failures
+    assert finishes == [("length", 200), ("length", 200), ("length", 512 - 5 - 2 * 203), ("length", 0)]
+    result = worker.results[WELL[0]]
+    assert result.truncated
+    assert result.segments[0].mask.sum() == 512 - 5 - 6

@@ -1,0 +1,224 @@
+"""The engines that may be sampled from: which are ready, with which weights, how loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol, TypeAlias
+
+from asyncrl.engine.answer import Generation, OnTokens
+from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.errors import EngineError, EngineRefused
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.wire import Int32Array
+
+EngineNews: TypeAlias = EngineUpdating | EngineReady | EngineGone
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two health checks of an engine that failed
+
+
+class Sampler(Protocol):
+    """A client of one inference server."""
+
+    exact: bool  # all tokens of a request come from the weights that it names
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        extra_key: str | None = None,
+        on_tokens: OnTokens | None = None,
+        stream_interval: int = 16,
+        alone: bool = False,
+    ) -> Generation:
+        """Sample a continuation; raises EngineError."""
+        ...
+
+    async def health(self) -> bool:
+        """Return whether the server answers and is well."""
+        ...
+
+    async def label(self) -> str:
+        """Return the name of the server's weights; raises EngineError."""
+        ...
+
+    def announced(self, key: str) -> None:
+        """Take note that the server has these weights now."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what is in flight and close the connections."""
+        ...
+
+
+class Engine:
+    """One inference server."""
+
+    def __init__(self, engine_id: str, address: str, client: Sampler) -> None:
+        self.engine_id = engine_id
+        self.address = address
+        self.client = client
+        self.ready: EngineReady | None = None  # None: updating, gone, or not answering
+        self.running = 0  # requests of this process
+        self.checking = False  # its health is being asked for
+        self.doubts = 0  # health checks since it last returned tokens
+        self.messages = 0  # that it has published
+
+    @property
+    def load(self) -> float:
+        """This process's requests there, as a share of what the server runs at once."""
+        return self.running / max(1, self.ready.slots) if self.ready is not None else 0.0
+
+
+class Fleet:
+    """Hands out the least loaded engine that is ready; it is told what engines publish."""
+
+    def __init__(
+        self,
+        open_client: Callable[[str], Sampler],
+        *,
+        counts: dict[str, float],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        """
+        Args:
+            open_client: makes the client of an address; raises ValueError for what is none.
+            counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than it said.
+            fail: is given an unexpected error of a background task.
+        """
+        self._open_client = open_client
+        self._counts = counts
+        self._fail = fail
+        self._engines: dict[str, Engine] = {}
+        self._changed = asyncio.Event()  # set, and replaced, at each change
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def apply(self, news: EngineNews) -> None:
+        """Fold in what an engine published.
+
+        Raises:
+            ValueError: it names no address of an engine.
+        """
+        engine = self._engines.get(news.engine_id)
+        if engine is not None:
+            engine.messages += 1
+        if isinstance(news, EngineReady):
+            if engine is None or engine.address != news.address:
+                client = self._open_client(news.address)
+                self._retire(news.engine_id)
+                engine = self._engines[news.engine_id] = Engine(news.engine_id, news.address, client)
+            engine.ready, engine.doubts = news, 0
+            engine.client.announced(news.key)
+        elif isinstance(news, EngineGone):
+            self._retire(news.engine_id)
+        elif engine is not None:
+            engine.ready = None
+        self._wake()
+
+    async def choose(self, version: int, *, exact: bool = False) -> Engine:
+        """Take a slot of the least loaded engine that is ready with at least this version; waits until there is one.
+
+        Give the slot back with `release`.
+
+        Args:
+            exact: with this version and no other.
+
+        Raises:
+            EngineRefused: with `exact`, where every engine that is ready has a newer version.
+        """
+        while (engine := self._least_loaded(version, exact=exact)) is None:
+            ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
+            if exact and ready and min(ready) > version:
+                raise EngineRefused(f"no engine has version {version} any more; the oldest has {min(ready)}")
+            await self._changed.wait()
+        engine.running += 1
+        return engine
+
+    def release(self, engine: Engine) -> None:
+        """Give a slot back."""
+        engine.running -= 1
+        if engine.ready is not None and engine.running == engine.ready.slots - 1:
+            self._wake()
+
+    def suspect(self, engine: Engine, *, mislabelled: bool = False) -> None:
+        """Send an engine no more requests until it is healthy again, with the weights it announced.
+
+        Args:
+            mislabelled: its tokens came from other weights; else it did not answer, or is not well.
+        """
+        announced, engine.ready = engine.ready, None
+        if announced is not None:
+            self._spawn(self._confirm(engine, announced, mislabelled=mislabelled))
+
+    def check(self, engine: Engine) -> None:
+        """A request failed: ask the engine for its health, beside the work that goes on."""
+        if not engine.checking:
+            engine.checking = True
+            self._spawn(self._check(engine))
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for task in self._tasks:
+            task.cancel()
+        for engine in self._engines.values():
+            await engine.client.close()
+
+    def _least_loaded(self, version: int, *, exact: bool) -> Engine | None:
+        free = [
+            engine
+            for engine in self._engines.values()
+            if (ready := engine.ready) is not None
+            and engine.running < ready.slots
+            and (ready.version == version if exact else ready.version >= version)
+        ]
+        return min(free, key=lambda engine: engine.load) if free else None
+
+    async def _check(self, engine: Engine) -> None:
+        try:
+            if not await engine.client.health():
+                self.suspect(engine)
+        finally:
+            engine.checking = False
+
+    async def _confirm(self, engine: Engine, announced: EngineReady, *, mislabelled: bool) -> None:
+        """Poll until the server is healthy or the engine has published: no event announces the end of a fault."""
+        messages = engine.messages
+        while True:
+            engine.doubts += 1
+            await asyncio.sleep(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(engine.doubts - 1, 10)))
+            if engine.messages != messages:
+                return
+            if mislabelled:  # and it is no update, which would have been published by now
+                self._counts["mislabelled_at_s"] = time.time()
+                mislabelled = False
+            with contextlib.suppress(EngineError):
+                well = await engine.client.health() and await engine.client.label() == announced.key
+                if engine.messages == messages and well:
+                    engine.ready = announced
+                    self._wake()
+                    return
+
+    def _retire(self, engine_id: str) -> None:
+        """An engine left, or has another address: what is under way there goes on elsewhere."""
+        engine = self._engines.pop(engine_id, None)
+        if engine is not None:
+            engine.ready = None
+            engine.messages += 1
+            self._spawn(engine.client.close())
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)

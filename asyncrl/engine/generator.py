@@ -1,0 +1,309 @@
+"""One generation across engines: it outlives weight updates, restarts and faults of servers."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import msgspec
+import numpy as np
+import structlog
+
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import Chunk, SamplingParams
+from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
+from asyncrl.engine.fleet import Engine, Fleet
+from asyncrl.engine.stops import Decode, reach_of, stop_string
+from topics.engines import version_of
+from topics.trajectories import Answer
+from topics.wire import Float32Array, Int32Array
+
+TRIES = 4
+"""Requests of one generation that may fail, one after another and without a token, before it has failed."""
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a request that brought no token
+_QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
+_STREAM_INTERVAL = 16
+
+log = structlog.get_logger()
+
+
+class Watch:
+    """What a caller of `generate` may learn while it runs; this one ignores everything."""
+
+    async def before(self, unreported: int) -> None:
+        """A request follows; so many tokens may come before `on_tokens` is called for the first of them."""
+
+    def waiting(self, place: str) -> AbstractContextManager[None]:
+        """A context for the time in which the generation waits for another process."""
+        return nullcontext()
+
+    def requested(self, engine_id: str) -> None:
+        """A request is made to this engine."""
+
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        """Tokens came: so many that belong to the answer, and so many that belong to none."""
+
+
+class Generator:
+    """Samples from whichever engine of a fleet is ready, until a generation has ended."""
+
+    def __init__(
+        self, fleet: Fleet, model: ModelInfo, decode: Decode, *, counts: dict[str, float], portion: int = _QUIET_TOKENS
+    ) -> None:
+        """
+        Args:
+            model: as the engines serve it.
+            decode: tokens to text, special tokens included.
+            counts: gets the counters of what went wrong.
+            portion: greatest number of tokens between two calls of `Watch.on_tokens`.
+        """
+        self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
+        self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
+        self._fleet = fleet
+        self._model = model
+        self._decode = decode
+        self._counts = counts
+
+    async def generate(
+        self,
+        ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        version: int = 0,
+        exact: bool = False,
+        answer: Answer | None = None,
+        watch: Watch | None = None,
+    ) -> Answer:
+        """Sample the answer to a prompt, and return it when it is done.
+
+        At the end of the context it ends as if it had reached its limit.
+
+        Args:
+            ids: [P] the prompt.
+            sampling: of the whole answer.
+            version: lowest version of the weights that may sample it.
+            exact: no other version may.
+            answer: an open one, which is continued from the tokens that it has; None for a new one.
+            watch: is notified of the progress.
+
+        Raises:
+            EngineRefused: the prompt cannot be sampled from, requests failed `TRIES` times in a row, or with `exact`
+                no engine has the version any more.
+        """
+        self._check(ids)
+        answer = Answer("generate", "", done=False) if answer is None else answer
+        watch, faults = watch or Watch(), _Faults()
+        while (budget := self._budget(ids, answer, sampling)) > 0:
+            await watch.before(min(budget, self.quiet_tokens))
+            with watch.waiting(f"an engine with version {version}"):
+                engine = await self._fleet.choose(version, exact=exact)
+            had = len(answer.tokens)
+            try:
+                faults.check()
+                rest = msgspec.structs.replace(
+                    sampling, max_new_tokens=budget, seed=None if engine.client.exact else sampling.seed
+                )
+                finish = await self._request(engine, ids, answer, rest, faults, watch)
+            finally:
+                self._fleet.release(engine)
+            if finish != "abort":
+                answer.done, answer.finish = True, finish
+                return answer
+            self._count("resumed")
+            if fruitful := len(answer.tokens) > had:
+                engine.doubts = 0
+            if pause_s := faults.pause_s(fruitful=fruitful):
+                with watch.waiting(f"{engine.engine_id} after {faults.words or 'an answer without a token'}"):
+                    await asyncio.sleep(pause_s)
+        answer.done, answer.finish = True, "length"
+        return answer
+
+    def _check(self, ids: Int32Array) -> None:
+        """Refuse what no engine can sample from; a token outside of the vocabulary would end some servers."""
+        context, vocabulary = self._model.context, self._model.vocab_size
+        if not 0 < len(ids) < context:
+            raise EngineRefused(f"the prompt has {len(ids)} tokens; a context of {context} takes 1 to {context - 1}")
+        if ids.view(np.uint32).max() >= vocabulary:  # one pass: a negative id is a large one there
+            wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
+            raise EngineRefused(f"the prompt has the token id {wrong}, outside of the vocabulary of {vocabulary}")
+
+    def _budget(self, ids: Int32Array, answer: Answer, sampling: SamplingParams) -> int:
+        """Tokens that may still come: SGLang refuses a request that could exceed the context."""
+        return min(sampling.max_new_tokens, self._model.context - len(ids)) - len(answer.tokens)
+
+    async def _request(
+        self, engine: Engine, ids: Int32Array, answer: Answer, sampling: SamplingParams, faults: _Faults, watch: Watch
+    ) -> str:
+        """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
+        assert engine.ready is not None
+        key = engine.ready.key
+        intake = _Intake(answer, key if engine.client.exact else "", sampling.stop, self._decode, watch)
+        streamed = sampling.max_new_tokens > self.quiet_tokens
+        watch.requested(engine.engine_id)
+        try:
+            generation = await engine.client.generate(
+                np.concatenate([ids, answer.tokens]) if len(answer.tokens) else ids,
+                sampling,
+                extra_key=key,
+                on_tokens=intake.on_tokens if streamed else None,
+                stream_interval=self.chunk_tokens,
+                alone=faults.any,
+            )
+        except (EngineUnavailable, RequestFailed, EngineOverloaded) as error:
+            self._failed(engine, error, faults)
+            return "abort"
+        if not streamed:
+            for span in generation.weight_versions:
+                part = slice(span.start, span.end)
+                intake.take(generation.token_ids[part], generation.logprobs[part], span.version)
+        if intake.wrong:
+            faults.add(f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {key!r}", engine)
+            self._count("mislabelled_tokens", intake.refused)
+            # If it has announced an update since, the request was merely late.
+            if engine.ready is not None and engine.ready.key != intake.wrong:
+                self._fleet.suspect(engine, mislabelled=True)
+        return "stop" if intake.stopped else "abort" if intake.wrong else generation.finish_reason
+
+    def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
+        """Tell a request that failed by itself from an engine that is overloaded, not well, or gone."""
+        log.warning("request failed", engine=engine.engine_id, reason=str(error))
+        if isinstance(error, EngineUnavailable):
+            self._count("engine_unavailable")
+            faults.add(str(error), engine)
+            self._fleet.suspect(engine)
+            return
+        if isinstance(error, EngineOverloaded):
+            self._count("engine_overloaded")
+            faults.words = str(error)
+        else:
+            self._count("request_failed")
+            faults.add(f"{engine.engine_id}: {error}")
+        self._fleet.check(engine)
+
+    def _count(self, name: str, by: int = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + by
+
+
+class _Faults:
+    """The faults of a generation since its last token."""
+
+    def __init__(self) -> None:
+        self.words = ""  # of the newest
+        self._met: list[Engine | None] = []
+        self._pauses = 0
+
+    @property
+    def any(self) -> bool:
+        """Return whether there was one."""
+        return bool(self._met)
+
+    def add(self, words: str, engine: Engine | None = None) -> None:
+        """Note a fault.
+
+        Args:
+            engine: the one at fault, unless it turns out to be healthy.
+        """
+        self.words = words
+        self._met.append(engine)
+
+    def check(self) -> None:
+        """Refuse to go on after `TRIES` of them that were no engine's fault.
+
+        Raises:
+            EngineRefused: with the text of the newest refusal.
+        """
+        tries = sum(engine is None or engine.ready is not None for engine in self._met)
+        if tries >= TRIES:
+            raise EngineRefused(f"{tries} requests failed without a token between them, the last: {self.words}")
+
+    def pause_s(self, *, fruitful: bool) -> float:
+        """Seconds to wait before the next request; none after one that brought tokens, or was merely sent back."""
+        if fruitful:
+            self._met.clear()
+            self._pauses, self.words = 0, ""
+            return 0.0
+        self._pauses += 1
+        if self._pauses == 1 and not self.words:
+            return 0.0
+        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * float(2 ** min(self._pauses - 1, 10)))
+
+
+class _Intake:
+    """Takes tokens over into an answer, up to one from other weights than asked for, or to the end of a stop string."""
+
+    def __init__(self, answer: Answer, key: str, stop: list[str], decode: Decode, watch: Watch) -> None:
+        """
+        Args:
+            key: of the weights that the tokens must come from; "" for any.
+        """
+        self.wrong = ""  # label of tokens from other weights: no version can vouch for them
+        self.refused = 0  # such tokens
+        self.stopped = False  # a stop string is complete
+        self._answer = answer
+        self._key = key
+        self._stop = stop
+        self._decode = decode
+        self._watch = watch
+        self._tape = Tape(answer)
+        # The engine looks for stop strings in the tokens of its own request; those across the seam are looked for here.
+        self._seam_end = len(answer.tokens) + reach_of(stop) if stop and len(answer.tokens) else 0
+
+    def on_tokens(self, chunk: Chunk) -> bool:
+        """Take a chunk over; False where it, or what follows, is not wanted."""
+        return self.take(chunk.token_ids, chunk.logprobs, chunk.weight_version)
+
+    def take(self, tokens: Int32Array, logprobs: Float32Array, label: str) -> bool:
+        """Take tokens over; False when the generation must end."""
+        if self._key and label != self._key:
+            self.wrong = label
+            self.refused += len(tokens)
+        if self.wrong or self.stopped:
+            self._watch.on_tokens(0, len(tokens), -1)
+            return False
+        wanted = self._wanted(tokens)
+        lineage, version = version_of(label)
+        self._tape.extend(tokens[:wanted], logprobs[:wanted], version)
+        self._watch.on_tokens(wanted, len(tokens) - wanted, lineage)
+        return not self.stopped
+
+    def _wanted(self, tokens: Int32Array) -> int:
+        """Return how many of the new tokens belong to the answer: those up to the one that completes a stop string."""
+        had = len(self._answer.tokens)
+        if had < self._seam_end:
+            known = self._answer.tokens.tolist() + tokens.tolist()
+            for end in range(had + 1, min(len(known), self._seam_end) + 1):
+                if stop_string(known[:end], self._stop, self._decode):
+                    self.stopped = True
+                    return end - had
+        return len(tokens)
+
+
+class Tape:
+    """Appends sampled tokens to an open generation: the one place where tokens enter a trajectory.
+
+    The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. What
+    was handed out before (for a progress message under way) stays as it was: nothing behind an end is written again.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._room: list[np.ndarray[Any, Any]] = [np.empty(0)] * 3  # tokens, log-probs, versions
+
+    def extend(self, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:
+        """Append tokens that one version sampled.
+
+        Raises:
+            ValueError: not one log-prob per token.
+        """
+        if len(tokens) != len(logprobs):
+            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
+        answer, start = self._answer, len(self._answer.tokens)
+        end = start + len(tokens)
+        if end > len(self._room[0]):
+            known = (answer.tokens, answer.logprobs, answer.versions)
+            self._room = [np.concatenate([old, np.empty(2 * end - start, old.dtype)]) for old in known]
+        all_tokens, all_logprobs, all_versions = self._room
+        all_tokens[start:end], all_logprobs[start:end], all_versions[start:end] = tokens, logprobs, version
+        answer.tokens, answer.logprobs, answer.versions = all_tokens[:end], all_logprobs[:end], all_versions[:end]

@@ -1,0 +1,309 @@
+"""One generation on engines, disturbed wherever it can be: it ends as an undisturbed one does. No bus is there."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.answer import Chunk, Generation, OnTokens, VersionSpan
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed
+from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.generator import TRIES, Generator, Watch
+from benchmarks.engine import served
+from harness.models import make_endless_model
+from harness.stage import until
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.trajectories import Answer
+from topics.wire import Int32Array
+
+CONTEXT = 128  # of the server
+PROMPT = "^abcdef="
+KEY = "0:0:made"
+
+
+def ready(address: str, version: int = 0, *, engine: str = "engine-1", slots: int = 32) -> EngineReady:
+    return EngineReady(engine, address, 0, version, "made", slots)
+
+
+def never(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    make_endless_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def address(model: Path) -> Iterator[str]:
+    """A server for all tests of this file."""
+    loop = asyncio.new_event_loop()
+    stack = contextlib.AsyncExitStack()
+    yield loop.run_until_complete(stack.enter_async_context(served(model, "--weight-version", KEY)))
+    loop.run_until_complete(stack.aclose())
+    loop.close()
+
+
+class Wasteful(Watch):
+    """Counts what belongs to no answer."""
+
+    wasted = 0
+
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        self.wasted += discarded
+
+
+class Sampling:
+    """Answers to one prompt on one engine."""
+
+    def __init__(self, fleet: Fleet, model: Path) -> None:
+        self.watch = Wasteful()
+        self.tokenizer = TaskTokenizer.load(model)
+        shape = ModelInfo("any", 64, CONTEXT)
+        self.generator = Generator(fleet, shape, self.tokenizer.decode_all, counts={})
+
+    async def extend(
+        self, answer: Answer, *, most: int = 60, stop: tuple[str, ...] = (), prompt: str = PROMPT
+    ) -> Answer:
+        sampling = SamplingParams(most, temperature=0.0, stop=list(stop))
+        ids = self.tokenizer.encode(prompt)
+        return await self.generator.generate(ids, sampling, answer=answer, watch=self.watch)
+
+
+@pytest.fixture
+async def sampling(model: Path, address: str) -> AsyncIterator[Sampling]:
+    fleet = Fleet(EngineClient, counts={}, fail=never)
+    fleet.apply(ready(address))
+    yield Sampling(fleet, model)
+    await fleet.close()
+
+
+def cut(answer: Answer, tokens: int) -> Answer:
+    """What is known of an answer after so many tokens."""
+    part = slice(0, tokens)
+    return Answer(
+        "generate",
+        "",
+        done=False,
+        tokens=answer.tokens[part].copy(),
+        logprobs=answer.logprobs[part].copy(),
+        versions=answer.versions[part].copy(),
+    )
+
+
+def stop_inside(text: str, length: int) -> tuple[str, int]:
+    """A piece of a text that is there once up to its end, and where it ends."""
+    for end in range(length + 4, len(text)):
+        piece = text[end - length : end]
+        if text.find(piece) == end - length:
+            return piece, end
+    pytest.fail(f"no piece of {length} letters is new in {text!r}")
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_stop_string_is_found_across_every_resumption(sampling: Sampling, streamed: bool):
+    sampling.generator.quiet_tokens, sampling.generator.chunk_tokens = (0, 5) if streamed else (1000, 16)
+    free = await sampling.extend(Answer("generate", "", done=False))
+    stop, end = stop_inside(sampling.tokenizer.decode_all(free.tokens.tolist()), 4)
+    undisturbed = await sampling.extend(Answer("generate", "", done=False), stop=("never", stop))
+    assert (len(undisturbed.tokens), undisturbed.finish) == (end, "stop")
+    assert free.tokens[:end].tolist() == undisturbed.tokens.tolist()
+
+    for known in range(1, end):
+        resumed = await sampling.extend(cut(undisturbed, known), stop=("never", stop))
+
+        assert resumed.tokens.tolist() == undisturbed.tokens.tolist(), f"cut after {known} of {end} tokens"
+        assert (resumed.finish, len(resumed.versions)) == ("stop", end)
+        np.testing.assert_allclose(resumed.logprobs, undisturbed.logprobs, atol=1e-4)
+    assert sampling.watch.wasted > 0  # the engine went on past a stop string that began before its request
+
+
+async def test_what_would_exceed_the_context_ends_there_as_length(sampling: Sampling):
+    whole = await sampling.extend(Answer("generate", "", done=False), most=500)
+    resumed = await sampling.extend(cut(whole, 50), most=500)
+    full = await sampling.extend(cut(whole, CONTEXT - len(PROMPT)), most=500)
+
+    assert (len(whole.tokens), whole.finish) == (CONTEXT - len(PROMPT), "length")
+    assert resumed.tokens.tolist() == full.tokens.tolist() == whole.tokens.tolist()
+    assert resumed.finish == full.finish == "length"
+    with pytest.raises(EngineRefused, match="the prompt has 128 tokens; a context of 128 takes 1 to 127"):
+        await sampling.extend(Answer("generate", "", done=False), prompt="a" * CONTEXT)
+
+
+class Scripted:
+    """A second implementation of what a fleet samples from: its answers are given by the test."""
+
+    exact = True
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], int, str | None]] = []  # tokens, budget, weights
+        self.answers: list[Callable[[], Generation]] = []
+        self.version, self.well, self.closed = KEY, True, False
+
+    async def generate(
+        self,
+        input_ids: Int32Array,
+        sampling: SamplingParams,
+        *,
+        extra_key: str | None = None,
+        on_tokens: OnTokens | None = None,
+        stream_interval: int = 16,
+        alone: bool = False,
+    ) -> Generation:
+        self.asked.append((input_ids.tolist(), sampling.max_new_tokens, extra_key))
+        generation = self.answers.pop(0)() if self.answers else some(sampling.max_new_tokens, extra_key or "")
+        for span in generation.weight_versions if on_tokens is not None else []:
+            part = slice(span.start, span.end)
+            on_tokens(Chunk(generation.token_ids[part], generation.logprobs[part], span.version))
+        await asyncio.sleep(0)
+        return generation
+
+    async def health(self) -> bool:
+        return self.well
+
+    async def label(self) -> str:
+        return self.version
+
+    def announced(self, key: str) -> None:
+        self.version = key
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def some(count: int, label: str = KEY, finish: Any = "length") -> Generation:
+    tokens = np.arange(count, dtype=np.int32) % 30 + 3
+    return Generation(tokens, np.full(count, -1.0, np.float32), [VersionSpan(label, 0, count)] if count else [], finish)
+
+
+def failing(error: Exception) -> Callable[[], Generation]:
+    def fail() -> Generation:
+        raise error
+
+    return fail
+
+
+class Servers:
+    """A fleet of scripted servers and a generator over it."""
+
+    def __init__(self) -> None:
+        self.clients: dict[str, Scripted] = {}
+        self.counts: dict[str, float] = {}
+        self.fleet = Fleet(self._open, counts=self.counts, fail=never)
+        shape = ModelInfo("any", 64, CONTEXT)
+        self.generator = Generator(self.fleet, shape, str, counts=self.counts)
+        self.ids = np.arange(3, 8, dtype=np.int32)
+
+    def _open(self, address: str) -> Scripted:
+        return self.clients.setdefault(address, Scripted())
+
+    def start(self, address: str, version: int = 0) -> Scripted:
+        self.fleet.apply(ready(address, version, engine=address))
+        return self.clients[address]
+
+    async def generate(self, most: int = 20, **expected: Any) -> Answer:
+        async with asyncio.timeout(30):
+            return await self.generator.generate(self.ids, SamplingParams(most), **expected)
+
+
+@pytest.mark.parametrize("most", [20, 100])  # answered at once, and streamed
+async def test_an_update_in_the_middle_is_continued_from_what_came_with_the_version_of_each_token(most: int):
+    servers = Servers()
+    one = servers.start("one")
+
+    def update() -> Generation:
+        servers.fleet.apply(EngineUpdating("one", 0, 1))
+        asyncio.get_running_loop().call_soon(servers.start, "one", 1)
+        return some(7, finish="abort")
+
+    one.answers = [update]
+    answer = await servers.generate(most)
+
+    assert (answer.done, answer.finish, len(answer.tokens)) == (True, "length", most)
+    assert answer.versions.tolist() == [0] * 7 + [1] * (most - 7)
+    assert one.asked[1] == ([*servers.ids.tolist(), *answer.tokens[:7].tolist()], most - 7, "0:1:made")
+
+
+async def test_a_dead_engine_is_left_for_another_and_used_again_once_it_is_well():
+    servers = Servers()
+    one = servers.start("one")
+    one.well = False
+    one.answers = [failing(EngineUnavailable("one", "gone"))]
+    pending = asyncio.create_task(servers.generate())
+    await until(lambda: bool(one.asked), "the first engine is asked")
+    two = servers.start("two")
+
+    assert len((await pending).tokens) == 20
+    assert len(two.asked) == 1
+    assert servers.counts["engine_unavailable"] == 1
+    servers.fleet.apply(EngineGone("two", "stopped"))
+    one.well = True
+    assert len((await servers.generate()).tokens) == 20
+    assert len(one.asked) == 2
+
+
+async def test_tokens_of_other_weights_than_asked_for_are_in_no_answer():
+    servers = Servers()
+    one = servers.start("one")
+    one.answers = [lambda: some(20, "0:9:other")]
+    two = servers.start("two", 1)
+    one_first = await servers.generate()
+
+    assert one_first.versions.tolist() == [1] * 20
+    assert (len(one.asked), len(two.asked)) == (1, 1)
+    assert servers.counts["mislabelled_tokens"] == 20
+
+
+async def test_requests_that_fail_again_and_again_are_given_up_and_the_next_is_tried():
+    servers = Servers()
+    one = servers.start("one")
+    one.answers = [failing(RequestFailed("no luck"))] * (TRIES + 1)
+
+    with pytest.raises(EngineRefused, match=f"{TRIES} requests failed without a token between them.*no luck"):
+        await servers.generate()
+    assert len(one.asked) == TRIES
+
+    one.answers = [failing(RequestFailed("no luck"))] * (TRIES - 1)
+    assert len((await servers.generate()).tokens) == 20
+
+
+async def test_the_least_loaded_engine_with_the_version_is_chosen_and_exactly_it_where_asked():
+    servers = Servers()
+    for address, version in (("one", 0), ("two", 1), ("three", 2)):
+        servers.start(address, version)
+
+    found = [(await servers.fleet.choose(1)).engine_id for _ in range(4)]
+    exact = (await servers.fleet.choose(1, exact=True)).engine_id
+    assert sorted(found) == ["three", "three", "two", "two"]
+    assert exact == "two"
+    assert (await servers.generate(version=0, exact=True)).versions.tolist() == [0] * 20
+
+    servers.start("one", 2)
+    with pytest.raises(EngineRefused, match="no engine has version 0 any more; the oldest has 1"):
+        await servers.generate(version=0, exact=True)
+
+
+async def test_a_generation_waits_for_a_version_and_for_a_slot():
+    servers = Servers()
+    servers.start("one")
+    pending = asyncio.create_task(servers.generate(version=3))
+    await asyncio.sleep(0.01)
+    assert not pending.done()
+    servers.fleet.apply(ready("one", 3, engine="one", slots=1))
+    assert (await pending).versions.tolist() == [3] * 20
+
+    engine = await servers.fleet.choose(0)
+    pending = asyncio.create_task(servers.generate())
+    await asyncio.sleep(0.01)
+    assert not pending.done()
+    servers.fleet.release(engine)
+    assert len((await pending).tokens) == 20
