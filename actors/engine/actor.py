@@ -13,9 +13,9 @@ from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish
 from asyncrl.crash import crash_point
-from asyncrl.engine.client import EngineClient, EngineLoad, EngineRefused, EngineUnavailable
-from asyncrl.engine.errors import EngineError
-from asyncrl.engine.launch import EngineFailed, EngineProcess
+from asyncrl.engine.client import EngineLoad
+from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
+from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from topics.engines import (
     ENGINE_STOPPED,
     EngineGone,
@@ -46,9 +46,10 @@ class EngineActor:
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
-        self._server: EngineProcess | None = None
-        self._client: EngineClient | None = None
-        self._address = ""
+        log_file = context.files.logs / f"{context.actor_id}.server.log"
+        key_file, model = context.files.engine_key_file(context.config), context.files.model_path(context.config)
+        home = EngineHome(context.actor_id, self.settings, model, log_file, key_file)
+        self._server = KINDS[self.settings.kind].control(home)
         self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])
 
     async def run(self) -> None:
@@ -58,11 +59,10 @@ class EngineActor:
         stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:
-            await self._open()
-            if self._client is not None:
-                probes = [asyncio.create_task(probe(self._client)) for probe in (self._probe, self._watch_load)]
-                for probe in probes:
-                    self.context.watch(probe)
+            await self._server.start()
+            probes = [asyncio.create_task(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
+            for probe in probes:
+                self.context.watch(probe)
             await self._listener.caught_up()  # versions in between may be pruned by now
             while not self.context.stop.is_set():
                 target = self._target
@@ -74,7 +74,7 @@ class EngineActor:
                 await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
                 news.cancel()
         except (EngineFailed, EngineError) as error:
-            raise ActorDown(f"engine {self._address or self.settings.kind}: {error}") from error
+            raise ActorDown(f"engine {self._server.address}: {error}") from error
         finally:
             for task in (stop, *probes):
                 task.cancel()
@@ -87,44 +87,27 @@ class EngineActor:
         self._target = published
         self._news.set()
 
-    async def _open(self) -> None:
-        settings, files = self.settings, self.context.files
-        if settings.kind == "scripted":
-            self._address = f"scripted:{self.context.actor_id}"
-            return
-        if settings.kind == "external":
-            number = int(self.context.actor_id.rsplit("-", 1)[1])
-            self._address = settings.addresses[number - 1]
-        else:
-            log_file = files.logs / f"{self.context.actor_id}.server.log"
-            self._server = EngineProcess(settings, log_file, files.engine_key_file(self.context.config))
-            model = files.model_path(self.context.config)
-            self._address = await self._server.start(model, "none")
-            self.context.watch(asyncio.create_task(self._watch_server(self._server)))
-        key = files.engine_key(self.context.config)
-        self._client = EngineClient(self._address, api_key=key, control_timeout_s=settings.update_deadline_s)
-
-    async def _watch_server(self, server: EngineProcess) -> None:
-        words = await server.wait()
+    async def _watch_end(self) -> None:
+        words = await self._server.ended()
         if not self.context.stop.is_set():
             raise EngineFailed(f"the server ended: {words}")
 
-    async def _probe(self, client: EngineClient) -> None:
+    async def _probe(self) -> None:
         """Ask the server for its health all the time: a frozen one takes requests and answers none."""
         lease_s, answered_at = self.context.config.keepers.lease_s, time.monotonic()
         while True:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError, EngineError):
                 async with asyncio.timeout(lease_s / 2):
-                    if await client.health():
+                    if await self._server.health():
                         answered_at = time.monotonic()
-                        await self._compare(client)
-            if self._updating and not (self._server is not None and self._server.frozen):
+                        await self._compare()
+            if self._updating and not self._server.frozen:
                 answered_at = time.monotonic()  # it may not answer while it loads, for engine.update_deadline_s
             silent_s = began - answered_at
             if silent_s > lease_s and self._answers:
-                words = f"its server at {self._address} has not answered for {silent_s:.0f} s"
-                if self._server is not None:
+                words = f"its server at {self._server.address} has not answered for {silent_s:.0f} s"
+                if self._server.own:
                     self._server.kill()
                     raise ActorDown(f"{words}; it is killed")
                 await self._lose(words)
@@ -133,10 +116,10 @@ class EngineActor:
                 self._news.set()
             await asyncio.sleep(lease_s / 4)
 
-    async def _compare(self, client: EngineClient) -> None:
+    async def _compare(self) -> None:
         """Ask the server which weights it has, and load them again if another client restarted or relabelled it."""
         loaded = self._loaded
-        found = str((await client.model_info()).get("weight_version"))
+        found = await self._server.label()
         if loaded and found != loaded and self._loaded == loaded and not self._updating:
             self.context.count("relabelled")
             self.context.log.warning("server has other weights", found=found, expected=loaded)
@@ -148,14 +131,14 @@ class EngineActor:
         self._answers, self._loaded = False, ""
         await self._publish(EngineGone(self.context.actor_id, words))
 
-    async def _watch_load(self, client: EngineClient) -> None:
+    async def _watch_load(self) -> None:
         """Report in the vital signs when the server last answered, and when it was last idle or advanced."""
         last, vitals = EngineLoad(0, 0), self.context.vitals
         vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
         while True:
             with contextlib.suppress(EngineError, TimeoutError):
                 async with asyncio.timeout(VITALS_S):
-                    load = await client.load()
+                    load = await self._server.load()
                 now = vitals["answered_at_s"] = time.time()
                 # Requests that come to a paused server add to its queue, and no token to its caches.
                 if not load.requests or load.tokens != last.tokens:
@@ -180,7 +163,7 @@ class EngineActor:
                 raise
             self.context.log.info("older weights were refused", version=target.version, reason=str(error))
         except EngineUnavailable as error:
-            if self._server is not None:
+            if self._server.own:
                 raise
             await self._lose(f"its server was away when it should load version {target.version}: {error}")
         finally:
@@ -192,28 +175,25 @@ class EngineActor:
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
         await self._publish(updating)
         crash_point("engine.updating")
-        if self._client is not None:
-            client, deadline = self._client, self.settings.update_deadline_s
-            try:
-                async with asyncio.timeout(deadline):
-                    await client.empty()
-                    await client.pause("in_place")
-                    crash_point("engine.paused")
-                    # Nothing runs: old caches stay behind under their own extra_key and need no flush.
-                    await client.update_weights(Path(target.location), target.key, False)
-                    await client.continue_generation()
-                    confirmed = (await client.model_info()).get("weight_version")
-            except TimeoutError:
-                words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
-                raise EngineFailed(words) from None
-            if confirmed != target.key:
-                raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
+        server, deadline = self._server, self.settings.update_deadline_s
+        try:
+            async with asyncio.timeout(deadline):
+                await server.hold()
+                crash_point("engine.paused")
+                await server.load_weights(Path(target.location), target.key)
+                await server.resume()
+                confirmed = await server.label()
+        except TimeoutError:
+            words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
+            raise EngineFailed(words) from None
+        if confirmed != target.key:
+            raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
         self._loaded, self._found = target.key, ""
         seconds = round(time.monotonic() - began, 4)
         self.context.vitals.update(version=target.version, update_s=seconds)
         ready = EngineReady(
-            engine_id, self._address, target.lineage, target.version, target.digest, self.settings.max_running, seconds
+            engine_id, server.address, target.lineage, target.version, target.digest, self.settings.max_running, seconds
         )
         await self._publish(ready)
 
@@ -223,7 +203,4 @@ class EngineActor:
     async def _leave(self) -> None:
         await self._publish(EngineGone(self.context.actor_id, ENGINE_STOPPED))
         await self._listener.close()
-        if self._client is not None:
-            await self._client.close()
-        if self._server is not None:
-            await self._server.stop()
+        await self._server.close()

@@ -13,9 +13,9 @@ import pytest
 from asyncrl.config.hints import hints
 from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
 from asyncrl.engine.embedded.__main__ import parse
 from asyncrl.engine.errors import RequestFailed
-from asyncrl.engine.launch import EngineProcess
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
 from harness.pictures import NOW_S, MadePicture
@@ -36,9 +36,11 @@ def mode(file: Path) -> int:
 async def test_two_servers_started_here_have_a_key_and_draw_by_seeds_of_their_own(model: Path, tmp_path: Path):
     key_file = tmp_path / "engine.key"
     key_file.write_text("a secret\n")
-    servers = [EngineProcess(EngineSettings(), tmp_path / f"engine-{n}.server.log", key_file) for n in (1, 2)]
+    logs = [tmp_path / f"engine-{n}.server.log" for n in (1, 2)]
+    servers = [EmbeddedControl(EngineHome("engine-1", EngineSettings(), model, log, key_file)) for log in logs]
     try:
-        addresses = await asyncio.gather(*(server.start(model, "none") for server in servers))
+        await asyncio.gather(*(server.start() for server in servers))
+        addresses = [server.address for server in servers]
         clients = [EngineClient(address, api_key="a secret") for address in addresses]
         asked = [[client.generate([1, 2, 3], SamplingParams(40)) for _ in range(3)] for client in clients]
         first, second = [[(await answer).token_ids.tolist() for answer in answers] for answers in asked]
@@ -50,7 +52,7 @@ async def test_two_servers_started_here_have_a_key_and_draw_by_seeds_of_their_ow
         lines = [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children()]
     finally:
         for server in servers:
-            await server.stop()
+            await server.close()
 
     assert not [answer for answer in first if answer in second]
     assert len([line for line in lines if b"engine.embedded" in line and str(key_file).encode() in line]) == 2
@@ -66,9 +68,9 @@ def children() -> list[str]:
 def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
     key_file = tmp_path / "engine.key"
     key_file.write_text("a secret")
-    server = EngineProcess(EngineSettings(kind="sglang"), tmp_path / "engine-1.server.log", key_file)
+    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "engine-1.server.log", key_file)
 
-    arguments = server._arguments(tmp_path, "none", 30000)
+    arguments = SGLangControl(home).arguments()
 
     options = Path(arguments[arguments.index("--config") + 1])
     assert options.suffix == ".yaml"  # SGLang takes no other

@@ -15,7 +15,7 @@ from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.publish import publish
 from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.launch import EngineProcess
+from asyncrl.engine.control import EmbeddedControl, EngineHome
 from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
 from harness.stage import until
@@ -66,8 +66,10 @@ async def scene(stage, bus, tmp_path):
         settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "lease_s": 1.0, "slots": 8}
         made = stage(task={"rollout": f"{HERE / 'rollouts.py'}:{function}"}, rollout={**settings, **rollout})
         make_endless_model(made.files.model)
-        server = EngineProcess(EngineSettings(max_running=16), tmp_path / "engine.log", None)
-        address = await server.start(made.files.model, KEY)
+        settings = EngineSettings(max_running=16, arguments=["--weight-version", KEY])
+        server = EmbeddedControl(EngineHome("engine-1", settings, made.files.model, tmp_path / "engine.log", None))
+        await server.start()
+        address = server.address
         client = EngineClient(address)
         await publish(bus, EngineReady("engine-1", address, 0, 0, "made", 16))
         scene = Scene(made, bus, client, {}, {}, {}, tmp_path)
@@ -97,7 +99,7 @@ async def scene(stage, bus, tmp_path):
         for reader in readers:
             await reader.close()
         await client.close()
-        await server.stop()
+        await server.close()
 
 
 def assert_same(found, expected):

@@ -1,0 +1,154 @@
+"""Every kind of inference server does what its engine actor asks for, also one of the test's own."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+
+from actors.engine.actor import EngineActor
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.settings import EngineSettings
+from asyncrl.engine.client import EngineClient, EngineLoad, SamplingParams
+from asyncrl.engine.control import KINDS, EngineControl, EngineFailed, EngineHome, EngineKind
+from benchmarks.engine import save_random_model
+from harness.sglang_like import like_sglang
+from harness.stage import Stage, until
+from topics.engines import ENGINE_READY, EngineReady
+from topics.topic import ENGINES
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.wire import decode
+
+
+class OwnControl(EngineControl):
+    """A second implementation: a server in the test's own process, that keeps to the order of the calls."""
+
+    def __init__(self, home: EngineHome) -> None:
+        self.address = "own:1"
+        self._label, self._held, self._open = "none", False, False
+
+    async def start(self) -> None:
+        self._open = True
+
+    async def health(self) -> bool:
+        return self._open
+
+    async def label(self) -> str:
+        return self._label
+
+    async def load(self) -> EngineLoad:
+        return EngineLoad(0, 0)
+
+    async def hold(self) -> None:
+        self._held = True
+
+    async def load_weights(self, directory: Path, key: str) -> None:
+        assert self._held
+        self._label = key
+
+    async def resume(self) -> None:
+        self._held = False
+
+    async def close(self) -> None:
+        self._open = False
+
+
+OWN = EngineKind(OwnControl, KINDS["scripted"].client)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    save_random_model(directory, vocab=64, hidden=32, layers=2)
+    return directory
+
+
+def home(model: Path, logs: Path, **settings: object) -> EngineHome:
+    return EngineHome("engine-1", EngineSettings(**settings), model, logs / "engine-1.server.log", None)
+
+
+@asynccontextmanager
+async def controlled(kind: str, model: Path, logs: Path) -> AsyncIterator[EngineControl]:
+    async with like_sglang() as server:
+        kinds = {**KINDS, "own": OWN}
+        yield kinds[kind].control(home(model, logs, addresses=[server.address]))
+
+
+def test_every_kind_that_settings_take_has_a_row():
+    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", ["embedded", "external", "scripted", "own"])
+async def test_a_server_starts_takes_weights_by_name_and_leaves(kind: str, model: Path, tmp_path: Path):
+    async with controlled(kind, model, tmp_path) as server:
+        await server.start()
+        ended = asyncio.create_task(server.ended())
+        try:
+            assert await server.health()
+            await server.hold()
+            await server.load_weights(model, "0:1:first")
+            await server.resume()
+
+            assert await server.label() == "0:1:first"
+            assert (await server.load()).requests == 0
+            assert not server.frozen
+            assert not ended.done()
+        finally:
+            await server.close()
+        if server.own:
+            assert (await asyncio.wait_for(ended, 60)).startswith("exit code")
+        ended.cancel()
+
+
+async def test_a_held_server_returns_what_runs_with_its_partial_tokens(model: Path, tmp_path: Path):
+    async with controlled("embedded", model, tmp_path) as server:
+        await server.start()
+        client, begun = EngineClient(server.address), asyncio.Event()
+        running = asyncio.create_task(
+            client.generate(
+                [1, 2, 3], SamplingParams(100, ignore_eos=True), on_tokens=lambda _: begun.set(), stream_interval=1
+            )
+        )
+        try:
+            await asyncio.wait_for(begun.wait(), 60)
+            await server.hold()
+            partial = await asyncio.wait_for(running, 60)
+            await server.resume()
+
+            assert partial.finish_reason in ("abort", "length")
+            assert 0 < len(partial.token_ids) <= 100
+            assert len((await client.generate([1, 2, 3], SamplingParams(4, ignore_eos=True))).token_ids) == 4
+        finally:
+            await client.close()
+            await server.close()
+
+
+async def test_a_server_that_ends_while_it_starts_fails_with_its_last_output(tmp_path: Path):
+    server = KINDS["embedded"].control(home(tmp_path / "nothing", tmp_path))
+
+    with pytest.raises(EngineFailed, match=r"the server ended: exit code 1:(.|\n)*nothing"):
+        await server.start()
+    await server.close()
+
+
+async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(KINDS, "scripted", OWN)
+    context = stage(engine={"kind": "scripted"}).context("engine", bus)
+    actor = EngineActor(context)
+    running = asyncio.create_task(actor.run())
+    location = str(context.files.weights.absolute() / "v1")
+    await publish(bus, WEIGHTS_PUBLISHED, WeightsPublished(0, 1, "d", "files", location), headers={WRITER: "learner"})
+
+    async def is_ready() -> bool:
+        found = await read_last(bus, ENGINES, ENGINE_READY.subject(bus.run, "engine-1"))
+        return found is not None and decode(EngineReady, found.data).address == "own:1"
+
+    await until(is_ready, "the engine is ready")
+    context.stop.set()
+    await asyncio.wait_for(running, 60)
