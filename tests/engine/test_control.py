@@ -20,7 +20,7 @@ from harness.sglang_like import like_sglang
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import decode
 
 
@@ -143,7 +143,7 @@ async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
     actor = EngineActor(context)
     running = asyncio.create_task(actor.run())
     location = str(context.files.weights.absolute() / "v1")
-    await publish(bus, WEIGHTS_PUBLISHED, WeightsPublished(0, 1, "d", "files", location), headers={WRITER: "learner"})
+    await publish(bus, WeightsPublished(0, 1, "d", "files", location), headers={WRITER: "learner"})
 
     async def is_ready() -> bool:
         found = await read_last(bus, ENGINES, ENGINE_READY.subject(bus.run, "engine-1"))
