@@ -56,18 +56,35 @@ def count_versions(segments: list[Segment]) -> list[VersionCount]:
 
 
 class Answer(msgspec.Struct, omit_defaults=True):
-    """One recorded answer of a rollout's context: a `generate`, a `tool` call, a clock reading or a random number."""
+    """One recorded answer of a rollout's context: a `generate`, a tool, a clock, a random number, an outcome."""
 
-    call: str  # "generate", "tool:NAME", "time", "random"
+    call: str  # "generate", "tool:NAME", "time", "random", "outcome"
     inputs: str  # xxh3 of the inputs: a replay must ask the same
     done: bool = True  # False: a generation under way, its tokens so far
-    result: bytes = b""  # MessagePack of what a tool, clock or die answered
+    result: bytes = b""  # MessagePack of what a tool, clock or die answered, or of an outcome
     failed: str = ""  # the exception of a tool
     tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
     logprobs: Float32Array = msgspec.field(default_factory=lambda: np.empty(0, np.float32))  # [T]
     versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T], or [1] for all of them
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
+
+
+METRICS = 32  # that a rollout function, or a reward, may give for one trajectory
+ARTEFACTS = 16
+ARTEFACT_BYTES = 65_536  # of all artefacts of a trajectory
+NAME_CHARS = 64
+
+Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS)]
+Metrics: TypeAlias = Annotated[dict[Name, Real], Meta(max_length=2 * METRICS)]  # of both
+
+
+class Outcome(msgspec.Struct, omit_defaults=True):
+    """What a rollout function gave of its own: a reward, metrics, and values to be looked at."""
+
+    reward: Real | None = None  # final where it is given
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    artefacts: Annotated[dict[Name, bytes], Meta(max_length=ARTEFACTS)] = msgspec.field(default_factory=dict)
 
 
 class _OfTrajectory(Message, kw_only=True):
@@ -145,6 +162,7 @@ class TrajectoryGenerated(_OfMember):
     truncated: bool = False  # the last generation ended at its length limit
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
     discarded: Count = 0  # tokens sampled in vain: by weights of another name, or behind the end of a stop string
+    outcome: Outcome | None = None  # where the rollout function gave one
 
     def headers(self) -> dict[str, str]:
         """Return the headers that routing and deciding need."""
@@ -171,7 +189,7 @@ class TrajectoryGraded(_OfMember):
     versions: list[VersionCount]
     reward: Real
     truncated: bool = False
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)
+    metrics: Metrics = msgspec.field(default_factory=dict)
     discarded: Count = 0  # as in its result
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
 from topics.batches import BatchGroup, BatchMember
 from topics.trajectories import TrajectoryGraded
+
+_METRICS = 64  # names of metrics in the figures of a batch
 
 
 def tokens_of(*members: TrajectoryGraded) -> int:
@@ -36,7 +39,8 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
         `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
         no answer), `truncated_share` of the trajectories, `issue_to_grade_s_mean` and `issue_to_grade_s_max`,
         `flat_groups_share` of the groups of several whose rewards are all equal, and `reward/NAME`: the mean of each
-        metric that the reward gave, over the trajectories for which it did.
+        metric that rewards or rollout functions gave, over the trajectories for which they did; of more than `_METRICS`
+        names those that most trajectories have.
     """
     members = [member for group in groups for member in group]
     lengths = [tokens_of(member) for member in members]
@@ -51,6 +55,7 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
     }
     if several:
         figures["flat_groups_share"] = fmean(len({member.reward for member in group}) == 1 for group in several)
-    for name in sorted({name for member in members for name in member.metrics}):
+    names = Counter(name for member in members for name in member.metrics)
+    for name in sorted(sorted(names, key=lambda name: (-names[name], name))[:_METRICS]):
         figures[f"reward/{name}"] = fmean(member.metrics[name] for member in members if name in member.metrics)
     return {name: round(value, 6) for name, value in figures.items()}

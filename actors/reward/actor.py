@@ -14,6 +14,7 @@ from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.trajectories import (
     FailureReason,
+    Outcome,
     Reference,
     TrajectoryGenerated,
     TrajectoryGraded,
@@ -21,18 +22,21 @@ from topics.trajectories import (
 )
 from topics.wire import WireError
 
+_NO_REWARD = 'the rollout function gave no reward (context.outcome(reward)), and reward.function = "" names none'
+
 
 async def main(context: Context) -> None:
     """Run a reward worker until asked to stop."""
-    settings = context.config.reward
+    settings, grader = context.config.reward, None
     try:
-        grader = await open_grader(
-            settings.function,
-            base=context.files.base,
-            workers=settings.children,
-            time_limit_s=settings.time_limit_s,
-            memory_mb=settings.memory_mb,
-        )
+        if settings.function:
+            grader = await open_grader(
+                settings.function,
+                base=context.files.base,
+                workers=settings.children,
+                time_limit_s=settings.time_limit_s,
+                memory_mb=settings.memory_mb,
+            )
     except (GraderError, FunctionError) as error:
         raise ActorFault(str(error)) from error
     worker = RewardWorker(context, grader)
@@ -45,7 +49,7 @@ async def main(context: Context) -> None:
 class RewardWorker:
     """Grades one trajectory at a time, many at once."""
 
-    def __init__(self, context: Context, grader: Grader) -> None:
+    def __init__(self, context: Context, grader: Grader | None) -> None:
         self._context = context
         self._grader = grader
         self._suspects = PoisonGuard(context)
@@ -60,12 +64,19 @@ class RewardWorker:
     async def close(self) -> None:
         """End what was started for grading."""
         await self._suspects.close()
-        await self._grader.close()
+        if self._grader is not None:
+            await self._grader.close()
 
     async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
         if generated.stage == "warmup":
             await self._publish_grade(generated, delivery, 0.0, {})
             return True
+        outcome = generated.outcome or Outcome()
+        if outcome.reward is not None:
+            await self._publish_grade(generated, delivery, outcome.reward, outcome.metrics)
+            return True
+        if self._grader is None:
+            return await self._fail(generated, delivery, "reward", _NO_REWARD)
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
         row = generated.rows[0]
@@ -81,7 +92,7 @@ class RewardWorker:
                 result = await self._grader.grade(request)
         except RewardFailed as error:
             return await self._fail(generated, delivery, "reward", str(error))
-        await self._publish_grade(generated, delivery, result.reward, result.metrics)
+        await self._publish_grade(generated, delivery, result.reward, outcome.metrics | result.metrics)
         return True
 
     async def _fail(

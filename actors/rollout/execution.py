@@ -30,6 +30,7 @@ from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
     FailureReason,
+    Outcome,
     Segment,
     TrajectoryGenerated,
     count_versions,
@@ -110,7 +111,7 @@ class Execution(Watch):
         try:
             rows = await self._tools.rows.of(self._issued)
             if self._issued.stage == "warmup":
-                await self._publish_result([], self._supervised(rows), "", truncated=False)
+                await self._publish_result([], self._supervised(rows), "")
             else:
                 self._tools.under_way.add(self._progress)
                 await self._roll_out(rows)
@@ -217,7 +218,9 @@ class Execution(Watch):
         segments = rollout.segments()
         if not segments:
             raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
-        await self._publish_result(rows, segments, rollout.sampled_text(), truncated=rollout.truncated)
+        await self._publish_result(
+            rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=rollout.outcome_given()
+        )
 
     async def keep(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""
@@ -233,7 +236,13 @@ class Execution(Watch):
         return segments
 
     async def _publish_result(
-        self, rows: list[PromptRow], segments: list[Segment], completion: str, *, truncated: bool
+        self,
+        rows: list[PromptRow],
+        segments: list[Segment],
+        completion: str,
+        *,
+        truncated: bool = False,
+        outcome: Outcome | None = None,
     ) -> None:
         issued = self._issued
         message = TrajectoryGenerated(
@@ -251,6 +260,7 @@ class Execution(Watch):
             truncated=truncated,
             lineages=sorted(self._progress.lineages),
             discarded=self._progress.discarded,
+            outcome=outcome,
         )
         await self._progress.publish_result(message)
         self._context.count("generated")

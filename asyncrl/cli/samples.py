@@ -60,7 +60,10 @@ def sample_text(sample: Sample) -> Text:
     if sample.label is not None:
         head.append(f"  label {_plain(sample.label)}", "not bold")
     turns = [_turn_text(turn) for turn in sample.turns] or [Text(sample.completion)]
-    return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), *turns])
+    if sample.metrics:
+        head.append("".join(f"  {name} {value:g}" for name, value in sample.metrics.items()), "not bold")
+    artefacts = [Text(f"{name}: {text}", "dim") for name, text in sample.artefacts.items()]
+    return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), *turns, *artefacts])
 
 
 def _turn_text(turn: Turn) -> Text:

@@ -190,7 +190,7 @@ def _leases(config: Config) -> Iterator[Finding]:
 
 def _limits(config: Config) -> Iterator[Finding]:
     deadline_s, limits = config.buffer.group_deadline_s, []
-    if config.reward.function != "exact":  # it takes no time
+    if config.reward.function not in ("", "exact"):  # these take no time
         limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
     if config.task.rollout != "single_turn":  # it has no tools
         limits.append(("rollout.tool_limit_s", config.rollout.tool_limit_s, "tool"))
@@ -305,6 +305,9 @@ def _task(config: Config) -> Iterator[Finding]:
     if config.reward.function == "reasoning-gym" and config.task.source in {"reverse", "sum"}:
         message = f'reward.function = "reasoning-gym" cannot grade task.source = "{config.task.source}"; set "exact"'
         yield Finding(("reward.function", "task.source"), message)
+    if not config.reward.function and config.task.rollout == "single_turn":
+        message = 'reward.function = "" names no reward and task.rollout = "single_turn" gives none; set one of them'
+        yield Finding(("reward.function", "task.rollout"), message)
     for key, given in (("eval.every", config.eval.every), ("eval.source", config.eval.source)):
         if given and not config.eval.prompts:
             message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"

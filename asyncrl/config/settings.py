@@ -117,7 +117,8 @@ class RewardSettings(Settings):
     """The reward: how a finished trajectory is graded."""
 
     function: str = "exact"
-    """`exact`, `math`, `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`."""
+    """`exact`, `math`, `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`;
+    empty where the rollout function gives every reward (`context.outcome`)."""
     workers: Positive = 1
     """Reward worker processes at start."""
     children: Positive = 1

@@ -19,7 +19,6 @@ from asyncrl.errors import last_lines
 from asyncrl.framing import READ_BYTES, Frames, first_frame, pack, take_pipes
 from asyncrl.process import descendants, living_processes
 from asyncrl.rewards.frames import (
-    REPLY_BYTES,
     Call,
     GradeRequest,
     Ready,
@@ -84,11 +83,7 @@ def _limit_memory(memory_mb: int) -> None:
 
 
 def _send(outbox: BinaryIO, message: Ready | Reply) -> None:
-    frame = pack(message)
-    if isinstance(message, Reply) and len(frame) > REPLY_BYTES:
-        detail = f"the function returned {len(message.metrics)} metrics in {len(frame)} bytes; {REPLY_BYTES} fit"
-        frame = pack(Reply(message.id, reason="value", detail=detail))
-    outbox.write(frame)
+    outbox.write(pack(message))
     outbox.flush()
 
 

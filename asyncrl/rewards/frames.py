@@ -9,6 +9,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import msgspec
 
+from topics.trajectories import METRICS, NAME_CHARS
 from topics.wire import GREATEST
 
 Reason: TypeAlias = Literal["raised", "value", "time_limit", "memory", "exited", "http", "closed"]
@@ -98,28 +99,49 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
     """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
 
     Returns:
-        The reward and the metrics by name, none beyond what a message may hold.
+        The reward and the metrics by name.
 
     Raises:
         RewardFailed: with reason `value`.
     """
-    if not isinstance(value, Mapping):
-        return _finite(value, "the function returned"), {}
-    if "reward" not in value:
-        raise RewardFailed("value", f"the function returned no 'reward' but {', '.join(map(repr, value)) or 'nothing'}")
+    try:
+        if not isinstance(value, Mapping):
+            return finite(value, "the function returned"), {}
+        if "reward" not in value:
+            names = ", ".join(map(repr, value)) or "nothing"
+            raise ValueError(f"the function returned no 'reward' but {names[:1000]}")
+        metrics = read_metrics({name: number for name, number in value.items() if name != "reward"})
+        return finite(value["reward"], "'reward' is"), metrics
+    except ValueError as error:
+        raise RewardFailed("value", str(error)) from None
+
+
+def read_metrics(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Check named numbers that belong to one trajectory.
+
+    Raises:
+        ValueError: there are more than `METRICS`, a name is too long, or a value is no finite number.
+    """
+    if len(values) > METRICS:
+        raise ValueError(f"found {len(values)} metrics, expected at most {METRICS} for one trajectory; give fewer")
     # Half a surrogate pair, as from JSON, is in no message.
-    names = {name: str(name).encode(errors="backslashreplace").decode() for name in value}
-    numbers = {names[name]: _finite(number, f"{name!r} is") for name, number in value.items()}
-    return numbers.pop("reward"), numbers
+    names = {name: str(name).encode(errors="backslashreplace").decode() for name in values}
+    return {check_name(names[name]): finite(number, f"{name!r} is") for name, number in values.items()}
 
 
-def _finite(value: Any, subject: str) -> float:
+def check_name(name: str) -> str:
+    """Return a name of a metric or artefact; raises ValueError for one that is empty or too long."""
+    if not 0 < len(name) <= NAME_CHARS:
+        raise ValueError(f"the name {name[:80]!r} has {len(name)} characters, expected 1 to {NAME_CHARS}")
+    return name
+
+
+def finite(value: Any, subject: str) -> float:
+    """Return a number that a message can hold; raises ValueError for anything else, beginning with the subject."""
     try:
         number = float(value) if isinstance(value, SupportsFloat) else math.nan
     except (TypeError, ValueError, OverflowError):  # an array of several numbers, an integer past 1e308
         number = math.nan
     if not abs(number) <= GREATEST:  # a NaN is not either
-        raise RewardFailed(
-            "value", f"{subject} {repr(value)[:200]}; expected a number from {-GREATEST:g} to {GREATEST:g}"
-        )
+        raise ValueError(f"{subject} {repr(value)[:200]}; expected a number from {-GREATEST:g} to {GREATEST:g}")
     return number

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -15,9 +15,10 @@ import msgspec
 import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.rewards.frames import check_name, finite, read_metrics
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from topics.prompts import PromptRow
-from topics.trajectories import Answer, Segment
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, Answer, Outcome, Segment
 from topics.wire import Int32Array
 
 Replay: TypeAlias = Literal["journal", "rerun"]
@@ -85,8 +86,9 @@ class Host(Protocol):
 class RolloutContext:
     """All that a rollout function may use of the world.
 
-    `generate` is the only way to sample, `tool` the way to act, `time` and `random` the clock and the die. What they
-    answered is recorded, and recorded answers are given again when the function is run again elsewhere.
+    `generate` is the only way to sample, `tool` the way to act, `time` and `random` the clock and the die; `outcome`
+    takes what the function itself knows of the result. All of it is recorded, and a recording answers when the function is
+    run again elsewhere.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class RolloutContext:
         self._limits = limits
         self._tool_limit_s = tool_limit_s
         self._calls: dict[str, _Call] = {}  # generations by call path
+        self._outcomes: dict[str, Outcome] = {}  # what was given, by call path
 
     async def generate(
         self,
@@ -191,6 +194,40 @@ class RolloutContext:
         answer.done = True
         return random.Random(f"{self._seed}:{path}")
 
+    def outcome(
+        self,
+        reward: float | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        artefacts: Mapping[str, str | bytes] | None = None,
+    ) -> None:
+        """Give what is known of how the trajectory went; a later call adds to the earlier ones, and replaces what it
+        names again. What was given counts: when the function is run again elsewhere, its first values are kept.
+
+        Args:
+            reward: of the trajectory. It is final: `reward.function` is not called.
+            metrics: named finite numbers, whose means over a batch are `reward/NAME` in `metrics.jsonl`.
+            artefacts: named texts or bytes, kept with the trajectory's tokens; `asyncrl explain` shows them.
+
+        Raises:
+            ValueError: a value is no finite number, or there are too many or too large ones.
+        """
+        path, answer = self._journal.ask("outcome", "")
+        if not answer.done:
+            given = Outcome(
+                None if reward is None else finite(reward, "the reward is"),
+                read_metrics(metrics or {}),
+                {check_name(name): _as_bytes(name, value) for name, value in (artefacts or {}).items()},
+            )
+            _check_outcome(_merged([*self._outcomes.values(), given]))
+            answer.result, answer.done = msgspec.msgpack.encode(given), True
+        self._outcomes[path] = msgspec.msgpack.decode(answer.result, type=Outcome)
+
+    def outcome_given(self) -> Outcome | None:
+        """Return all that `outcome` was given, in the order of call paths; None where it was not called."""
+        paths = sorted(self._outcomes, key=call_order)
+        return _merged([self._outcomes[path] for path in paths]) if paths else None
+
     def segments(self) -> list[Segment]:
         """The rows that come of all generations, in the order of their call paths.
 
@@ -221,6 +258,32 @@ class RolloutContext:
     def _in_order(self) -> list[_Call]:
         """All generations by call path: whichever of two branches was faster, the order is the same."""
         return [self._calls[path] for path in sorted(self._calls, key=call_order)]
+
+
+def _merged(outcomes: Sequence[Outcome]) -> Outcome:
+    merged = Outcome()
+    for outcome in outcomes:
+        merged.reward = merged.reward if outcome.reward is None else outcome.reward
+        merged.metrics |= outcome.metrics
+        merged.artefacts |= outcome.artefacts
+    return merged
+
+
+def _check_outcome(outcome: Outcome) -> None:
+    """Raise a ValueError where a trajectory has more than may be kept of it."""
+    read_metrics(outcome.metrics)
+    size = sum(map(len, outcome.artefacts.values()))
+    if len(outcome.artefacts) > ARTEFACTS or size > ARTEFACT_BYTES:
+        found, expected = f"{len(outcome.artefacts)} artefacts of {size:,} bytes", f"{ARTEFACTS} of {ARTEFACT_BYTES:,}"
+        raise ValueError(f"found {found} in all, expected at most {expected} for one trajectory; give less")
+
+
+def _as_bytes(name: str, value: str | bytes) -> bytes:
+    if isinstance(value, bytes | bytearray):
+        return bytes(value)
+    if not isinstance(value, str):
+        raise ValueError(f"the artefact {name!r} is a {type(value).__name__}; expected text or bytes")
+    return value.encode(errors="backslashreplace")
 
 
 class _Row:

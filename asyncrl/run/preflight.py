@@ -143,7 +143,7 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         ("task.rollout", config.task.rollout, ROLLOUTS, rollout),
     ):
         near = difflib.get_close_matches(spec, known, n=1)
-        if spec in known:
+        if spec in known or (not spec and key == "reward.function"):
             continue
         if ":" not in spec:
             meant = f"; did you mean {near[0]}?" if near else ""

@@ -18,11 +18,12 @@ from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from topics.evals import EvalScored
 from topics.prompts import PromptRow
 from topics.topic import TRAJECTORIES
-from topics.trajectories import Segment, TrajectoryGenerated
+from topics.trajectories import Outcome, Segment, TrajectoryGenerated
 from topics.wire import WireError
 
 Event: TypeAlias = Literal["step", "eval"]
 
+_SHOWN_BYTES = 4_000  # of an artefact
 _LARGEST = 4  # no row takes more than this part of the file
 
 
@@ -44,6 +45,8 @@ class Sample(msgspec.Struct):
     tokens: int | None = None  # sampled
     truncated: bool = False
     turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
+    metrics: dict[str, float] = {}  # that the rollout function gave
+    artefacts: dict[str, str] = {}  # the beginnings of those
 
 
 class SampleRow(msgspec.Struct):
@@ -80,8 +83,18 @@ class SampleReader:
         turns = self._turns(generated.segments)
         if generated.rows and turns and not turns[0].sampled:
             turns = turns[1:]  # the prompt
+        outcome = generated.outcome or Outcome()
         return Sample(
-            trajectory_id, None, row.prompt, generated.completion, row.label, tokens, generated.truncated, turns
+            trajectory_id,
+            outcome.reward,
+            row.prompt,
+            generated.completion,
+            row.label,
+            tokens,
+            generated.truncated,
+            turns,
+            outcome.metrics,
+            {name: _shown(value) for name, value in outcome.artefacts.items()},
         )
 
     @cached_property
@@ -101,6 +114,12 @@ class SampleReader:
             for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
                 turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
         return turns
+
+
+def _shown(artefact: bytes) -> str:
+    """Return an artefact as text, cut where it is long."""
+    text = artefact[:_SHOWN_BYTES].decode(errors="replace")
+    return text if len(artefact) <= _SHOWN_BYTES else f"{text} ... ({len(artefact):,} bytes)"
 
 
 def of_evaluation(scored: EvalScored) -> list[Sample]:

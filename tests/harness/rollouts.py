@@ -71,3 +71,15 @@ async def impatient(row, context):
 
 async def broken(row, context):
     raise KeyError("no such letter")
+
+
+async def scored(row, context):
+    """Gives an outcome that no second run would give, and goes on."""
+    file = Path(f"{row.metadata['calls']}.runs")
+    file.open("a").write("run\n")
+    runs = len(file.read_text().splitlines())
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))
+    context.outcome(runs / 4, metrics={"runs": runs}, artefacts={"note": f"run {runs}"})
+    await context.tool("look", look, 1, row.metadata)
+    await context.tool("look", look, 2, row.metadata)
+    context.outcome(metrics={"runs at the end": runs})

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.engine.generator import Tape
 from asyncrl.rollout.context import Limits, RolloutContext, ToolFailed
 from asyncrl.rollout.journal import Diverged, Journal, branch_tasks
-from topics.trajectories import Answer, ProgressEntry
+from topics.trajectories import Answer, Outcome, ProgressEntry
 from topics.wire import WireError, decode, encode
 
 
@@ -226,3 +226,63 @@ def test_one_version_stands_for_all_tokens_of_a_message():
 def test_progress_with_other_numbers_of_versions_or_log_probs_is_refused(damaged):
     with pytest.raises(WireError, match="call 0: 3 tokens"):
         Journal([{"0": damaged}])
+
+
+async def test_outcomes_add_up_and_a_replay_keeps_the_values_that_were_recorded():
+    runs = []
+
+    async def scored(context):
+        runs.append(1)
+        await context.generate([1])
+        context.outcome(
+            len(runs), metrics={"turns": len(runs), "first": 0.5}, artefacts={"board": "x.o", "raw": b"\xff"}
+        )
+        await context.tool("look", lambda: 1)
+        context.outcome(metrics={"turns": 2.5})
+        return context.outcome_given()
+
+    given, _, host = await play(scored, Journal())
+    replayed, _, _ = await again(scored, host)
+
+    assert given == Outcome(1.0, {"turns": 2.5, "first": 0.5}, {"board": b"x.o", "raw": b"\xff"})
+    assert replayed == given
+    assert len(runs) == 2
+
+
+async def test_branches_that_give_outcomes_add_up_by_their_places_whoever_was_faster():
+    async def pair(context):
+        async def branch(number):
+            await context.generate([number])
+            context.outcome(number)
+
+        await asyncio.gather(branch(1), branch(2))
+        return context.outcome_given()
+
+    assert [(await play(pair, Journal(), *turns))[0].reward for turns in ((5, 0), (0, 5))] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"reward": float("nan")}, "the reward is nan; expected a number"),
+        ({"metrics": {"steps": None}}, "'steps' is None; expected a number"),
+        ({"metrics": {"x" * 65: 1.0}}, "has 65 characters, expected 1 to 64"),
+        ({"metrics": {str(number): 1.0 for number in range(33)}}, "found 33 metrics, expected at most 32"),
+        ({"metrics": {str(number): 1.0 for number in range(20)}, "twice": True}, "found 40 metrics"),
+        ({"artefacts": {"board": 7}}, "the artefact 'board' is a int; expected text or bytes"),
+        (
+            {"artefacts": {"board": "x" * 70_000}},
+            "found 1 artefacts of 70,000 bytes in all, expected at most 16",
+        ),
+    ],
+)
+async def test_an_outcome_that_may_not_be_kept_is_an_error_of_the_function(given, words):
+    twice = given.pop("twice", False)
+
+    async def scored(context):
+        context.outcome(**given)
+        if twice:
+            context.outcome(metrics={f"more {name}": value for name, value in given["metrics"].items()})
+
+    with pytest.raises(ValueError, match=words):
+        await play(scored, Journal())

@@ -52,6 +52,18 @@ def test_figures_of_two_groups():
     }
 
 
+def test_of_too_many_metrics_those_that_most_trajectories_have_are_kept():
+    groups = [
+        [graded("p0-0", 1.0, [4], metrics={"common": 1.0, **{f"a{number}": 1.0 for number in range(50)}})],
+        [graded("p1-0", 0.0, [4], metrics={"common": 3.0, **{f"b{number}": 1.0 for number in range(50)}})],
+    ]
+
+    figures = batch_figures(groups, [1.0])
+
+    assert len([name for name in figures if name.startswith("reward/")]) == 64
+    assert figures["reward/common"] == 2.0
+
+
 def test_a_group_of_one_has_no_spread_to_speak_of():
     assert "flat_groups_share" not in batch_figures([[graded("p0-0", 1.0, [4])]], [1.0])
 

@@ -24,7 +24,7 @@ from topics.engines import EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
 from topics.table import topic_of
 from topics.topic import GRADES, TRAJECTORIES, VITALS
-from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED
+from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Outcome
 from topics.wire import decode
 
 KEY = "0:0:made"
@@ -334,6 +334,22 @@ async def test_a_function_that_asks_something_else_when_replayed_fails_as_diverg
 
     assert scene.failures["p000001-0"].reason == "diverged"
     assert "replay='journal'" in scene.failures["p000001-0"].detail
+
+
+async def test_an_outcome_given_before_a_kill_counts_once_and_as_it_was_given(scene):
+    scene = await scene("scored")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0", hold=2)
+    calls = scene.tmp / "p000001-0.calls"
+    await until(lambda: calls.exists() and "2" in calls.read_text().split(), "the second tool is called")
+    first.kill()
+    await first.wait()
+    (scene.tmp / "go").touch()
+    await scene.stage.start("rollout", 2)
+    found = await scene.result("p000001-0")
+
+    assert found.delivery == 2
+    assert found.outcome == Outcome(0.25, {"runs": 1.0, "runs at the end": 2.0}, {"note": b"run 1"})
 
 
 async def test_a_rollout_function_that_raises_is_data_not_a_crash(scene):
