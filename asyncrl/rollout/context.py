@@ -87,8 +87,8 @@ class RolloutContext:
     """All that a rollout function may use of the world.
 
     `generate` is the only way to sample, `tool` the way to act, `time` and `random` the clock and the die; `outcome`
-    takes what the function itself knows of the result. All of it is recorded, and a recording answers when the function is
-    run again elsewhere.
+    takes what the function itself knows of the result. All of it is recorded, and recorded answers are given again
+    when the function is run again elsewhere.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ async def test_what_a_rollout_function_gives_is_trained_on_and_reaches_the_metri
     assert run.steps() == [1, 2, 3]
     assert all(row["reward/letters"] > 0 for row in run.rows())
     assert run.summary["last_batch"]["reward/letters"] > 0
-    code, text = await command(tmp_path, "samples", "--run", name, "--step", "3")
+    code, text = await command(tmp_path, "samples", name, "--step", "3")
     assert code == 0, text
     assert " letters " in text
     assert "transcript: " in text
