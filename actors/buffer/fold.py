@@ -8,18 +8,15 @@ import msgspec
 
 from actors.buffer.batch_record import batch_figures, batch_group
 from asyncrl.algorithms.lag import fresh_share
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from topics.actors import RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
-from topics.groups import GROUP_DROPPED, GroupDropped, GroupDropReason
+from topics.actors import RunOpened
+from topics.batches import BatchPacked, BatchTrained
+from topics.groups import GroupDropped, GroupDropReason
 from topics.ids import WARMUP, PromptIdSet, Stage, prompt_name, stage_of
-from topics.prompts import PROMPT_ISSUED
-from topics.topic import Topic
+from topics.prompts import PromptIssued
 from topics.trajectories import (
-    TRAJECTORY_DROPPED,
-    TRAJECTORY_FAILED,
-    TRAJECTORY_GRADED,
     DropReason,
     TrajectoryDropped,
     TrajectoryFailed,
@@ -120,7 +117,7 @@ class BufferState(msgspec.Struct):
     """Server's clock when the latest groups failed."""
 
 
-class BufferFold:
+class BufferFold(Fold):
     """Groups wait until complete, then in the order of their completion for the batch that takes them."""
 
     def __init__(self, plan: Plan) -> None:
@@ -129,28 +126,35 @@ class BufferFold:
         # As many failures as groups may be open at once: a service that is back soon ends no run.
         self._most_failed = {stage: (plan.max_lag + 1) * groups for stage, groups in plan.batch_groups.items()}
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in. Issues are read by their headers alone."""
-        if topic is PROMPT_ISSUED:
-            self._on_issued(record)
-        elif topic is TRAJECTORY_GRADED or topic is TRAJECTORY_FAILED:
-            self._on_claim(message, record.time_ns)
-        elif topic is RUN_OPENED:
-            self.state.opened_ns = record.time_ns
-        elif topic is BATCH_TRAINED:
-            self.state.trained = max(self.state.trained, message.step)
-        elif topic is BATCH_PACKED:
-            self.state.packed = max(self.state.packed, message.step)
-            for group in message.groups:
-                self._close(group.prompt_id)
-        elif topic is GROUP_DROPPED:
-            self._close(message.prompt_id)
-            if message.reason == "failed":
-                stage = stage_of(message.prompt_id)
-                failures = [*self.state.failures[stage], record.time_ns]
-                self.state.failures[stage] = failures[-self._most_failed[stage] :]
-        elif topic is TRAJECTORY_DROPPED:
-            self._on_dropped(message)
+    @on(TrajectoryGraded)
+    def _on_graded(self, graded: TrajectoryGraded, record: Record) -> None:
+        self._on_claim(graded, record.time_ns)
+
+    @on(TrajectoryFailed)
+    def _on_failed(self, failed: TrajectoryFailed, record: Record) -> None:
+        self._on_claim(failed, record.time_ns)
+
+    @on(RunOpened)
+    def _on_opened(self, _opened: RunOpened, record: Record) -> None:
+        self.state.opened_ns = record.time_ns
+
+    @on(BatchTrained)
+    def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
+        self.state.trained = max(self.state.trained, trained.step)
+
+    @on(BatchPacked)
+    def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
+        self.state.packed = max(self.state.packed, packed.step)
+        for group in packed.groups:
+            self._close(group.prompt_id)
+
+    @on(GroupDropped)
+    def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
+        self._close(dropped.prompt_id)
+        if dropped.reason == "failed":
+            stage = stage_of(dropped.prompt_id)
+            failures = [*self.state.failures[stage], record.time_ns]
+            self.state.failures[stage] = failures[-self._most_failed[stage] :]
 
     def decide(self, now_s: float) -> list[Message]:
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
@@ -187,6 +191,7 @@ class BufferFold:
         """Groups with members under way."""
         return len(self.state.issued_ns.keys() | self.state.groups.keys()) - self.ready
 
+    @on_headers(PromptIssued)
     def _on_issued(self, record: Record) -> None:
         headers = record.headers
         prompt_id = headers["trajectory"].rsplit("-", 1)[0]
@@ -230,7 +235,8 @@ class BufferFold:
         if group.complete and prompt_id in self.state.issued_ns:  # claims about what was never issued end nothing
             self._settle(group)
 
-    def _on_dropped(self, message: TrajectoryDropped) -> None:
+    @on(TrajectoryDropped)
+    def _on_dropped(self, message: TrajectoryDropped, _record: Record) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         if prompt_id in self.state.closed:
             return

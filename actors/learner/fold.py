@@ -6,14 +6,20 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from topics.actors import SKIP_REQUESTED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
-from topics.evals import EVAL_REQUESTED
-from topics.streams import CHECKPOINT_REQUESTED
+from topics.actors import SkipRequested
+from topics.batches import BatchPacked, BatchTrained
+from topics.evals import EvalRequested
+from topics.streams import CheckpointRequested
 from topics.topic import Topic
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.weights import (
+    CheckpointLost,
+    CheckpointSaved,
+    TrainingFinished,
+    WeightsPublished,
+)
 
 _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
 
@@ -33,7 +39,7 @@ class LearnerState(msgspec.Struct):
     finished: int | None = None  # step at which training was reported finished
 
 
-class LearnerFold:
+class LearnerFold(Fold):
     """Batches to come, and how far training has been reported."""
 
     def __init__(self, config: Config) -> None:
@@ -42,32 +48,42 @@ class LearnerFold:
         self._at_hand: dict[int, BatchPacked] = {}
         self.state = LearnerState(config.origin, config.origin - 1)
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in."""
-        state = self.state
-        if topic is BATCH_PACKED:
-            self._on_packed(message, record)
-        elif topic is BATCH_TRAINED:
-            state.trained = message.step
-            state.lineage = message.lineage
-            if message.skipped:
-                state.skipped.append(message.step)
-        elif topic is WEIGHTS_PUBLISHED:
-            state.lineage = message.lineage
-            state.published[message.version] = message.digest
-        elif topic is CHECKPOINT_SAVED:
-            state.checkpoints = [*state.checkpoints, message][-self._keep :]
-            self._forget()
-        elif topic is CHECKPOINT_LOST:
-            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
-        elif topic is SKIP_REQUESTED:
-            state.skip_requests.append(message.step)
-        elif topic is EVAL_REQUESTED:
-            state.evaluated = message.version
-        elif topic is TRAINING_FINISHED:
-            state.finished = message.step
-        elif topic is CHECKPOINT_REQUESTED:
-            state.asked_after = max(state.asked_after, message.after)
+    @on(BatchTrained)
+    def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
+        self.state.trained = trained.step
+        self.state.lineage = trained.lineage
+        if trained.skipped:
+            self.state.skipped.append(trained.step)
+
+    @on(WeightsPublished)
+    def _on_published(self, published: WeightsPublished, _record: Record) -> None:
+        self.state.lineage = published.lineage
+        self.state.published[published.version] = published.digest
+
+    @on(CheckpointSaved)
+    def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
+        self.state.checkpoints = [*self.state.checkpoints, saved][-self._keep :]
+        self._forget()
+
+    @on(CheckpointLost)
+    def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
+        self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
+
+    @on(SkipRequested)
+    def _on_skip(self, request: SkipRequested, _record: Record) -> None:
+        self.state.skip_requests.append(request.step)
+
+    @on(EvalRequested)
+    def _on_eval(self, request: EvalRequested, _record: Record) -> None:
+        self.state.evaluated = request.version
+
+    @on(TrainingFinished)
+    def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
+        self.state.finished = finished.step
+
+    @on(CheckpointRequested)
+    def _on_request(self, request: CheckpointRequested, _record: Record) -> None:
+        self.state.asked_after = max(self.state.asked_after, request.after)
 
     def sequence(self, step: int) -> int | None:
         """Return the sequence of a batch on the batch log, once packed."""
@@ -102,6 +118,7 @@ class LearnerFold:
         """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
         self.state.batches[packed.step] = record.sequence
 
+    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, record: Record) -> None:
         if packed.step <= self._contained:
             return

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from actors.prompter.sources import SOURCES, Group, PromptSource, mixed
 from actors.prompter.state import PrompterState
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from topics.actors import REISSUE_REQUESTED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.groups import GROUP_DROPPED
+from topics.actors import ReissueRequested
+from topics.batches import BatchPacked, BatchTrained
+from topics.groups import GroupDropped
 from topics.ids import REISSUE, TASK, Stage, stage_of
-from topics.prompts import PROMPT_ISSUED
-from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
-from topics.topic import Topic
-from topics.trajectories import TRAJECTORY_DROPPED
-from topics.weights import TRAINING_FINISHED
+from topics.prompts import PromptIssued
+from topics.streams import AdmissionPaused, AdmissionResumed
+from topics.trajectories import TrajectoryDropped
+from topics.weights import TrainingFinished
 
 _PROMPT = re.compile(r"p\d{6,}")
 
@@ -58,7 +58,7 @@ def stage_plans(config: Config) -> dict[Stage, StagePlan]:
     }
 
 
-class PrompterFold:
+class PrompterFold(Fold):
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
     def __init__(self, config: Config, sources: Sequence[PromptSource] | None = None) -> None:
@@ -83,39 +83,48 @@ class PrompterFold:
         for source in self.sources.values():
             source.opened(data, rows_per_epoch)
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in. Issues are read by their headers alone."""
-        if topic is PROMPT_ISSUED:
-            self._on_issued(record.headers)
-        elif topic is BATCH_PACKED:
-            groups = [group.prompt_id for group in message.groups]
-            if message.step in self.state.trained_ahead:
-                self.state.trained_ahead.discard(message.step)
-                self._close(groups)
-            else:
-                self.state.packed[message.step] = groups
-        elif topic is BATCH_TRAINED:
-            if message.step <= self.state.trained:
-                return  # trained again after a rollback: its groups returned their credit already
-            self.state.trained = message.step
-            self.state.done[message.stage] += 1
-            groups_or_none = self.state.packed.pop(message.step, None)
-            if groups_or_none is None:
-                self.state.trained_ahead.add(message.step)
-            else:
-                self._close(groups_or_none)
-        elif topic is GROUP_DROPPED:
-            self._close([message.prompt_id])
-        elif topic is TRAJECTORY_DROPPED:
-            attempt = message.attempt + 1
-            if message.again and self.state.attempts.get(message.trajectory_id, 0) < attempt:
-                self.state.again[message.trajectory_id] = attempt
-        elif topic is REISSUE_REQUESTED:
-            self._on_reissue(message.prompt_id)
-        elif topic is TRAINING_FINISHED:
-            self.state.finished_at = message.step
-        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
-            self.state.paused = topic is ADMISSION_PAUSED
+    @on(BatchPacked)
+    def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
+        groups = [group.prompt_id for group in packed.groups]
+        if packed.step in self.state.trained_ahead:
+            self.state.trained_ahead.discard(packed.step)
+            self._close(groups)
+        else:
+            self.state.packed[packed.step] = groups
+
+    @on(BatchTrained)
+    def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
+        if trained.step <= self.state.trained:
+            return  # trained again after a rollback: its groups returned their credit already
+        self.state.trained = trained.step
+        self.state.done[trained.stage] += 1
+        groups = self.state.packed.pop(trained.step, None)
+        if groups is None:
+            self.state.trained_ahead.add(trained.step)
+        else:
+            self._close(groups)
+
+    @on(GroupDropped)
+    def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
+        self._close([dropped.prompt_id])
+
+    @on(TrajectoryDropped)
+    def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
+        attempt = dropped.attempt + 1
+        if dropped.again and self.state.attempts.get(dropped.trajectory_id, 0) < attempt:
+            self.state.again[dropped.trajectory_id] = attempt
+
+    @on(TrainingFinished)
+    def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
+        self.state.finished_at = finished.step
+
+    @on(AdmissionPaused)
+    def _on_paused(self, _paused: AdmissionPaused, _record: Record) -> None:
+        self.state.paused = True
+
+    @on(AdmissionResumed)
+    def _on_resumed(self, _resumed: AdmissionResumed, _record: Record) -> None:
+        self.state.paused = False
 
     def wanted(self) -> list[Wanted]:
         """Return the messages that may be issued now, in order."""
@@ -185,14 +194,17 @@ class PrompterFold:
         group = self.sources[prompt_id[0]].group(self.state, int(prompt_id[1:]))
         return Wanted(group, int(member), self._min_version, attempt)
 
-    def _on_reissue(self, prompt_id: str) -> None:
+    @on(ReissueRequested)
+    def _on_reissue(self, request: ReissueRequested, _record: Record) -> None:
+        prompt_id = request.prompt_id
         origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith(REISSUE) else prompt_id
         if not _PROMPT.fullmatch(origin):
             raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
         self.state.origins.append(origin)
 
-    def _on_issued(self, headers: dict[str, str]) -> None:
-        name, attempt = headers["trajectory"], int(headers["attempt"])
+    @on_headers(PromptIssued)
+    def _on_issued(self, record: Record) -> None:
+        name, attempt = record.headers["trajectory"], int(record.headers["attempt"])
         prompt_id = name.rsplit("-", 1)[0]
         open_groups = self.state.open[stage_of(prompt_id)]
         if attempt:
@@ -202,7 +214,7 @@ class PrompterFold:
                 self.state.again.pop(name, None)
             return
         count = self.state.members.pop(prompt_id, 0) + 1
-        if count != int(headers["group-size"]):
+        if count != int(record.headers["group-size"]):
             self.state.members[prompt_id] = count
         else:
             self.state.first_open[prompt_id[0]] = self.state.first(prompt_id[0]) + 1

@@ -7,15 +7,17 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from topics.actors import RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.engines import ENGINE_READY
-from topics.evals import EVAL_SCORED
-from topics.groups import GROUP_DROPPED
+from topics.actors import RunOpened
+from topics.batches import BatchPacked, BatchTrained
+from topics.engines import EngineReady
+from topics.evals import EvalScored
+from topics.groups import GroupDropped
 from topics.topic import Topic
-from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_FAILED
-from topics.weights import TRAINING_FINISHED
+from topics.trajectories import TrajectoryDropped, TrajectoryFailed
+from topics.weights import TrainingFinished
+from topics.wire import Message
 
 _WINDOW = 5  # steps a reward is averaged over
 _UPDATES = 128  # newest updates of engines, for their median
@@ -69,7 +71,7 @@ class RecorderState(msgspec.Struct):
     packed: dict[int, Packed] = {}  # not trained yet
 
 
-class RecorderFold:
+class RecorderFold(Fold):
     """Rows for the metrics file and the figures of the summary."""
 
     def __init__(self) -> None:
@@ -77,30 +79,40 @@ class RecorderFold:
         self.state = RecorderState()
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in."""
-        state = self.state
         if record.time_ns:
-            state.first_ns = min(state.first_ns or record.time_ns, record.time_ns)
-            state.last_ns = max(state.last_ns, record.time_ns)
-        if topic is TRAJECTORY_FAILED:
-            state.failed[message.reason] = state.failed.get(message.reason, 0) + 1
-        elif topic is TRAJECTORY_DROPPED or topic is GROUP_DROPPED:
-            members = 1 if topic is TRAJECTORY_DROPPED else message.members
-            state.dropped[message.reason] = state.dropped.get(message.reason, 0) + members
-            state.sampled_tokens += message.tokens
-        elif topic is BATCH_PACKED:
-            self._on_packed(message, record)
-        elif topic is BATCH_TRAINED:
-            self._on_trained(message, record)
-        elif topic is ENGINE_READY:
-            state.update_s = [*state.update_s, message.update_s][-_UPDATES:]
-        elif topic is EVAL_SCORED:
-            self._on_scored(message, record)
-        elif topic is TRAINING_FINISHED:
-            state.exported, state.finished_at = message.exported, message.step
-        elif topic is RUN_OPENED:
-            state.steps_wanted = message.steps
+            self.state.first_ns = min(self.state.first_ns or record.time_ns, record.time_ns)
+            self.state.last_ns = max(self.state.last_ns, record.time_ns)
+        super().apply(topic, message, record)
+
+    @on(TrajectoryFailed)
+    def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
+        self.state.failed[failed.reason] = self.state.failed.get(failed.reason, 0) + 1
+
+    @on(TrajectoryDropped)
+    def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
+        self._count_dropped(dropped.reason, 1, dropped.tokens)
+
+    @on(GroupDropped)
+    def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
+        self._count_dropped(dropped.reason, dropped.members, dropped.tokens)
+
+    def _count_dropped(self, reason: str, members: int, tokens: int) -> None:
+        self.state.dropped[reason] = self.state.dropped.get(reason, 0) + members
+        self.state.sampled_tokens += tokens
+
+    @on(EngineReady)
+    def _on_ready(self, ready: EngineReady, _record: Record) -> None:
+        self.state.update_s = [*self.state.update_s, ready.update_s][-_UPDATES:]
+
+    @on(TrainingFinished)
+    def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
+        self.state.exported, self.state.finished_at = finished.exported, finished.step
+
+    @on(RunOpened)
+    def _on_opened(self, opened: RunOpened, _record: Record) -> None:
+        self.state.steps_wanted = opened.steps
 
     def summary(self, run: str, steps: Sequence[StepRow]) -> dict[str, Any]:
         """The figures of a run, named with their units.
@@ -150,7 +162,8 @@ class RecorderFold:
             "last_batch": state.figures,
         }
 
-    def _on_packed(self, message: Any, record: Record) -> None:
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, record: Record) -> None:
         state = self.state
         tokens = sum(member.tokens for group in message.groups for member in group.members)
         if state.trained is None or message.step > state.trained:
@@ -158,7 +171,8 @@ class RecorderFold:
         if message.stage == "rl":
             state.sampled_tokens += tokens + int(message.figures.get("discarded_tokens", 0))
 
-    def _on_trained(self, message: Any, record: Record) -> None:
+    @on(BatchTrained)
+    def _on_trained(self, message: BatchTrained, record: Record) -> None:
         state = self.state
         if state.trained is not None and message.step <= state.trained:
             return  # trained again on a new lineage: the figures are those of the first time
@@ -201,7 +215,8 @@ class RecorderFold:
             state.flat_steps = 0 if message.rewards[1] else state.flat_steps + 1
         self.rows.append({"event": "step", **row})
 
-    def _on_scored(self, message: Any, record: Record) -> None:
+    @on(EvalScored)
+    def _on_scored(self, message: EvalScored, record: Record) -> None:
         state = self.state
         found = {
             "version": message.version,

@@ -11,11 +11,12 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.fold import Applies
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_message, read_newest, retry_until_deadline
 from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
@@ -42,18 +43,11 @@ class Input(NamedTuple):
     headers_only: bool = False
 
 
-class Fold(Protocol):
-    """State as a pure function of messages."""
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in; `message` is None where only headers are read."""
-
-
 class Keeper:
     """Reads the logs into a fold and writes the own log."""
 
     def __init__(
-        self, context: Context, own: Stream, inputs: Sequence[Input], fold: Fold, *, own_headers_only: bool = False
+        self, context: Context, own: Stream, inputs: Sequence[Input], fold: Applies, *, own_headers_only: bool = False
     ) -> None:
         self.context = context
         self.own = own

@@ -7,21 +7,28 @@ from typing import Any
 import msgspec
 
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold, trimmer_inputs
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
-    FLEET_SCALED,
     RUN_OPENED,
     SCALE_REQUESTED,
     STOP_REQUESTED,
+    ActorStarted,
+    ActorStopped,
+    FleetScaled,
+    RunOpened,
+    ScaleRequested,
+    StopRequested,
 )
-from topics.batches import BATCH_TRAINED
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
 from topics.roles import SCALABLE
 from topics.topic import ACTORS, EVALS, TRAINING, Stream, Topic
-from topics.weights import TRAINING_FINISHED
+from topics.weights import TRAINING_FINISHED, TrainingFinished
+from topics.wire import Message
 
 
 def supervisor_inputs(config: Config) -> dict[Stream, list[Topic[Any]]]:
@@ -52,7 +59,7 @@ class SupervisorState(msgspec.Struct):
     scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
 
 
-class SupervisorFold:
+class SupervisorFold(Fold):
     """Requests of operators, whether the run has ended, and which tokens, weights and checkpoints are needed."""
 
     def __init__(self, config: Config) -> None:
@@ -74,37 +81,56 @@ class SupervisorFold:
         """Return whether training is over: a run that was made longer has finished before and goes on."""
         return self._state.finished_at is not None and self._state.finished_at >= self._steps
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in."""
         self.room.apply(topic, message, record)
-        state = self._state
-        if topic is FLEET_SCALED:
-            state.wanted.update(message.wanted)
-        elif topic is SCALE_REQUESTED:
-            state.asked.update({role: count for role, count in message.wanted.items() if role in SCALABLE})
-        elif topic is RUN_OPENED:
-            state.stopping = ""  # requests from before the run was opened again have been served
-        elif topic is STOP_REQUESTED:
-            state.stopping = message.reason or "asked to stop"
-        elif topic is BATCH_TRAINED:
-            state.trained += 1
-        elif topic is TRAINING_FINISHED:
-            state.finished_at = message.step
-        elif topic is ACTOR_STARTED:
-            state.pids[message.actor_id] = message.pid
-            state.left.discard(message.actor_id)
-        elif topic is ACTOR_STOPPED:
-            state.left.add(message.actor_id)
-            if message.reason:
-                state.reasons[message.actor_id] = message.reason
-        elif topic is EVAL_REQUESTED or topic is EVAL_SCORED:
-            self._on_eval(topic, message.eval_id)
+        super().apply(topic, message, record)
 
-    def _on_eval(self, topic: Topic[Any], name: str) -> None:
+    @on(FleetScaled)
+    def _on_scaled(self, scaled: FleetScaled, _record: Record) -> None:
+        self._state.wanted.update(scaled.wanted)
+
+    @on(ScaleRequested)
+    def _on_request(self, request: ScaleRequested, _record: Record) -> None:
+        self._state.asked.update({role: count for role, count in request.wanted.items() if role in SCALABLE})
+
+    @on(RunOpened)
+    def _on_opened(self, _opened: RunOpened, _record: Record) -> None:
+        self._state.stopping = ""  # requests from before the run was opened again have been served
+
+    @on(StopRequested)
+    def _on_stop(self, request: StopRequested, _record: Record) -> None:
+        self._state.stopping = request.reason or "asked to stop"
+
+    @on(BatchTrained)
+    def _on_trained(self, _trained: BatchTrained, _record: Record) -> None:
+        self._state.trained += 1
+
+    @on(TrainingFinished)
+    def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
+        self._state.finished_at = finished.step
+
+    @on(ActorStarted)
+    def _on_started(self, started: ActorStarted, _record: Record) -> None:
+        self._state.pids[started.actor_id] = started.pid
+        self._state.left.discard(started.actor_id)
+
+    @on(ActorStopped)
+    def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:
+        self._state.left.add(stopped.actor_id)
+        if stopped.reason:
+            self._state.reasons[stopped.actor_id] = stopped.reason
+
+    @on(EvalRequested)
+    def _on_requested(self, request: EvalRequested, _record: Record) -> None:
+        self._on_eval(request.eval_id, self._state.evals_open, self._state.scored_early)
+
+    @on(EvalScored)
+    def _on_scored(self, scored: EvalScored, _record: Record) -> None:
+        self._on_eval(scored.eval_id, self._state.scored_early, self._state.evals_open)
+
+    def _on_eval(self, name: str, here: set[str], there: set[str]) -> None:
         """The second of the two ends an evaluation."""
-        here, there = self._state.evals_open, self._state.scored_early
-        if topic is EVAL_SCORED:
-            here, there = there, here
         if name in there:
             there.discard(name)
         else:

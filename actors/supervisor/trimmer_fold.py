@@ -11,17 +11,33 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
 from topics.batches import BATCH_PACKED, BatchPacked
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
-from topics.groups import GROUP_DROPPED
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.ids import PromptIdSet
-from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED
+from topics.streams import (
+    AdmissionPaused,
+    AdmissionResumed,
+    CheckpointRequested,
+)
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
-from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.trajectories import (
+    ProgressStored,
+    TrajectoryGenerated,
+    TrajectoryProgressed,
+)
+from topics.weights import (
+    CHECKPOINT_LOST,
+    CHECKPOINT_SAVED,
+    WEIGHTS_PUBLISHED,
+    CheckpointLost,
+    CheckpointSaved,
+    WeightsPublished,
+)
 
 
 def trimmer_inputs(config: Config) -> dict[Stream, tuple[Topic[Any], ...]]:
@@ -101,7 +117,7 @@ class RoomState(msgspec.Struct):
     paused: bool = False
 
 
-class TrimmerFold:
+class TrimmerFold(Fold):
     """Open groups, batches after the oldest kept checkpoint, contents of the stream, and which weights engines have.
 
     The contents of the payload stream are not part of the state: they are read from there, and are as large as the
@@ -119,34 +135,47 @@ class TrimmerFold:
         self._logs: dict[str, _Stretch] = {}
         self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in. Progress and results are read by their headers alone."""
+    @on(GroupDropped)
+    def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
+        self._close(dropped.prompt_id)
+
+    @on(CheckpointSaved)
+    def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
         state = self.state
-        if topic is PROGRESS_STORED:
-            self._on_progress(record)
-        elif topic is TRAJECTORY_PROGRESSED or topic is TRAJECTORY_GENERATED:
-            self._on_stored(record)
-        elif topic is BATCH_PACKED:
-            self._on_packed(message)
-        elif topic is GROUP_DROPPED:
-            self._close(message.prompt_id)
-        elif topic is CHECKPOINT_SAVED:
-            state.checkpoints = [*state.checkpoints, message][-self._keep_checkpoints :]
-            state.batches = {step: batch for step, batch in state.batches.items() if step > self.kept_step}
-        elif topic is CHECKPOINT_LOST:
-            state.checkpoints = [saved for saved in state.checkpoints if saved.path != message.path]
-        elif topic is WEIGHTS_PUBLISHED:
-            state.published.append(Version(message.lineage, message.version, Path(message.location).name))
-        elif topic is ENGINE_UPDATING:
-            state.engines.setdefault(message.engine_id, set()).add((message.lineage, message.version))
-        elif topic is ENGINE_READY:
-            state.engines[message.engine_id] = {(message.lineage, message.version)}
-        elif topic is ENGINE_GONE:
-            state.engines.pop(message.engine_id, None)
-        elif topic is CHECKPOINT_REQUESTED:
-            state.asked_after = max(state.asked_after, message.after)
-        elif topic is ADMISSION_PAUSED or topic is ADMISSION_RESUMED:
-            state.paused = topic is ADMISSION_PAUSED
+        state.checkpoints = [*state.checkpoints, saved][-self._keep_checkpoints :]
+        state.batches = {step: batch for step, batch in state.batches.items() if step > self.kept_step}
+
+    @on(CheckpointLost)
+    def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
+        self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
+
+    @on(WeightsPublished)
+    def _on_published(self, published: WeightsPublished, _record: Record) -> None:
+        self.state.published.append(Version(published.lineage, published.version, Path(published.location).name))
+
+    @on(EngineUpdating)
+    def _on_updating(self, engine: EngineUpdating, _record: Record) -> None:
+        self.state.engines.setdefault(engine.engine_id, set()).add((engine.lineage, engine.version))
+
+    @on(EngineReady)
+    def _on_ready(self, engine: EngineReady, _record: Record) -> None:
+        self.state.engines[engine.engine_id] = {(engine.lineage, engine.version)}
+
+    @on(EngineGone)
+    def _on_gone(self, engine: EngineGone, _record: Record) -> None:
+        self.state.engines.pop(engine.engine_id, None)
+
+    @on(CheckpointRequested)
+    def _on_request(self, request: CheckpointRequested, _record: Record) -> None:
+        self.state.asked_after = max(self.state.asked_after, request.after)
+
+    @on(AdmissionPaused)
+    def _on_paused(self, _paused: AdmissionPaused, _record: Record) -> None:
+        self.state.paused = True
+
+    @on(AdmissionResumed)
+    def _on_resumed(self, _resumed: AdmissionResumed, _record: Record) -> None:
+        self.state.paused = False
 
     @property
     def kept_step(self) -> int:
@@ -247,11 +276,17 @@ class TrimmerFold:
         newest = kept[-1]
         return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.lineage, newest.step))
 
+    @on_headers(ProgressStored)
     def _on_progress(self, record: Record) -> None:
         log = record.subject.rsplit(".", 1)[1]
         self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
         self._note_blob(record, log)
 
+    @on_headers(TrajectoryProgressed)
+    def _on_progressed(self, record: Record) -> None:
+        self._on_stored(record)
+
+    @on_headers(TrajectoryGenerated)
     def _on_stored(self, record: Record) -> None:
         name = record.subject.rsplit(".", 1)[1]
         self._newest[name] = record.sequence
@@ -267,7 +302,8 @@ class TrimmerFold:
         if BLOB in record.headers:
             self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), owner)
 
-    def _on_packed(self, packed: BatchPacked) -> None:
+    @on(BatchPacked)
+    def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         if packed.step > self.kept_step and any(group.members for group in packed.groups):
             lowest = min(member.payload.sequence for group in packed.groups for member in group.members)
             members = {
