@@ -1,12 +1,18 @@
-"""Entry of every actor process: `python -m actors.main ROLE ACTOR_ID RUN_DIR`."""
+"""Entry of every actor process, on any host: `python -m actors.main ROLE ACTOR_ID --credentials FILE`.
+
+The settings come over the bus. The directory of the run is needed only by roles that share its files: the learner
+and engines (weights), and those that load the run's model or the user's functions from its folders.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from actors.runtime.actor import open_context, run_actor
+from actors.runtime.actor import ActorFault, Login, open_context, run_actor
 from asyncrl.bus.errors import BusDenied, BusError
 from asyncrl.crash import set_role
 from asyncrl.process import FATAL
@@ -14,30 +20,36 @@ from asyncrl.telemetry.logs import open_log
 from topics.roles import ROLE_NAMES
 
 
-async def run(role: str, actor_id: str, run_dir: Path) -> int:
+async def run(login: Login) -> int:
     """Connect and run one role; returns the exit code."""
-    log = open_log(actor=actor_id)
-    set_role(role)
-    module = importlib.import_module(f"actors.{role}.actor")
+    log = open_log(actor=login.actor_id)
+    set_role(login.role)
+    module = importlib.import_module(f"actors.{login.role}.actor")
     try:
-        context = await open_context(role, actor_id, run_dir, log)
-    except (BusError, OSError, ValueError) as error:
+        context = await open_context(login, log)
+    except (ActorFault, BusError, OSError, ValueError) as error:
         log.error("actor did not start", reason=str(error))
-        return FATAL if isinstance(error, BusDenied) else 1
+        return FATAL if isinstance(error, BusDenied | ActorFault) else 1
     return await run_actor(context, module.main)
 
 
 def main() -> int:
     """Parse the arguments and run."""
-    if len(sys.argv) != 4 or sys.argv[1] not in ROLE_NAMES:
-        print(
-            f"usage: python -m actors.main ROLE ACTOR_ID RUN_DIR, with ROLE one of {', '.join(ROLE_NAMES)}",
-            file=sys.stderr,
-        )
-        return 2
     import uvloop
 
-    return int(uvloop.run(run(sys.argv[1], sys.argv[2], Path(sys.argv[3]))))
+    return int(uvloop.run(run(parse(sys.argv[1:]))))
+
+
+def parse(words: Sequence[str]) -> Login:
+    """Read the arguments of an actor process; wrong ones end it with the usage and code 2."""
+    parser = argparse.ArgumentParser(prog="python -m actors.main", description="Join a run as one of its actors.")
+    parser.add_argument("role", choices=ROLE_NAMES)
+    parser.add_argument("actor_id", help="its name: rollout-2")
+    parser.add_argument("--run", required=True, help="id of the run")
+    parser.add_argument("--credentials", type=Path, required=True, help="file with the login of the role")
+    parser.add_argument("--address", default="", help="URL of the server from here, if not the one in there")
+    given = parser.parse_args(words)
+    return Login(given.role, given.actor_id, given.run, given.credentials.absolute(), given.address)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -37,13 +37,6 @@ def log_tail(log: Path, since: int = 0) -> str:
     except OSError:
         lines = []
     return " | ".join(lines[-_TAIL_LINES:]) or "no output"
-
-
-def exit_text(code: int, log: Path, since: int) -> str:
-    """Return how a process ended, with the last lines of its log unless a signal ended it."""
-    if code < 0:
-        return f"exit code {code}"
-    return f"exit code {code}: {log_tail(log, since)}"
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:
@@ -134,19 +127,108 @@ def state_of(pid: int) -> Literal["", "stopped", "gone"]:
     return "stopped" if letter in "Tt" else "gone" if letter == "Z" else ""
 
 
-async def end(process: asyncio.subprocess.Process, within_s: float = 5.0) -> None:
-    """Ask a process to leave, and kill it if it does not."""
-    if process.returncode is not None:
-        return
-    with contextlib.suppress(ProcessLookupError):  # it has just ended
-        process.terminate()
-    try:
-        async with asyncio.timeout(within_s):
-            await process.wait()
-    except TimeoutError:
+class ChildProcess:
+    """A process that this one started, tied to it; signals to one that has ended are no error."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path | None = None, logged: int = 0) -> None:
+        """
+        Args:
+            log: holds what it prints, behind the first `logged` bytes.
+        """
+        self.process = process
+        self._log = log
+        self._logged = logged
+
+    @classmethod
+    async def start(
+        cls,
+        command: Sequence[str],
+        *,
+        log: Path | None = None,
+        piped: bool = False,
+        environment: Mapping[str, str] | None = None,
+        own_session: bool = False,
+        inherits: tuple[int, ...] = (),
+    ) -> ChildProcess:
+        """Start a process that the kernel kills when this one ends.
+
+        Args:
+            log: what it prints is added to this file, which only its owner reads; none: to where this one prints.
+            piped: what it prints as errors goes to a pipe, `process.stderr`, and the rest nowhere.
+            environment: what it has besides that of this process.
+            own_session: Ctrl-C in the terminal is not for it.
+            inherits: file descriptors that stay open in it.
+        """
+        logged = log_size(log) if log is not None else 0
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL if piped else output,
+                stderr=asyncio.subprocess.PIPE if piped else output,
+                env={**os.environ, **(environment or {})},
+                preexec_fn=partial(die_with, os.getpid()),
+                start_new_session=own_session,
+                pass_fds=inherits,
+            )
+        finally:
+            if output is not None:
+                os.close(output)
+        return cls(process, log, logged)
+
+    @property
+    def pid(self) -> int:
+        """Its number on this machine."""
+        return self.process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for the signal that ended it; None while it lives."""
+        return self.process.returncode
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+        return await self.process.wait()
+
+    def terminate(self) -> None:
+        """Ask it to leave."""
+        self.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send a signal."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                self.process.send_signal(number)
+
+    async def end(self, within_s: float = 5.0) -> int:
+        """Ask it to leave, kill it if it does not, and return its exit code."""
+        self.terminate()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                return await self.wait()
+        self.kill()
+        return await self.wait()
+
+    def kill_group(self) -> None:
+        """Kill the session that it leads: what it started may have outlived it."""
         with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
+            os.killpg(self.pid, signal.SIGKILL)
+
+    @property
+    def last_lines(self) -> str:
+        """The last lines of what it printed into its log."""
+        return log_tail(self._log, self._logged) if self._log is not None else "no output"
+
+    @property
+    def end_text(self) -> str:
+        """How it ended, with its last lines unless a signal ended it."""
+        code = self.returncode
+        return f"exit code {code}" if self._log is None or (code or 0) < 0 else f"exit code {code}: {self.last_lines}"
 
 
 FATAL = 3  # exit code of an actor that another start cannot help

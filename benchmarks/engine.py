@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import statistics
 import tempfile
@@ -24,7 +23,7 @@ from asyncrl.engine.client import Chunk, EngineClient, SamplingParams
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
-from asyncrl.process import end, python, with_parent
+from asyncrl.process import ChildProcess, python
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import StepSpec
 from asyncrl.training.torch_trainer import TorchTrainer
@@ -222,21 +221,17 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
         arguments = ["--model-path", str(model_path), "--port", "0", "--port-file", str(port_file), *options]
         if incremental:
             arguments.append("--incremental-streaming-output")
-        process = await asyncio.create_subprocess_exec(
-            *python("-m", "asyncrl.engine.embedded", "--context-length", str(CONTEXT), *arguments),
-            stderr=asyncio.subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=with_parent(),
-        )
+        command = python("-m", "asyncrl.engine.embedded", "--context-length", str(CONTEXT), *arguments)
+        process = await ChildProcess.start(command, piped=True, environment={"OMP_NUM_THREADS": "1"})
         try:
-            assert process.stderr is not None
+            assert process.process.stderr is not None
             async with asyncio.timeout(_START_DEADLINE_S):
-                line = await process.stderr.readline()
+                line = await process.process.stderr.readline()
             if b"serving" not in line:
                 raise EngineError(f"the server of {model_path} did not start: {line.decode().strip()}")
             yield port_file.read_text().strip()
         finally:
-            await end(process)
+            await process.end()
 
 
 def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[int], int]]) -> float:

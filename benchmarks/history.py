@@ -20,16 +20,17 @@ from actors.prompter.actor import sampling_seed
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.publish import BY, MESSAGE_ID, WRITER, pack
+from asyncrl.bus.publish import BY, MESSAGE_ID, WRITER, pack, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import start_actor
+from asyncrl.run.launch import run_opened
+from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.scripted import ScriptedTrainer
 from benchmarks.stage import BenchError, bench_config, report
-from topics.actors import FLEET_SCALED, RUN_OPENED, FleetScaled, KeeperClaimed, RunOpened
+from topics.actors import FLEET_SCALED, FleetScaled, KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.ids import TASK, prompt_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
@@ -98,6 +99,7 @@ async def write_history(folder: Path, config: Config, trajectories: int, *, snap
     try:
         sizes = equal_sizes(payload_mb=1, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
         await provision(bus, sizes, lease_s=config.rollout.lease_s)
+        await publish(bus, run_opened(config, files))
         history = History(bus, config)
         await history.write(trajectories)
         await history.save(files.checkpoints)
@@ -131,8 +133,6 @@ class History:
         Raises:
             BenchError: the streams do not hold all of it.
         """
-        settings, learner = msgspec.to_builtins(self._config), self._config.learner
-        await self.put([Fact(RUN_OPENED, RunOpened(learner.steps, 0, settings))])
         for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
             claim = KeeperClaimed(stream.keeper, f"{stream.keeper}-1", _NONCE)
             await self.put([Fact(BY_NAME[f"{stream.keeper}.claimed"], claim)])
@@ -342,7 +342,7 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
     """
     subject = topic.subject(bus.run)
     before = await read_last(bus, topic.stream, subject)
-    process = await start_actor(files, role, f"{role}-1")
+    process = await LocalProcesses(files.logs).start(actor_job(files.credentials, bus.run, role, f"{role}-1"))
     try:
         async with asyncio.timeout(_SNAPSHOT_S):
             while await read_last(bus, topic.stream, subject) == before:

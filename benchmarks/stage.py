@@ -17,12 +17,15 @@ from actors.supervisor.actor import first_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, queue_states
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
+from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.launch import run_opened
 from asyncrl.run.make_model import create_model_aside
-from asyncrl.run.placement import start_actor
+from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
 
@@ -44,7 +47,7 @@ class Stage:
         self.config = config
         self.files = RunFiles(root)
         self._server = EmbeddedServer(root, run=config.run)
-        self._actors: dict[str, asyncio.subprocess.Process] = {}
+        self._actors: dict[str, ChildProcess] = {}
         self._watching: set[asyncio.Task[None]] = set()
         self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._leaving = False
@@ -75,7 +78,8 @@ class Stage:
     async def enter(self, role: str, number: int = 1) -> None:
         """Start one actor."""
         name = f"{role}-{number}"
-        process = self._actors[name] = await start_actor(self.files, role, name)
+        job = actor_job(self.files.credentials, self.config.run, role, name)
+        process = self._actors[name] = await LocalProcesses(self.files.logs).start(job)
         task = asyncio.create_task(self._watch(name, process))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
@@ -138,6 +142,7 @@ class Stage:
         address = await self._server.start()
         self.bus = await Bus.connect(address, self.config.run, name="bench")
         await provision(self.bus, ROOMY, lease_s=self.config.rollout.lease_s)
+        await publish(self.bus, run_opened(self.config, self.files))
 
     async def _seen(self, stream: Stream, topic: Topic[Any], count: int) -> None:
         seen: list[Record] = []
@@ -161,7 +166,7 @@ class Stage:
                 return
             await asyncio.sleep(0.05)  # the server announces no waiting pull
 
-    async def _watch(self, name: str, process: asyncio.subprocess.Process) -> None:
+    async def _watch(self, name: str, process: ChildProcess) -> None:
         code = await process.wait()
         finished = code == 0 and name.startswith("learner")
         if not (self._leaving or finished or self._fallen.done()):

@@ -20,6 +20,8 @@ class RunOpened(Message):
     steps: Count  # RL optimiser steps
     warmup_steps: Count
     settings: dict[str, Any]  # the config as it was resolved; it names files that hold secrets, never the secrets
+    directory: str = ""  # of the run: for actors that share its files
+    base: str = ""  # folder that relative paths of the settings start from
 
 
 class ActorStarted(Message):
@@ -157,7 +159,7 @@ RUN_OPENED = Topic(
     RunOpened,
     ACTORS,
     publishers=("operator",),
-    subscribers=("supervisor", "buffer", "recorder", "monitor"),
+    subscribers=(*_ALL, "monitor"),
     repeats=True,
 )
 ACTOR_STARTED = Topic(

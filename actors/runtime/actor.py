@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from nats.aio.msg import Msg
@@ -21,23 +21,26 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
-from asyncrl.bus.log import Record
-from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish
+from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish, read
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import PLACEMENTS, Placement
 from topics.actors import (
+    RUN_OPENED,
     VITALS_TAKEN,
     ActorStarted,
     ActorStopped,
     DeadLetter,
     HeldWork,
+    RunOpened,
     Vitals,
 )
 from topics.roles import ROLES
-from topics.topic import Stream, Topic
+from topics.topic import ACTORS, Stream, Topic
 from topics.wire import WireError
 
 VITALS_S = 2.0
@@ -64,6 +67,7 @@ class Context:
     files: RunFiles
     bus: Bus
     log: Any
+    credentials: Path = Path()  # file with its login
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
@@ -73,6 +77,11 @@ class Context:
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
     _rejecting: asyncio.Task[None] | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Where it starts processes of the run."""
+        return PLACEMENTS["local"](self.files.logs)
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
@@ -162,18 +171,39 @@ class Context:
             await publish(self.bus, letter, headers={EXPECT_SUBJECT: "0"})
 
 
-async def open_context(role: str, actor_id: str, run_dir: Path, log: Any) -> Context:
-    """Read the run's files and connect."""
-    files = RunFiles(run_dir)
-    config = files.read_config()
-    bus = await Bus.connect(
-        BusAddress.read(files.credentials / f"{role}.json"),
-        config.run,
-        name=actor_id,
-        deadline_s=30,
-        publish_deadline_s=config.nats.publish_deadline_s,
-    )
-    context = Context(role, actor_id, config, files, bus, log)
+class Login(NamedTuple):
+    """All that a process needs to be an actor of a run: its settings come over the bus."""
+
+    role: str
+    actor_id: str
+    run: str
+    credentials: Path
+    address: str = ""  # of the server as seen from here; "" for the one in the credentials
+
+
+async def open_context(login: Login, log: Any) -> Context:
+    """Connect, and read the run's settings from its topics.
+
+    Raises:
+        ActorFault: the run was never opened, or by a program with other settings.
+        OSError, DamagedFile: there are no such credentials.
+        BusError: no connection.
+    """
+    address = BusAddress.read(login.credentials)
+    if login.address:
+        address = msgspec.structs.replace(address, url=login.address)
+    bus = await Bus.connect(address, login.run, name=login.actor_id, deadline_s=30)
+    record = await read_last(bus, ACTORS, RUN_OPENED.subject(login.run))
+    if record is None:
+        raise ActorFault(f"no run called {login.run} was opened on the server at {address.url}")
+    try:
+        opened = await read(bus, RunOpened, record)
+        config = msgspec.convert(opened.settings, Config)
+    except (WireError, BlobMissing, msgspec.ValidationError) as error:
+        raise ActorFault(f"the settings of run {login.run} cannot be read: {error}") from error
+    bus.publish_deadline_s = config.nats.publish_deadline_s
+    files = RunFiles(Path(opened.directory), Path(opened.base))
+    context = Context(login.role, login.actor_id, config, files, bus, log, credentials=login.credentials)
     bus.on_fault = context.fail
     return context
 

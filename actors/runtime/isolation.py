@@ -22,11 +22,11 @@ import msgspec
 import uvloop
 from nats.aio.msg import Msg
 
-from actors.runtime.actor import Context, open_context
+from actors.runtime.actor import Context, Login, open_context
 from actors.runtime.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.framing import Frames, pack
-from asyncrl.run.placement import start_process
+from asyncrl.process import ChildProcess, python
 from asyncrl.telemetry.logs import open_log
 from topics.actors import HeldWork
 
@@ -58,7 +58,7 @@ class IsolatedProcess:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: ChildProcess,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         silence_s: float,
     ) -> None:
@@ -73,9 +73,12 @@ class IsolatedProcess:
         """Start one and wait until it is ready; None where it does not come so far."""
         ours, theirs = socket.socketpair()
         with theirs:
-            files, actor_id, number = context.files, context.actor_id, theirs.fileno()
-            words = ("actors.runtime.isolation", context.role, actor_id, str(files.root), str(number))
-            process = await start_process(files, actor_id, *words, own_session=True, inherits=(number,))
+            words = (context.role, context.actor_id, context.bus.run, str(context.credentials), context.bus.address.url)
+            process = await ChildProcess.start(
+                python("-m", "actors.runtime.isolation", *words, str(theirs.fileno())),
+                own_session=True,
+                inherits=(theirs.fileno(),),
+            )
         made = cls(process, await asyncio.open_connection(sock=ours), context.config.keepers.lease_s)
         ready = False
         try:
@@ -114,13 +117,9 @@ class IsolatedProcess:
 
     async def end(self, within_s: float = _LEAVE_S) -> None:
         """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
-        if within_s and self.alive:
-            self._process.terminate()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(within_s):
-                    await self._process.wait()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        if within_s:
+            await self._process.end(within_s)
+        self._process.kill_group()
         await self._process.wait()
         self._following.cancel()
         self._writer.close()
@@ -204,18 +203,18 @@ class Hands:
             await self.report("alive")
 
 
-async def run_actor(role: str, actor_id: str, root: Path, sock: socket.socket) -> None:
+async def run_actor(login: Login, sock: socket.socket) -> None:
     """Do what is handed over until asked to leave.
 
     Raises:
         Exception: what a piece of work raised in the program itself: it counts against the work.
     """
-    context = await open_context(role, actor_id, root, open_log(actor=actor_id))
+    context = await open_context(login, open_log(actor=login.actor_id))
     hands = Hands(context, sock)
     context.handed = hands.open
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
     try:
-        await importlib.import_module(f"actors.{role}.actor").main(context)
+        await importlib.import_module(f"actors.{login.role}.actor").main(context)
         if context.faults:
             raise context.faults[0]
     except BusError as error:
@@ -227,8 +226,8 @@ async def run_actor(role: str, actor_id: str, root: Path, sock: socket.socket) -
 if __name__ == "__main__":
     loop = uvloop.new_event_loop()
     try:
-        loop.run_until_complete(
-            run_actor(sys.argv[1], sys.argv[2], Path(sys.argv[3]), socket.socket(fileno=int(sys.argv[4])))
-        )
+        role, actor_id, run, credentials, address, number = sys.argv[1:]
+        login = Login(role, actor_id, run, Path(credentials), address)
+        loop.run_until_complete(run_actor(login, socket.socket(fileno=int(number))))
     except SystemExit:  # an exception of the work ends its process: no task of it may report that it is over
         os._exit(1)

@@ -14,8 +14,8 @@ from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
-from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
-from asyncrl.run.placement import start_actor
+from asyncrl.process import FATAL, RestartPolicy
+from asyncrl.run.placement import Placed, actor_job
 from topics.actors import FleetScaled
 from topics.roles import ROLES, SUPERVISOR, Role
 from topics.topic import FLEET
@@ -48,7 +48,7 @@ class _Child:
     def __init__(self, role: str, actor_id: str) -> None:
         self.role = role
         self.actor_id = actor_id
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: Placed | None = None
         self.deaths = RestartPolicy()
         self.trained = 0  # batches when it died last
         self.leaving = False
@@ -141,7 +141,7 @@ class Supervisor:
 
     def _dismiss(self, child: _Child) -> None:
         child.leaving = True
-        if child.process is not None and child.process.returncode is None:
+        if child.process is not None:
             child.process.terminate()
 
     async def _keep_alive(self, child: _Child) -> None:
@@ -168,19 +168,18 @@ class Supervisor:
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""
-        log = self.context.files.logs / f"{child.actor_id}.log"
-        logged = log_size(log)
         try:
             await self._start(child)
         except OSError as error:  # no process, no memory, no file left: it may be another time
             return 1, f"it cannot be started: {error}"
         assert child.process is not None
-        code = await child.process.wait()
-        return code, exit_text(code, log, logged)
+        return await child.process.wait(), child.process.end_text
 
     async def _start(self, child: _Child) -> None:
         child.deaths.begin()
-        child.process = await start_actor(self.context.files, child.role, child.actor_id)
+        context = self.context
+        job = actor_job(context.files.credentials, context.config.run, child.role, child.actor_id)
+        child.process = await context.placement.start(job)
         crash_point("actor.started")
         self._liveness.begin(child.actor_id)
         if child.leaving:

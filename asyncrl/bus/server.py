@@ -16,7 +16,7 @@ from asyncrl.bus.logins import known_logins, made_logins, save_logins
 from asyncrl.bus.permissions import Permissions, authorization, permissions
 from asyncrl.files import write_private
 from asyncrl.ports import ANY_PORT, Listen, listen_problem
-from asyncrl.process import end, with_parent
+from asyncrl.process import ChildProcess
 
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
@@ -90,7 +90,7 @@ class EmbeddedServer:
         self._place = place
         self.address = place.address if place is not None else own_address(directory / "nats.json", listen)
         self._listen = listen._replace(port=int(self.address.url.rsplit(":", 1)[1]))
-        self.process: asyncio.subprocess.Process | None = None
+        self.process: ChildProcess | None = None
         self.wounded = False  # whether it has refused writes since the disk was full, until it is started again
         self._ready = False
         self._drain: asyncio.Task[None] | None = None
@@ -106,20 +106,13 @@ class EmbeddedServer:
         config = self.directory / "nats.conf"
         write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
         self.address.save(self.directory / "nats.json")
-        self.process = await asyncio.create_subprocess_exec(
-            find_server(),
-            "-c",
-            str(config),
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE,
-            preexec_fn=with_parent(),
-            start_new_session=True,
-        )
-        assert self.process.stderr is not None
+        self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, own_session=True)
+        output = self.process.process.stderr
+        assert output is not None
         log = (self.directory / "nats.log").open("ab")
         ready = asyncio.Event()
         last: list[bytes] = []
-        self._drain = asyncio.create_task(self._follow(self.process.stderr, log, ready, last))
+        self._drain = asyncio.create_task(self._follow(output, log, ready, last))
         waiter = asyncio.create_task(ready.wait())
         done, _ = await asyncio.wait({waiter, self._drain}, timeout=deadline_s, return_when="FIRST_COMPLETED")
         waiter.cancel()
@@ -170,13 +163,13 @@ class EmbeddedServer:
 
     def kill(self) -> None:
         """End a server that does not answer."""
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None:
             self.process.kill()
 
     async def stop(self) -> None:
         """Stop the server; its store stays."""
         if self.process is not None:
-            await end(self.process)
+            await self.process.end()
         if self._drain is not None:
             await asyncio.wait({self._drain}, timeout=1)
 

@@ -128,9 +128,7 @@ async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event) -
     await bus.close()
     if launch.killed:
         return "killed by a second interrupt"
-    return (
-        launch.failure or view.failure or (f"the supervisor ended with {launch.supervisor_end(code)}" if code else "")
-    )
+    return launch.failure or view.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 
 def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:

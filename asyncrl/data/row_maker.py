@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import PIPE
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -19,7 +19,7 @@ import msgspec
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import Opened, RowMade, RowSetup, RowsWanted
 from asyncrl.framing import Frames, pack
-from asyncrl.process import python
+from asyncrl.process import ChildProcess, python
 from topics.prompts import PromptRow
 
 _BOOT = "import sys; sys.path[:] = sys.argv[2:]; from asyncrl.data.row_child import main; main(int(sys.argv[1]))"
@@ -37,10 +37,10 @@ class RowMakerDown(Exception):
 class RowMaker:
     """The rows that are wanted next, as far as they are made."""
 
-    def __init__(self, setup: RowSetup, process: Process, *, limit_s: float, on_rows: Callable[[], None]) -> None:
+    def __init__(self, setup: RowSetup, process: ChildProcess, *, limit_s: float, on_rows: Callable[[], None]) -> None:
         self.opened = Opened()
         self._spec = setup.spec
-        self._process = process
+        self._child, self._process = process, process.process
         self._limit_s = limit_s
         self._on_rows = on_rows
         self._frames = Frames()
@@ -71,7 +71,7 @@ class RowMaker:
             env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
             start_new_session=True,
         )
-        maker = cls(setup, process, limit_s=limit_s, on_rows=on_rows)
+        maker = cls(setup, ChildProcess(process), limit_s=limit_s, on_rows=on_rows)
         try:
             await maker._open(setup)
         except BaseException:
@@ -212,9 +212,8 @@ class RowMaker:
             self._timer = asyncio.get_running_loop().call_later(self._limit_s / _TICKS, self._tick)
 
     def _kill(self) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(self._process.pid, signal.SIGKILL)
+        if self._child.returncode is None:
+            self._child.kill_group()
 
 
 async def sample_rows(

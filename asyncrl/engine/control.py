@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
 from asyncrl.files import write_private
 from asyncrl.ports import free_port
-from asyncrl.process import end, log_size, log_tail, python, state_of, with_parent
+from asyncrl.process import ChildProcess, python, state_of
 
 _ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
 _ENVIRONMENT = {
@@ -127,22 +126,15 @@ class EmbeddedControl(ExternalControl):
         self._port = free_port()
         super().__init__(home, f"http://127.0.0.1:{self._port}")
         self._home = home
-        self._logged = 0  # bytes in the log before the server was started
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: ChildProcess | None = None
 
     async def start(self) -> None:
         """Start the server on the run's first weights under the name `none`."""
         home, settings = self._home, self._home.settings
-        self._logged = log_size(home.log_file)
-        # SGLang writes its arguments into its output, the key among them.
-        with os.fdopen(os.open(home.log_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *python(*self.arguments()),
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **_ENVIRONMENT, **settings.environment},
-                preexec_fn=with_parent(),
-            )
+        # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
+        environment = {**_ENVIRONMENT, **settings.environment}
+        process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=environment)
+        self._process = process
         ended = asyncio.create_task(self.ended())
         try:
             async with asyncio.timeout(settings.start_deadline_s):
@@ -152,7 +144,7 @@ class EmbeddedControl(ExternalControl):
                         raise EngineFailed(f"the server ended: {ended.result()}")
                     await asyncio.wait({ended}, timeout=0.05)
         except TimeoutError:
-            words = f"the server did not answer within {settings.start_deadline_s:.0f} s: {self._last_lines()}"
+            words = f"the server did not answer within {settings.start_deadline_s:.0f} s: {process.last_lines}"
             raise EngineFailed(words) from None
         finally:
             ended.cancel()
@@ -160,8 +152,7 @@ class EmbeddedControl(ExternalControl):
     async def ended(self) -> str:
         """Return its exit code and last output."""
         assert self._process is not None
-        code = await self._process.wait()
-        return f"exit code {code}: {self._last_lines()}"
+        return f"exit code {await self._process.wait()}: {self._process.last_lines}"
 
     @property
     def frozen(self) -> bool:
@@ -170,14 +161,14 @@ class EmbeddedControl(ExternalControl):
 
     def kill(self) -> None:
         """Kill its process."""
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None:
             self._process.kill()
 
     async def close(self) -> None:
         """End the server."""
         await super().close()
         if self._process is not None:
-            await end(self._process)
+            await self._process.end()
 
     def arguments(self) -> list[str]:
         """Return the command line of the server, after `python`."""
@@ -194,9 +185,6 @@ class EmbeddedControl(ExternalControl):
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the arguments that give the server its key: by file, since every user may read a command line."""
         return ["--api-key-file", str(key_file)]
-
-    def _last_lines(self) -> str:
-        return log_tail(self._home.log_file, self._logged)
 
 
 class SGLangControl(EmbeddedControl):

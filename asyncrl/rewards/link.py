@@ -8,10 +8,9 @@ import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import Process
 from typing import NamedTuple
 
-from asyncrl.process import end, python
+from asyncrl.process import ChildProcess, python
 from asyncrl.rewards.frames import memory_text
 
 _BOOT = (
@@ -26,7 +25,7 @@ class Link(NamedTuple):
     Two, because a socket that is closed with calls unread resets its other end, and replies on their way are lost.
     """
 
-    process: Process
+    process: ChildProcess
     replies: asyncio.StreamReader
     answering: asyncio.StreamWriter  # of the replies' pipe, to close it
     calls: asyncio.StreamWriter
@@ -53,7 +52,7 @@ class Link(NamedTuple):
             replies_theirs.close()
         replies, answering = await asyncio.open_unix_connection(sock=replies_ours)
         _, calls = await asyncio.open_unix_connection(sock=calls_ours)
-        return cls(process, replies, answering, calls)
+        return cls(ChildProcess(process), replies, answering, calls)
 
     async def end(self, group: int = 0) -> None:
         """End a child by its supervisor, which kills until nothing is left; a supervisor that does not is killed.
@@ -61,10 +60,8 @@ class Link(NamedTuple):
         Args:
             group: of the child, to be killed where its supervisor was; the child itself dies with the supervisor.
         """
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
-        await end(self.process)
-        if group and self.process.returncode == -signal.SIGKILL:
+        self.process.signal(signal.SIGCONT)  # a function may have stopped it
+        if await self.process.end() == -signal.SIGKILL and group:
             with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
                 os.killpg(group, signal.SIGKILL)
         self.calls.transport.abort()

@@ -20,6 +20,7 @@ class RunFiles:
     """The directory of a run."""
 
     root: Path
+    start: Path | None = None  # folder that relative paths of the config start from; None: the directory knows it
 
     @property
     def config(self) -> Path:
@@ -44,7 +45,7 @@ class RunFiles:
     @property
     def base(self) -> Path:
         """The folder that relative paths of the config start from."""
-        return Path((self.root / "base").read_text(encoding="utf-8"))
+        return self.start or Path((self.root / "base").read_text(encoding="utf-8"))
 
     @property
     def location(self) -> Path:

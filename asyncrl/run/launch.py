@@ -24,13 +24,14 @@ from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import LoadedConfig
+from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile
 from asyncrl.ports import Listen
-from asyncrl.process import FATAL, RestartPolicy, exit_text, log_size
+from asyncrl.process import FATAL, RestartPolicy
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.make_model import LaunchError, create_model_aside
-from asyncrl.run.placement import start_actor
+from asyncrl.run.placement import LocalProcesses, Placed, actor_job
 from asyncrl.run.resume_overrides import longer
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.skip import request_skip
@@ -60,12 +61,11 @@ class Launch:
         self.report: Callable[[str], None] = lambda _: None  # called with deaths that no topic reports
         self._resumes = resumes is not None
         self._server: OwnServer | None = None
-        self._supervisor: asyncio.subprocess.Process | None = None
+        self._supervisor: Placed | None = None
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
         self._keeping: list[asyncio.Task[None]] = []
         self._lock = -1
-        self._logged = 0  # bytes in the supervisor's log before it was started
         self._sizes: dict[str, int] = {}  # bytes that each stream may hold
 
     @classmethod
@@ -173,8 +173,7 @@ class Launch:
             # Settings that are refused leave a run that goes on as it was.
             self._write_config()
             (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
-            opened = RunOpened(self.config.learner.steps, self.config.warmup.steps, msgspec.to_builtins(self.config))
-            await publish(bus, opened)
+            await publish(bus, run_opened(self.config, self.files))
         finally:
             making.cancel()
         await self._start_supervisor()
@@ -196,8 +195,7 @@ class Launch:
         """Stop all actors; returns the supervisor's exit code."""
         assert self._supervisor is not None
         self._leaving.set()
-        if self._supervisor.returncode is None:
-            self._supervisor.terminate()
+        self._supervisor.terminate()
         try:
             async with asyncio.timeout(_STOP_S):
                 return await self._supervisor.wait()
@@ -246,13 +244,14 @@ class Launch:
                 self.report("the disk of the NATS server was full, and has room again; killed")
                 server.kill()
 
-    def supervisor_end(self, code: int) -> str:
+    @property
+    def supervisor_end(self) -> str:
         """Return how the supervisor ended, with the last lines of its log."""
-        return exit_text(code, self.files.logs / f"{SUPERVISOR}.log", self._logged)
+        return self._supervisor.end_text if self._supervisor is not None else "no start"
 
     def _kill_supervisor(self) -> None:
         self._leaving.set()
-        if self._supervisor is not None and self._supervisor.returncode is None:
+        if self._supervisor is not None:
             self._supervisor.kill()
 
     async def _reach_server(self) -> None:
@@ -300,9 +299,7 @@ class Launch:
             liveness.end(SUPERVISOR)
             deaths.add()
             if deaths.should_give_up:
-                self._give_up(
-                    f"the supervisor died {deaths.count} times in a row, at last with {self.supervisor_end(code)}"
-                )
+                self._give_up(f"the supervisor died {deaths.count} times in a row, at last with {self.supervisor_end}")
                 return
             await asyncio.sleep(deaths.pause_s)  # back-off: nothing announces that a cause has gone
             if self._leaving.is_set():
@@ -365,8 +362,14 @@ class Launch:
         aside.rename(self.files.model)
 
     async def _start_supervisor(self) -> None:
-        self._logged = log_size(self.files.logs / f"{SUPERVISOR}.log")
-        self._supervisor = await start_actor(self.files, "supervisor", SUPERVISOR, own_session=True)
+        job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, own_session=True)
+        self._supervisor = await LocalProcesses(self.files.logs).start(job)
+
+
+def run_opened(config: Config, files: RunFiles) -> RunOpened:
+    """Return what actors of a run learn from its topics: the settings, and the folders of those that share files."""
+    folders = (str(files.root.absolute()), str(files.base))
+    return RunOpened(config.learner.steps, config.warmup.steps, msgspec.to_builtins(config), *folders)
 
 
 def _has_finished(root: Path) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import python, with_parent
+from asyncrl.process import ChildProcess, python
 
 
 class LaunchError(AsyncRLError):
@@ -19,11 +18,8 @@ async def create_model_aside(config: Path, directory: Path) -> None:
     Raises:
         LaunchError: it could not be made.
     """
-    process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.training.create", str(config), str(directory)),
-        stderr=asyncio.subprocess.PIPE,
-        preexec_fn=with_parent(),
-    )
+    command = python("-m", "asyncrl.training.create", str(config), str(directory))
+    process = (await ChildProcess.start(command, piped=True)).process
     _, output = await process.communicate()
     if process.returncode:
         raise LaunchError(f"the model could not be made: {output.decode(errors='replace').strip()[-500:]}")

@@ -1,41 +1,105 @@
-"""Start the processes of a run on this machine."""
+"""Where the processes of a run are started: on this machine, or wherever another placement has room."""
 
 from __future__ import annotations
 
-import asyncio
-import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
-from asyncrl.process import python, with_parent
-from asyncrl.run.directory import RunFiles
-
-
-async def start_actor(
-    files: RunFiles, role: str, actor_id: str, *, own_session: bool = False
-) -> asyncio.subprocess.Process:
-    """Start a process for a role of a run; it dies with this one.
-
-    Args:
-        own_session: Ctrl-C in the terminal is not for it.
-    """
-    return await start_process(files, actor_id, "actors.main", role, actor_id, str(files.root), own_session=own_session)
+from asyncrl.process import ChildProcess, python
 
 
-async def start_process(
-    files: RunFiles, actor_id: str, module: str, *words: str, own_session: bool = False, inherits: tuple[int, ...] = ()
-) -> asyncio.subprocess.Process:
-    """Start a module as a process that dies with this one; what it prints goes to an actor's log.
+class Job(NamedTuple):
+    """A process to be started: `python -m MODULE WORDS`."""
 
-    Args:
-        inherits: file descriptors that stay open in it.
-    """
-    with (files.logs / f"{actor_id}.log").open("ab") as log:
-        return await asyncio.create_subprocess_exec(
-            *python("-m", module, *words),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            preexec_fn=with_parent(),
-            start_new_session=own_session,
-            pass_fds=inherits,
+    name: str  # of its log: "rollout-2"
+    module: str
+    words: tuple[str, ...] = ()
+    credentials: Path | None = None  # file that follows as `--credentials FILE`; it holds a secret
+    environment: Mapping[str, str] = {}
+    own_session: bool = False  # Ctrl-C in the terminal is not for it
+
+
+class Placed(Protocol):
+    """A process that was started."""
+
+    @property
+    def pid(self) -> int:
+        """Its number on its host."""
+        ...
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative for the signal that ended it; None while it lives."""
+        ...
+
+    @property
+    def end_text(self) -> str:
+        """How it ended, with the last lines of its log."""
+        ...
+
+    async def wait(self) -> int:
+        """Wait until it has ended; returns its exit code."""
+        ...
+
+    def terminate(self) -> None:
+        """Ask it to leave; one that has ended is no error."""
+        ...
+
+    def kill(self) -> None:
+        """End it at once, also where it is stopped; one that has ended is no error."""
+        ...
+
+
+class Placement(Protocol):
+    """A place for processes. All that it started end with the process that holds it."""
+
+    async def start(self, job: Job) -> Placed:
+        """Start a process.
+
+        Raises:
+            OSError: there is no room for it now.
+        """
+        ...
+
+    def log(self, name: str) -> Path:
+        """The file that holds what the processes of this name printed."""
+        ...
+
+
+class LocalProcesses:
+    """Child processes of this one, on this machine."""
+
+    def __init__(self, logs: Path) -> None:
+        """
+        Args:
+            logs: folder with one file per name.
+        """
+        self._logs = logs
+
+    async def start(self, job: Job) -> ChildProcess:
+        """Start a child process, with one thread for numerics unless its environment says otherwise."""
+        words = (*job.words, "--credentials", str(job.credentials)) if job.credentials is not None else job.words
+        return await ChildProcess.start(
+            python("-m", job.module, *words),
+            log=self.log(job.name),
+            environment={"OMP_NUM_THREADS": "1", **job.environment},
+            own_session=job.own_session,
         )
+
+    def log(self, name: str) -> Path:
+        """The file that holds what the processes of this name printed."""
+        return self._logs / f"{name}.log"
+
+
+PLACEMENTS: dict[str, Callable[[Path], Placement]] = {"local": LocalProcesses}
+
+
+def actor_job(credentials: Path, run: str, role: str, actor_id: str, *, own_session: bool = False) -> Job:
+    """Return the process of an actor.
+
+    Args:
+        credentials: folder with one file per role.
+    """
+    words = (role, actor_id, "--run", run)
+    return Job(actor_id, "actors.main", words, credentials / f"{role}.json", own_session=own_session)

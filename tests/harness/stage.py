@@ -11,10 +11,13 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import ROLES
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
+from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import start_actor
+from asyncrl.run.launch import run_opened
+from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.telemetry.logs import open_log
 
 LEASE_S = 1.0
@@ -47,7 +50,9 @@ class Stage:
         self.files.make_engine_key()
         server.address.save(self.files.address)
         save_logins(dict.fromkeys(ROLES, server.address), self.files.credentials)
-        self._processes: list[asyncio.subprocess.Process] = []
+        self._address = server.address
+        self._opened = False
+        self._processes: list[ChildProcess] = []
 
     def make_model(self) -> None:
         """The untrained model that the config describes."""
@@ -57,11 +62,23 @@ class Stage:
 
     def context(self, role: str, bus: Bus) -> Context:
         """What an actor of this run is given when it plays inside the test's own process."""
-        return Context(role, f"{role}-1", self.config, self.files, bus, open_log(actor=f"{role}-1"))
+        credentials = self.files.credentials / f"{role}.json"
+        log = open_log(actor=f"{role}-1")
+        return Context(role, f"{role}-1", self.config, self.files, bus, log, credentials)
 
-    async def start(self, role: str, number: int = 1) -> asyncio.subprocess.Process:
-        """Start an actor process: `python -m actors.main ROLE ROLE-NUMBER RUN_DIR`."""
-        process = await start_actor(self.files, role, f"{role}-{number}")
+    async def open(self) -> None:
+        """Publish the settings for actors in processes of their own."""
+        if not self._opened:
+            self._opened = True
+            bus = await Bus.connect(self._address, self.config.run)
+            await publish(bus, run_opened(self.config, self.files))
+            await bus.close()
+
+    async def start(self, role: str, number: int = 1) -> ChildProcess:
+        """Start an actor process: `python -m actors.main ROLE ROLE-NUMBER`."""
+        await self.open()
+        job = actor_job(self.files.credentials, self.config.run, role, f"{role}-{number}")
+        process = await LocalProcesses(self.files.logs).start(job)
         self._processes.append(process)
         return process
 
