@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 from topics.roles import KEEPERS, WORKERS
@@ -17,7 +18,7 @@ CRASH_FOLDER = "ASYNCRL_CRASH_FOLDER"  # environment variable: the folder that h
 _ALL_ROLES = (*KEEPERS, *WORKERS, "engine")
 
 # Which roles pass which point; how the run recovers from a crash there is in docs/delivery.md.
-POINTS: dict[str, tuple[str, ...]] = {
+POINTS: dict[str, Sequence[str]] = {
     "publish.before": _ALL_ROLES,
     "publish.stored": _ALL_ROLES,
     "blob.inside": ("rollout", "buffer"),

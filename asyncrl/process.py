@@ -193,13 +193,13 @@ class ChildProcess:
 
     def terminate(self) -> None:
         """Ask it to leave."""
-        self.signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it at once."""
-        self.signal(signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
-    def signal(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal."""
         if self.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from topics.roles import ROLE_NAMES, WORKERS
-from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, VITALS, Topic
+from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, VITALS, Stream, Topic
 from topics.wire import Count, Id, Message, Sequence, Step
 
 Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
@@ -159,7 +159,7 @@ RUN_OPENED = Topic(
     RunOpened,
     ACTORS,
     publishers=("operator",),
-    subscribers=(*_ALL, "monitor"),
+    subscribers=_ALL,
     repeats=True,
 )
 ACTOR_STARTED = Topic(
@@ -224,27 +224,18 @@ BLOB_KEPT = Topic("blob.kept", BlobStored, LEDGER_BLOBS, publishers=_ALL, subscr
 DEAD_LETTER = Topic("message.rejected", DeadLetter, DEAD, publishers=_ALL, subscribers=("operator",), key="place")
 
 
-def _keeper_topics() -> tuple[Topic[Any], ...]:
-    """Each keeper's log records its writer, and that the writer lives."""
-    topics: list[Topic[Any]] = []
+def keeper_topics(stream: Stream) -> list[Topic[Message]]:
+    """Return the topics by which a keeper's log records its writer, and that the writer lives; none for other logs."""
+    role = stream.keeper
     kinds = (("claimed", KeeperClaimed), ("heartbeat", KeeperHeartbeat), ("snapshot", KeeperSnapshot))
-    for stream in (stream for stream in STREAMS if stream.keeper):
-        role = stream.keeper
-        followers = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
-        for name, message in kinds:
-            topic = Topic(
-                f"{role}.{name}",
-                message,
-                stream,
-                publishers=(role,),
-                subscribers=followers,
-                replaced=name == "snapshot",
-            )
-            topics.append(topic)
-    return tuple(topics)
+    followers = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
+    return [
+        Topic(f"{role}.{name}", message, stream, (role,), followers, replaced=name == "snapshot")
+        for name, message in (kinds if role else ())
+    ]
 
 
-KEEPER_TOPICS = _keeper_topics()
+KEEPER_TOPICS = [topic for stream in STREAMS for topic in keeper_topics(stream)]
 SHARED_TYPES = (KeeperClaimed, KeeperHeartbeat, KeeperSnapshot, BlobStored)  # one type for several topics
 
 TOPICS: tuple[Topic[Any], ...] = (

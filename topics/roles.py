@@ -1,6 +1,7 @@
 """The roles of a run, one row each: process, work queue, count, scaling, stop order and permissions follow from it.
 
 The module of a role is `actors/ROLE/actor.py`. What it publishes and subscribes to stands in the rows of the topics.
+The lists grow by the user's own actors (`topics.table.register`), for all that hold them.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ class Role(NamedTuple):
     name: str
     kind: Literal["worker", "keeper", "service"]  # stateless pool; single writer of a log; anything else
     stops: int  # phase in which the supervisor asks it to leave: roles that make work for others first
-    setting: str = ""  # holds its number of processes at the start; "": one, and for keepers their spares
+    setting: str = (
+        ""  # holds its number of processes at the start; "": `processes`, and for keepers one and their spares
+    )
     queue: str = ""  # topic whose messages its processes share
     scalable: bool = False  # by `asyncrl scale`
     slow: bool = False  # to start, so it is started before the others
     children: bool = False  # its work runs in processes that are not actors
+    processes: int = 1  # at the start, where no setting has them
+    subscribes: tuple[str, ...] = ()  # names of topics, besides those whose rows name this role
 
 
 SUPERVISOR = "supervisor"
 
-ROLES = (
+ROLES = [
     Role("prompter", "keeper", stops=1, children=True),
     Role("rollout", "worker", stops=2, setting="rollout.workers", queue="prompt.issued", scalable=True),
     Role(
@@ -41,8 +46,21 @@ ROLES = (
     Role("evaluator", "worker", stops=2, setting="eval.workers", queue="eval.requested", scalable=True, children=True),
     Role("recorder", "service", stops=5),
     Role(SUPERVISOR, "keeper", stops=6),  # it stops the others, and then itself
-)
-ROLE_NAMES = tuple(role.name for role in ROLES)
-KEEPERS = tuple(role.name for role in ROLES if role.kind == "keeper")
-WORKERS = tuple(role.name for role in ROLES if role.kind == "worker")
-SCALABLE = tuple(role.name for role in ROLES if role.scalable)
+]
+ROLE_NAMES = [role.name for role in ROLES]
+KEEPERS = [role.name for role in ROLES if role.kind == "keeper"]
+WORKERS = [role.name for role in ROLES if role.kind == "worker"]
+SCALABLE = [role.name for role in ROLES if role.scalable]
+OWN = tuple(ROLE_NAMES)  # without the user's
+
+
+def add_role(role: Role) -> None:
+    """Add the row of a user's actor to the lists."""
+    ROLES.append(role)
+    ROLE_NAMES.append(role.name)
+    for names, belongs in (
+        (KEEPERS, role.kind == "keeper"),
+        (WORKERS, role.kind == "worker"),
+        (SCALABLE, role.scalable),
+    ):
+        names.extend([role.name] if belongs else [])

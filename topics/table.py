@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from topics import actors, batches, engines, evals, groups, prompts, stalls, streams, trajectories, weights
-from topics.topic import Topic
+from topics.roles import ROLE_NAMES, ROLES, Role, add_role
+from topics.topic import STREAMS, Stream, Topic
 from topics.wire import Message
 
-TOPICS: tuple[Topic[Any], ...] = (
+TOPICS: list[Topic[Any]] = [
     *prompts.TOPICS,
     *trajectories.TOPICS,
     *groups.TOPICS,
@@ -19,12 +22,27 @@ TOPICS: tuple[Topic[Any], ...] = (
     *stalls.TOPICS,
     *streams.TOPICS,
     *actors.TOPICS,
-)
+]
 
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
 _BY_TYPE: dict[type[Message], Topic[Any]] = {
     topic.message: topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES
 }
+
+
+class WorkQueue(NamedTuple):
+    """A durable consumer that the processes of a role share."""
+
+    name: str
+    topic: Topic[Any]
+
+    @property
+    def stream(self) -> Stream:
+        """The stream it reads."""
+        return self.topic.stream
+
+
+QUEUES = {role.name: WorkQueue(role.name, BY_NAME[role.queue]) for role in ROLES if role.queue}
 
 
 def topic_for(message: Message) -> Topic[Any]:
@@ -55,3 +73,60 @@ def ingest_of(subject: str) -> str:
     if topic is None:
         raise ValueError(f"{subject} is in no row of the topic table")
     return topic.stream.ingest(subject)
+
+
+def subscribes(role: str, topic: Topic[Any]) -> bool:
+    """Return whether a role subscribes to a topic: by the topic's row, or by its own."""
+    if role in topic.subscribers:
+        return True
+    row = next((row for row in ROLES if row.name == role), None)
+    return row is not None and (topic.name == row.queue or topic.name in row.subscribes)
+
+
+def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
+    """Add a user's actor: its row and those of its topics, from which streams, queues, permissions and docs follow.
+
+    Raises:
+        ValueError: what is wrong with the rows.
+    """
+    if role in ROLES:
+        return
+    streams = [stream for stream in dict.fromkeys(topic.stream for topic in topics) if stream not in STREAMS]
+    added = [*topics, *(topic for stream in streams for topic in actors.keeper_topics(stream))]
+    names = {topic.name for topic in added}
+    problem = _problem(role, streams, added) or next(
+        (
+            f"{role.name} subscribes to {name}, which is no topic"
+            for name in (*role.subscribes, *filter(None, [role.queue]))
+            if name not in BY_NAME and name not in names
+        ),
+        "",
+    )
+    if problem:
+        raise ValueError(problem)
+    add_role(role)
+    STREAMS.extend(streams)
+    TOPICS.extend(added)
+    BY_NAME.update((topic.name, topic) for topic in added)
+    if role.queue:
+        QUEUES[role.name] = WorkQueue(role.name, BY_NAME[role.queue])
+    _BY_TYPE.update((topic.message, topic) for topic in topics)
+
+
+def _problem(role: Role, streams: Sequence[Stream], added: Sequence[Topic[Any]]) -> str:
+    """What is wrong with the rows of a user's actor; empty for nothing."""
+    if not re.fullmatch(r"[a-z]{1,32}", role.name) or role.name in ROLE_NAMES:
+        return (
+            f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(ROLE_NAMES)}"
+        )
+    for stream in streams:
+        if not re.fullmatch(r"[A-Z_]{1,32}", stream.name) or stream.name in {known.name for known in STREAMS}:
+            return f"{stream.name!r} is no name for a stream: it takes letters A to Z and _, and is not there already"
+        if stream.keeper not in ("", role.name):
+            return f"stream {stream.name} is kept by {stream.keeper!r}, which is not this actor"
+    for topic in added:
+        if not re.fullmatch(r"[a-z]+\.[a-z]+", topic.name) or topic.name in BY_NAME:
+            return f"{topic.name!r} is no name for a topic: it is NOUN.PARTICIPLE, and is not there already"
+        if list(topic.publishers) != [role.name] or topic.stream.keeper not in ("", role.name):
+            return f"topic {topic.name} must be published by {role.name}, on a stream that it may write"
+    return ""

@@ -5,6 +5,7 @@ From this one table come the streams, the AsyncAPI document and docs/topics.md.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -48,16 +49,16 @@ class Stream:
         return f"{_INGEST}.{self.name}.{subjects}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Topic(Generic[M]):
     """A kind of message: its subject is `asyncrl.<run>.<noun>.<participle>[.<key>]`."""
 
     name: str  # "trajectory.generated"
     message: type[M]
     stream: Stream
-    publishers: tuple[str, ...]
-    subscribers: tuple[
-        str, ...
+    publishers: Sequence[str]
+    subscribers: Sequence[
+        str
     ]  # besides the monitor and the supervisor, which may subscribe to everything, and the log's own keeper
     key: str = ""  # the field behind the participle: "trajectory_id"; "" for none
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
@@ -110,7 +111,7 @@ BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots t
 LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
-STREAMS: tuple[Stream, ...] = (
+STREAMS: list[Stream] = [
     PROMPTS,
     TRAJECTORIES,
     GRADES,
@@ -124,4 +125,4 @@ STREAMS: tuple[Stream, ...] = (
     BLOBS,
     LEDGER_BLOBS,
     DEAD,
-)
+]

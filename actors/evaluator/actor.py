@@ -12,7 +12,6 @@ from actors.runtime.engines import follow_engines, open_fleet
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.rows import as_faults, open_rows
 from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
-from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.publish import publish
 from asyncrl.crash import crash_point
 from asyncrl.data.model_dir import ModelError, check_model_directory
@@ -24,6 +23,7 @@ from asyncrl.engine.generator import Generator
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.evals import EvalRequested, EvalScored
+from topics.table import QUEUES
 from topics.trajectories import Answer
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows

@@ -8,10 +8,10 @@ from actors.runtime.actor import ActorFault, Context
 from actors.runtime.failures import publish_failure
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
-from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.publish import body_of, publish
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from topics.table import QUEUES
 from topics.trajectories import (
     FailureReason,
     Outcome,

@@ -14,7 +14,6 @@ from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record, last_sequence
-from asyncrl.bus.provision import QUEUES
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.generator import Generator
@@ -23,6 +22,7 @@ from asyncrl.rollout.context import RolloutFunction, single_turn
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
+from topics.table import QUEUES
 from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 

@@ -17,11 +17,11 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Disconnected
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record
-from asyncrl.bus.provision import WorkQueue
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
+from topics.table import WorkQueue
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)

@@ -39,7 +39,7 @@ def first_fleet(config: Config) -> dict[str, int]:
 def _first_count(role: Role, config: Config) -> int:
     if role.setting:
         return int(attrgetter(role.setting)(config))
-    return 1 + config.keepers.spares if role.kind == "keeper" else 1
+    return 1 + config.keepers.spares if role.kind == "keeper" else role.processes
 
 
 class _Child:

@@ -19,7 +19,6 @@ from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold, trims
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline
-from asyncrl.bus.provision import QUEUES
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
@@ -32,7 +31,7 @@ from topics.streams import (
     CheckpointRequested,
     StreamTrimmed,
 )
-from topics.table import topic_of
+from topics.table import QUEUES, topic_of
 from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.permissions import MONITOR, ROLES, authorization, permissions, user_of
+from asyncrl.bus.permissions import MONITOR, authorization, login_roles, permissions, user_of
 from asyncrl.config.settings import NatsSettings
 from asyncrl.files import write_private
 
@@ -27,7 +27,7 @@ def numbered(run: str) -> Iterator[str]:
 def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:
     """A user for each role of some runs, with a random password where none is known."""
     logins = {}
-    for role in ROLES:
+    for role in login_roles():
         password = known[role].password if role in known else secrets.token_urlsafe(18)
         logins[role] = BusAddress(url, user_of(runs[0], role), password, runs=list(runs))
     return logins
@@ -53,7 +53,7 @@ def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
         return {role: msgspec.structs.replace(login, url=nats.url, **tls) for role, login in found.items()}
     password = (base / nats.password_file).read_text().strip() if nats.password_file else ""
     login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), **tls)
-    return dict.fromkeys(ROLES, login)
+    return dict.fromkeys(login_roles(), login)
 
 
 def read_logins(folder: Path) -> dict[str, BusAddress]:
@@ -62,12 +62,14 @@ def read_logins(folder: Path) -> dict[str, BusAddress]:
     Raises:
         OSError, ValueError: one is missing, or no such file.
     """
-    return {role: BusAddress.read(folder / f"{role}.json") for role in ROLES}
+    return {role: BusAddress.read(folder / f"{role}.json") for role in login_roles()}
 
 
 def known_logins(folder: Path) -> dict[str, BusAddress]:
     """Those that are there."""
-    return {role: BusAddress.read(folder / f"{role}.json") for role in ROLES if (folder / f"{role}.json").exists()}
+    return {
+        role: BusAddress.read(folder / f"{role}.json") for role in login_roles() if (folder / f"{role}.json").exists()
+    }
 
 
 def save_logins(logins: Mapping[str, BusAddress], folder: Path) -> None:
@@ -104,6 +106,6 @@ def write_accounts(
     ca = tls_ca or before.tls_ca
     logins = {role: msgspec.structs.replace(login, tls_ca=ca) for role, login in made.items()}
     save_logins(logins, folder)
-    users = authorization((logins[role], permissions(role, served)) for role in ROLES)
+    users = authorization((logins[role], permissions(role, served)) for role in login_roles())
     write_private(folder / "nats-accounts.conf", users.encode())
     return logins[MONITOR]

@@ -11,15 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.provision import QUEUES, WorkQueue
 from topics.roles import ROLE_NAMES
-from topics.table import TOPICS
+from topics.table import QUEUES, TOPICS, WorkQueue, subscribes
 from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
 MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
 SUPERVISOR = "supervisor"  # observes the whole run: reads everything, and trims what is no longer needed
-ROLES = (OPERATOR, *ROLE_NAMES, MONITOR)
 
 
 class Permissions(NamedTuple):
@@ -28,6 +26,11 @@ class Permissions(NamedTuple):
     publish: list[str]
     denied: list[str]  # of what may be published
     subscribe: list[str]
+
+
+def login_roles() -> list[str]:
+    """Return all that log in as users of their own."""
+    return [OPERATOR, *ROLE_NAMES, MONITOR]
 
 
 def user_of(run: str, role: str) -> str:
@@ -41,8 +44,8 @@ def permissions(role: str, runs: Sequence[str]) -> Permissions:
     Raises:
         ValueError: no such role.
     """
-    if role not in ROLES:
-        raise ValueError(f"no role is called {role!r}; roles: {', '.join(ROLES)}")
+    if role not in (roles := login_roles()):
+        raise ValueError(f"no role is called {role!r}; roles: {', '.join(roles)}")
     allowed, denied = [], []
     for run in runs:
         for stream in STREAMS:
@@ -110,7 +113,7 @@ def _queues(stream: Stream) -> list[WorkQueue]:
 def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
     """The topics of a stream that a role reads; a keeper reads its own log back."""
     everything = role in (SUPERVISOR, MONITOR) or role == stream.keeper
-    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in topic.subscribers)]
+    return [topic for topic in TOPICS if topic.stream is stream and (everything or subscribes(role, topic))]
 
 
 def _follows(role: str, stream: Stream) -> bool:

@@ -9,30 +9,14 @@ from typing import Any, NamedTuple
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
 from asyncrl.bus.log import retry_until_deadline
-from topics.roles import ROLES
-from topics.table import BY_NAME
-from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream, Topic
+from topics.table import QUEUES, WorkQueue
+from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream
 
 NO_STREAM = 10059
 _NO_ROOM = (10002, 10005, 10047)  # of the account, of every server of a cluster, of this server
 _MB = 1_000_000
 _SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
-
-
-class WorkQueue(NamedTuple):
-    """A durable consumer that many workers share."""
-
-    name: str
-    topic: Topic[Any]
-
-    @property
-    def stream(self) -> Stream:
-        """The stream it reads."""
-        return self.topic.stream
-
-
-QUEUES = {role.name: WorkQueue(role.name, BY_NAME[role.queue]) for role in ROLES if role.queue}
 
 
 def equal_sizes(*, payload_mb: int, ledger_mb: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.provision import QUEUES, stream_states
+from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
 from asyncrl.cli.data_order import DataOrder
 from asyncrl.cli.find import find_directory, is_remote
@@ -25,7 +25,7 @@ from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.open_work import Queue
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
-from topics.table import TOPICS
+from topics.table import QUEUES, TOPICS
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import WEIGHTS_PUBLISHED

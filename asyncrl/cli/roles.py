@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
-from asyncrl.bus.permissions import ROLES, permissions, user_of
+from asyncrl.bus.permissions import login_roles, permissions, user_of
 from asyncrl.errors import AsyncRLError, WrongUsage
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def roles_text(runs: Sequence[str]) -> str:
     """Each role with the subjects it may publish to and listen on; everything else is refused by the server."""
     lines = []
-    for role in ROLES:
+    for role in login_roles():
         allowed = permissions(role, runs)
         lines.append(f"{role}  (user {user_of(runs[0], role)})")
         for what, subjects in (

@@ -7,10 +7,12 @@ import inspect
 import io
 import textwrap
 import tokenize
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
+from topics.roles import ROLE_NAMES
 from topics.table import TOPICS
 from topics.topic import STREAMS, Retention, Topic
 from topics.wire import Message
@@ -122,9 +124,9 @@ def topics_markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-def roles(names: tuple[str, ...]) -> str:
+def roles(names: Sequence[str]) -> str:
     """`rollout, reward`; `all` where it is every role of a config."""
-    return "all" if len(names) >= 9 else ", ".join(names)
+    return "all" if names is ROLE_NAMES else ", ".join(names)
 
 
 def _topic_section(topic: Topic[Any]) -> list[str]:

@@ -60,7 +60,7 @@ class Link(NamedTuple):
         Args:
             group: of the child, to be killed where its supervisor was; the child itself dies with the supervisor.
         """
-        self.process.signal(signal.SIGCONT)  # a function may have stopped it
+        self.process.send_signal(signal.SIGCONT)  # a function may have stopped it
         if await self.process.end() == -signal.SIGKILL and group:
             with contextlib.suppress(ProcessLookupError):  # nothing is left of it: the usual case
                 os.killpg(group, signal.SIGKILL)

@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
-from asyncrl.bus.permissions import ROLES
+from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
@@ -122,7 +122,7 @@ async def test_an_nkey_logs_in_and_another_one_does_not(tmp_path: Path):
     async with serving(tmp_path, f"authorization {{ users = [ {{ nkey: {public} }} ] }}\n") as port:
         nats = NatsSettings(url=f"nats://127.0.0.1:{port}", nkey_file="known")
         logins = given_logins(nats, tmp_path)
-        assert all(logins[role] == logins["rollout"] for role in ROLES)
+        assert all(logins[role] == logins["rollout"] for role in login_roles())
         assert await logs_in(logins["rollout"])
 
         output = await refusal(BusAddress(nats.url, nkey_file=str(stranger)))
@@ -142,7 +142,7 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
     users = tmp_path / "users"
     assert users.stat().st_mode & 0o077 == 0
     assert all(file.stat().st_mode & 0o077 == 0 for file in users.iterdir())
-    assert len(list(users.iterdir())) == len(ROLES) + 1
+    assert len(list(users.iterdir())) == len(login_roles()) + 1
 
     async with serving(tmp_path, f'include "{(users / "nats-accounts.conf").relative_to(tmp_path)}"\n') as port:
         nats = NatsSettings(url=f"nats://127.0.0.1:{port}", credentials="users")
@@ -155,7 +155,7 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
             await provision(monitor, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         await operator.close()
         await monitor.close()
-    assert len({login.password for login in read_logins(users).values()}) == len(ROLES)
+    assert len({login.password for login in read_logins(users).values()}) == len(login_roles())
     (users / "buffer.json").unlink()
     with pytest.raises(OSError, match=re.escape("buffer.json")):
         given_logins(nats, tmp_path)

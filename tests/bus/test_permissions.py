@@ -13,8 +13,8 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.permissions import ROLES, permissions
-from asyncrl.bus.provision import QUEUES, equal_sizes, provision
+from asyncrl.bus.permissions import login_roles, permissions
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import WRITER, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.roles import roles_text
@@ -22,7 +22,7 @@ from harness.stage import until
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
-from topics.table import TOPICS
+from topics.table import QUEUES, TOPICS
 from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, Stream
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
@@ -62,7 +62,7 @@ class Served(NamedTuple):
 async def served(tmp_path: Path) -> AsyncIterator[Served]:
     server = EmbeddedServer(tmp_path, run=RUN)
     await server.start()
-    logins = {role: BusAddress.read(tmp_path / "credentials" / f"{role}.json") for role in ROLES}
+    logins = {role: BusAddress.read(tmp_path / "credentials" / f"{role}.json") for role in login_roles()}
     operator = await Bus.connect(logins["operator"], RUN)
     await provision(operator, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
     await operator.close()
@@ -105,7 +105,7 @@ def knows(role: str, stream: Stream) -> bool:
 
 
 def test_there_is_a_user_for_every_actor_and_two_for_people():
-    assert set(ROLES) == {*ACTORS_ON_STAGE, "operator", "monitor"}
+    assert set(login_roles()) == {*ACTORS_ON_STAGE, "operator", "monitor"}
     with pytest.raises(ValueError, match="no role is called 'stranger'"):
         permissions("stranger", [RUN])
 
@@ -116,7 +116,7 @@ async def test_a_role_says_what_the_table_gives_it_and_nothing_else(served: Serv
     foreign |= {
         topic.subject(RUN, "k" if topic.key else "") for topic in TOPICS
     }  # what is stored, no stream listens to
-    for role in ROLES:
+    for role in login_roles():
         output = {subject_of(topic) for topic in TOPICS if role == "operator" or role in topic.publishers}
         asked = {subject_of(topic) for topic in TOPICS} | foreign
 
@@ -128,8 +128,8 @@ async def test_a_role_says_what_the_table_gives_it_and_nothing_else(served: Serv
 async def test_a_role_subscribes_to_its_own_answers_and_to_nothing_that_a_stream_listens_to(served: Served):
     asked = {">", "asyncrl.>", "asyncrl.mine.>", "_INBOX.>", "$JS.>", "_R_.>"}
     asked |= {stream.ingest("asyncrl.mine.>") for stream in STREAMS} | {subject_of(topic) for topic in TOPICS}
-    asked |= {topic.pattern(RUN) for topic in TOPICS} | {f"_INBOX.mine-{role}.>" for role in ROLES}
-    for role in ROLES:
+    asked |= {topic.pattern(RUN) for topic in TOPICS} | {f"_INBOX.mine-{role}.>" for role in login_roles()}
+    for role in login_roles():
         assert await served.refused(role, listens=asked) == asked - {f"_INBOX.mine-{role}.>"}, role
 
 
@@ -160,7 +160,7 @@ def calls(stream: Stream) -> dict[str, str]:
 
 
 async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(served: Served):
-    for role in set(ROLES) - {"operator"}:
+    for role in set(login_roles()) - {"operator"}:
         allowed, asked = (
             set(),
             {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.x"},
@@ -191,7 +191,7 @@ async def test_the_promises_by_name(served: Served):
     calls = ("$JS.API.", "$JS.ACK.", "$JS.FC.")  # of consumers that it makes for itself
     assert all(subject.startswith(calls) for subject in permissions("monitor", [RUN]).publish)
     text = roles_text([RUN])
-    assert all(f"{role}  (user mine-{role})" in text for role in ROLES)
+    assert all(f"{role}  (user mine-{role})" in text for role in login_roles())
     assert "STREAM.CREATE" not in text.split("prompter  (")[1]
 
 

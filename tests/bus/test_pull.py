@@ -6,13 +6,14 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
-from asyncrl.bus.provision import QUEUES, make_queue, queue_states
+from asyncrl.bus.provision import make_queue, queue_states
 from asyncrl.bus.publish import publish
 from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.server import EmbeddedServer
 from harness.stage import DEADLINE_S, LEASE_S, Connect, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED
+from topics.table import QUEUES
 from topics.topic import ACTORS, PROMPTS
 
 

@@ -15,12 +15,13 @@ from nats.js.errors import NotFoundError
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import QUEUES, equal_sizes, provision
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import pack
 from asyncrl.bus.server import EmbeddedServer
 from harness.examples import example
 from harness.pages import written
 from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.table import QUEUES
 from topics.topic import GRADES, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED
 from topics.weights import WEIGHTS_PUBLISHED

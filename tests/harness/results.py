@@ -7,9 +7,9 @@ import msgspec
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
-from asyncrl.bus.provision import QUEUES
 from topics.actors import DeadLetter
 from topics.prompts import PromptRow
+from topics.table import QUEUES
 from topics.topic import DEAD, Stream
 from topics.trajectories import (
     TrajectoryGenerated,

@@ -10,7 +10,7 @@ import pytest
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
-from asyncrl.bus.permissions import ROLES
+from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
@@ -49,7 +49,7 @@ class Stage:
         (root / "base").write_text(str(root))
         self.files.make_engine_key()
         server.address.save(self.files.address)
-        save_logins(dict.fromkeys(ROLES, server.address), self.files.credentials)
+        save_logins(dict.fromkeys(login_roles(), server.address), self.files.credentials)
         self._address = server.address
         self._opened = False
         self._processes: list[ChildProcess] = []

@@ -15,10 +15,10 @@ from nats.aio.client import Client
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
-from asyncrl.bus.permissions import ROLES
-from asyncrl.bus.provision import QUEUES, equal_sizes, provision
+from asyncrl.bus.permissions import login_roles
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
-from topics.table import TOPICS, topic_of
+from topics.table import QUEUES, TOPICS, topic_of
 from topics.topic import STREAMS, Stream, Topic
 
 RUN = "mine"
@@ -189,7 +189,7 @@ async def configurations(bus: Bus) -> list[Any]:
     return [*streams, *[(await bus.api(f"CONSUMER.INFO.{name}"))["config"] for name in names]]
 
 
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "operator"])
+@pytest.mark.parametrize("role", [role for role in login_roles() if role != "operator"])
 async def test_a_role_gets_nothing_into_a_log_but_what_it_may_publish(role: str, folder: Path):
     bus = await Bus.connect(BusAddress.read(folder / "operator.json"), RUN)
     account = await Account(BusAddress.read(folder / f"{role}.json")).open()

@@ -10,7 +10,6 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.provision import QUEUES
 from asyncrl.bus.publish import publish, publish_if_latest, read
 from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
@@ -19,6 +18,7 @@ from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
+from topics.table import QUEUES
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_FAILED,

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.provision import QUEUES, make_queue
+from asyncrl.bus.provision import make_queue
 from asyncrl.bus.publish import publish
 from harness.results import counts, generated, is_done
 from harness.stage import Stage, until
 from topics.engines import EngineReady
 from topics.evals import EVAL_SCORED, EvalRequested
+from topics.table import QUEUES
 from topics.topic import EVALS, GRADES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 

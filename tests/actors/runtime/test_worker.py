@@ -13,12 +13,13 @@ from actors.runtime.worker import Delivery, WorkerLoop
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_message
-from asyncrl.bus.provision import QUEUES, make_queue, queue_states, stream_states
-from asyncrl.bus.publish import publish, read
+from asyncrl.bus.provision import make_queue, queue_states, stream_states
+from asyncrl.bus.publish import pack, publish, read
 from harness.results import dead_letters, generated
 from harness.stage import LEASE_S, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.table import QUEUES
 from topics.topic import ACTORS, GRADES
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
@@ -128,12 +129,13 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     first = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-0"), b"garbage", {"trajectory": "p1-0", "attempt": "0"})
     second = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-1"), wrong, {})
     third = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-2"), b"", {"blob": "gone:9:00:1"})
-    fourth = await publish(bus, issued(8))
+    other = PROMPT_ISSUED.subject(bus.run, "p000009-0")
+    fourth = await bus.store(other, pack(issued(8), PROMPT_ISSUED), issued(8).headers())
     await issue(bus, 1)
 
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")
     letters = {letter.sequence: letter for letter in await dead_letters(bus)}
-    assert sorted(letters) == [first.seq, second.seq, third.seq, fourth]
+    assert sorted(letters) == [first.seq, second.seq, third.seq, fourth.seq]
     assert letters[first.seq].topic == "prompt.issued"
     assert letters[first.seq].stream == "PROMPTS"
     assert letters[first.seq].body == b"garbage"
@@ -141,7 +143,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     assert letters[first.seq].reason.startswith("not a PromptIssued")
     assert "not a PromptIssued: Expected `str`, got `int`" in letters[second.seq].reason
     assert letters[third.seq].reason == "blob gone: chunk 0 of 1 is gone"
-    assert letters[fourth].reason == "its subject names trajectory_id 'p000009-0', its body 'p000008-0'"
+    assert letters[fourth.seq].reason == "its subject names trajectory_id 'p000009-0', its body 'p000008-0'"
     assert done == ["p000000-0"]
     assert context.vitals["dead_letters"] == 4
     assert not context.faults
