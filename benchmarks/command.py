@@ -21,6 +21,7 @@ NAMES = {
     "pipeline": "trajectories per second from prompt to packed batch, and their CPU time",
     "idle": "CPU time of a run that waits",
     "recovery": "seconds from the kill of each role to its working again",
+    "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["history"].add_argument(
         "--snapshots", action="store_true", help="let prompter and buffer fold the logs once and store snapshots"
     )
+    _add_publication_options(parsers["publication"])
     _add_schedule_options(parsers["schedule"])
 
 
@@ -109,6 +111,15 @@ async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await measuring
+
+
+def _add_publication_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--directory", default="", metavar="FOLDER", help="on the disk that is written to")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each of a step's 4 rows (default: 64)")
+    parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
 
 
 def _add_schedule_options(parser: argparse.ArgumentParser) -> None:

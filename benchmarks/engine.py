@@ -27,6 +27,7 @@ from asyncrl.process import ChildProcess, python
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import StepSpec
 from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.weights.files import write_model
 
 VOCAB = 512
 CONTEXT = 128
@@ -270,7 +271,7 @@ def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -
             )
         trainer.step(batch, StepSpec(step=step, loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
     (directory / "exported").mkdir()
-    trainer.export(directory / "exported")
+    write_model(directory / "exported", trainer.copy_weights().files(), trainer.source)
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "exported")
     model.eval()
     asks = [(tokenizer.encode_prompt(source.row(number), max_tokens=None).tolist(), 11) for number in range(64)]

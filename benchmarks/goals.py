@@ -54,6 +54,15 @@ _RECOVERY = {
         "beyond_lease_s": 2,
     }.items()
 }
+_PUBLICATION = {
+    f"{shape}_{figure}": Goal(bound, at_most=True)
+    for shape, still, announced in (("0_6b", 0.2, 1.5), ("4b", 0.6, 6))
+    for figure, bound in (
+        ("publication_standstill_s", still),
+        ("checkpoint_standstill_s", still),
+        ("publication_announced_s", announced),
+    )
+}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -73,6 +82,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "bus": _BUS,
         "schedule": _SCHEDULE,
         "idle": _IDLE,
+        "publication": _PUBLICATION,
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,

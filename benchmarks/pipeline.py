@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import Config
-from asyncrl.training.scripted import ScriptedTrainer
 from asyncrl.weights.files import FileStore
 from benchmarks.stage import Stage, bench_config, make_model
 from topics.batches import BATCH_PACKED, BatchPacked
@@ -53,25 +52,18 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
         config = endless_config("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
         async with Stage.open(config) as stage:
             if short:
-                store = FileStore(stage.files.weights)
-                for number in range(_VERSIONS):
-                    store.publish(_Untrained(model), lineage=0, version=number * _PUBLISH_EVERY)
+                _publish_untrained(stage.files.weights, model)
             await stage.enter_all()
             await stage.enter("prompter")
             return await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds + _WARM_S)
 
 
-class _Untrained(ScriptedTrainer):
-    """Publishes the initial model: the learner, whose scripted trainer has none, finds its versions there."""
-
-    def __init__(self, model: Path) -> None:
-        super().__init__(0.0)
-        self._model = model
-
-    def export(self, directory: Path) -> None:
-        """Links to the model's files."""
-        for path in self._model.iterdir():
-            (directory / path.name).symlink_to(path)
+def _publish_untrained(weights: Path, model: Path) -> None:
+    """Put the initial model into the store; the learner, whose trainer has no tensors, keeps what it finds there."""
+    for number in range(_VERSIONS):
+        made = FileStore(weights).publish({}, None, lineage=0, version=number * _PUBLISH_EVERY)
+        for path in model.iterdir():
+            Path(made.location, path.name).symlink_to(path)
 
 
 async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Coroutine, Sequence
 from pathlib import Path
-from typing import TypeVar
+
+import msgspec
 
 from actors.learner.fold import LearnerFold
-from actors.learner.payloads import Payloads
+from actors.learner.outbox import Outbox
+from actors.learner.rank import Batch, Rank, StepResult, TrainerGroup
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Input, Keeper
-from asyncrl.algorithms.batches import BatchStats, GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import BatchStats
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
-from asyncrl.training.checkpoint import (
-    Checkpoint,
-    CheckpointError,
-    load_checkpoint,
-    read_checkpoint,
-    remove_directory,
-    weights_digest,
-    write_checkpoint,
-    written_aside,
-)
-from asyncrl.training.objective import batch_rules, open_trainer, skipped_stats, step_spec
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.training.objective import skipped_stats
 from asyncrl.training.protocol import NonFiniteLoss, RowError
-from asyncrl.weights.files import FileStore
 from topics.actors import SKIP_REQUESTED
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
 from topics.evals import EvalRequested
@@ -41,9 +33,7 @@ from topics.weights import (
     TrainingFinished,
     WeightsPublished,
 )
-from topics.wire import Message, WireError
-
-T = TypeVar("T")
+from topics.wire import WireError
 
 
 async def main(context: Context) -> None:
@@ -65,13 +55,15 @@ class Learner:
             Input(ACTORS, [SKIP_REQUESTED]),
         ]
         self.keeper = Keeper(context, TRAINING, inputs, self.fold)
-        self.store = FileStore(context.files.weights)
-        self.payloads = Payloads(context.bus, context.config.rollout.temperature)
+        self.group: TrainerGroup = Rank(context.bus, config, context.files)
+        self.outbox = Outbox(self.keeper)
         self.step = config.origin  # newest step in the weights
         self.lineage = 0
         self.batch_sequence = 0
         self._differed = False  # the weights have other bits than those published
-        self._appending: asyncio.Task[None] | None = None
+        self._version: asyncio.Task[WeightsPublished] | None = None  # that is being written
+        self._checkpoint: asyncio.Task[None] | None = None  # that is being written
+        self._begun = config.origin  # step of the newest checkpoint that was begun here
         self._waited_s = 0.0  # for the newest batch
         self._lost: list[CheckpointLost] = []  # that could not be read
         self._resumed = False  # all that was reported trained is in the weights
@@ -88,10 +80,13 @@ class Learner:
             finished = self.fold.state.finished
             if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
                 await self._finish()
+            await self._settled()
         except (NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
+            with contextlib.suppress(AsyncRLError):
+                await self._settled()
             raise ActorFault(self._advice(error)) from error
         finally:
-            await self._appended()
+            await self.group.close()
         await self.keeper.close()
 
     def _advice(self, error: AsyncRLError) -> str:
@@ -110,11 +105,10 @@ class Learner:
         Only then is the log claimed; and a learner that stands by has none of this in memory.
         """
         self.context.doing("loads the model")
-        model = self.context.files.model_path(self.config)
-        self.trainer = await asyncio.to_thread(open_trainer, self.config, model)
+        await self.group.open()
         for saved in reversed(self.fold.state.checkpoints):
             try:
-                found = await asyncio.to_thread(load_checkpoint, Path(saved.path), self.trainer)
+                found = await self._load(Path(saved.path))
             except CheckpointError as error:
                 self.context.log.warning("checkpoint unusable", path=saved.path, reason=str(error))
                 self._lost.append(CheckpointLost(saved.lineage, saved.step, saved.path, str(error)))
@@ -125,10 +119,14 @@ class Learner:
         else:
             await self.context.listen(BATCHES, self.fold.recall, [BATCH_PACKED]).read()
             if self.config.start.checkpoint:
-                path = self.context.files.base / self.config.start.checkpoint
-                await asyncio.to_thread(load_checkpoint, path, self.trainer)
+                await self._load(self.context.files.base / self.config.start.checkpoint)
         self._differed = await self._differs()
         await self._train_again()
+
+    async def _load(self, checkpoint: Path) -> Checkpoint:
+        found = await asyncio.to_thread(read_checkpoint, checkpoint)
+        await self.group.load(checkpoint)
+        return found
 
     async def _train_again(self) -> None:
         while self.step < self.fold.state.trained and not self.context.stop.is_set():
@@ -138,20 +136,22 @@ class Learner:
     async def _resume(self) -> None:
         """Go on from where the log ends, and publish only what differs."""
         await self._train_again()
-        await self._append(self._lost)
-        await self._appended()
+        self.outbox.put(*self._lost)
+        await self.outbox.stored()
         self.lineage = self.fold.state.lineage
         if self._differed:
             self.lineage += 1
             self.context.log.warning("weights differ from those published; a new lineage begins", lineage=self.lineage)
         if self._publishes(self.step) and (self._differed or self.step not in self.fold.state.published):
-            await self._append([await self._publish()])
-        await self._ask_for_evaluation()
+            await self._publish()
+        self._ask_for_evaluation()
         await self._save_if_due()  # it may have died between a step and its checkpoint
         self._resumed = True
 
     async def _digest(self) -> str:
-        return await asyncio.to_thread(lambda: weights_digest(self.trainer.weights()))
+        await self._written()
+        await self.group.copy_weights()
+        return await self.group.digest()
 
     async def _differs(self) -> bool:
         """Return whether these weights were published with other bits."""
@@ -159,44 +159,43 @@ class Learner:
         return published is not None and published != await self._digest()
 
     async def _train_next(self, *, publish: bool) -> None:
-        """Fetch and train one batch. Its messages reach the log while the next step is under way."""
-        found = await self._batch(self.step + 1)
-        if found is None:
+        """Fetch and train one batch. What it publishes and saves is written while the next steps are under way."""
+        batch = await self._batch(self.step + 1)
+        if batch is None:
             return
-        packed, sequence = found
+        packed = batch.packed
         skips, metrics = self.fold.skips(packed.step), dict[str, float]()
         if skips:
             self.context.log.warning("batch skipped", step=packed.step)
             stats = skipped_stats(packed)
         else:
-            stats, metrics = await self._trained_on(packed)
-        self.step, self.batch_sequence = packed.step, sequence
+            stats, metrics = await self._trained_on(batch)
+        self.step, self.batch_sequence = packed.step, batch.sequence
         if not publish:
             return
         crash_point("learner.stepped")
-        decisions: list[Message] = [self._trained(packed, stats, metrics, skipped=skips)]
+        self.outbox.put(self._trained(packed, stats, metrics, skipped=skips))
         if self._publishes(self.step):
-            decisions.append(await self._publish())
-        await self._append(decisions)
+            await self._publish()
         self.context.vitals.update(step=self.step, reward=stats.reward_mean)
-        await self._ask_for_evaluation()
+        self._ask_for_evaluation()
         await self._save_if_due()
 
-    async def _trained_on(self, packed: BatchPacked) -> tuple[BatchStats, dict[str, float]]:
-        groups = await self.payloads.take(packed)
-        began = time.monotonic()
-        self.context.doing(f"trains batch {packed.step}")
-        updating = asyncio.to_thread(self._update, packed, groups)
-        stats, metrics = await self._while_fetching(packed.step + 1, updating)
-        metrics |= {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
-        return stats, metrics
-
-    def _update(
-        self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]
-    ) -> tuple[BatchStats, dict[str, float]]:
-        """Make the rows of a batch and step, in a thread of its own: large batches take seconds for either."""
-        rows, stats = build_rows(groups, batch_rules(self.config, packed))
-        return stats, self.trainer.step(rows, step_spec(self.config, packed.step))
+    async def _trained_on(self, batch: Batch) -> StepResult:
+        """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
+        began, step = time.monotonic(), batch.packed.step
+        self.context.doing(f"trains batch {step}")
+        training = asyncio.create_task(self.group.step(batch))
+        while self.fold.sequence(step + 1) is None and not (training.done() or self.context.stop.is_set()):
+            news = asyncio.create_task(self.keeper.changes())
+            await asyncio.wait({training, news}, return_when=asyncio.FIRST_COMPLETED)
+            news.cancel()
+        sequence = self.fold.sequence(step + 1)
+        if sequence is not None and not self.fold.skips(step + 1):
+            await self.group.fetch(Batch(await self._packed(step + 1, sequence), sequence))
+        stats, metrics = await training
+        times = {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
+        return StepResult(stats, metrics | times)
 
     def _trained(
         self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool
@@ -219,79 +218,99 @@ class Learner:
         always = (self.config.start.step, self.config.learner.steps)
         return step >= 0 and (step % self.config.learner.publish_every == 0 or step in always)
 
-    async def _publish(self) -> WeightsPublished:
-        """Put the weights into the store and return the message that announces them."""
-        message = await asyncio.to_thread(self.store.publish, self.trainer, lineage=self.lineage, version=self.step)
+    async def _publish(self) -> None:
+        """Copy the weights away; they are written and announced beside the next step."""
+        await self._written()
+        self.context.doing(f"copies version {self.step}")
+        await self.group.copy_weights()
+        self._version = asyncio.create_task(self._write_version(self.lineage, self.step))
+        self.outbox.put(self._version)
+
+    async def _write_version(self, lineage: int, version: int) -> WeightsPublished:
+        message = await self.group.publish(lineage=lineage, version=version)
         crash_point("weights.renamed")
         return message
 
-    async def _ask_for_evaluation(self) -> None:
+    async def _written(self) -> None:
+        """Wait until the newest version is in the store: its copies are needed until then."""
+        if self._version is not None:
+            await self._version
+
+    def _ask_for_evaluation(self) -> None:
         settings = self.config.eval
         ends = (self.config.start.step, self.config.learner.steps)
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
         name, asked = f"v{self.step:06d}", self.fold.state.evaluated
         if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
-            await self._append([EvalRequested(name, self.step, settings.prompts, settings.temperature)])
+            self.outbox.put(EvalRequested(name, self.step, settings.prompts, settings.temperature))
 
     async def _save_if_due(self) -> None:
-        if self.fold.wants_checkpoint(self.step, every=self.config.learner.checkpoint_every):
+        if self.fold.wants_checkpoint(self.step, self._begun, every=self.config.learner.checkpoint_every):
             await self._save()
 
     async def _save(self) -> None:
-        """Write a checkpoint; it counts once it is published."""
-        self.context.doing(f"saves checkpoint {self.step}")
-        await self._appended()
-        crash_point("learner.saving")
+        """Copy the state away; the checkpoint is written beside the next steps, and counts once it is published."""
+        await self._saved()
         if any(saved.step == self.step and saved.lineage == self.lineage for saved in self.fold.state.checkpoints):
             return
-        digest = await self._digest()
+        self.context.doing(f"copies checkpoint {self.step}")
+        digest = "" if self._publishes(self.step) else await self._digest()
+        await self.group.copy_state()
+        self._begun = self.step
         checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)
-        path = await asyncio.to_thread(write_checkpoint, self.context.files.checkpoints, checkpoint, self.trainer.save)
-        await asyncio.to_thread(read_checkpoint, path)  # what cannot be read back must not count
+        self._checkpoint = asyncio.create_task(self._write_checkpoint(checkpoint))
+        self._checkpoint.add_done_callback(lambda _: self.keeper.wake())
+
+    async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint once its step is on the log, with the digest of its version where it has one."""
+        await self.outbox.stored()
+        crash_point("learner.saving")
+        digest = checkpoint.digest or self.fold.state.published[checkpoint.step]
+        path = await self.group.save(msgspec.structs.replace(checkpoint, digest=digest))
         crash_point("checkpoint.renamed")
-        message = CheckpointSaved(self.lineage, self.step, digest, str(path), self.batch_sequence)
-        await self._append([message])
-        await self._appended()
+        message = CheckpointSaved(checkpoint.lineage, checkpoint.step, digest, str(path), checkpoint.batch_sequence)
+        await self.keeper.append_until_stored([message])
         crash_point("checkpoint.published")
+
+    async def _saved(self) -> None:
+        """Wait until the newest checkpoint is published."""
+        if self._checkpoint is not None:
+            await self._checkpoint
+
+    async def _settled(self) -> None:
+        """Wait until all that was trained is published, and saved where it was due."""
+        await self.outbox.stored()
+        await self._saved()
 
     async def _finish(self) -> None:
         """Write the last checkpoint and the exported model, and publish that training has finished."""
         await self._save()
+        await self._settled()
         exported = self.context.files.root / "exported"
-        await asyncio.to_thread(self._export, exported)
+        await self.group.copy_weights()
+        await self.group.export(exported)
         crash_point("learner.exported")
-        await self._append([TrainingFinished(self.step, "steps", str(exported))])
+        self.outbox.put(TrainingFinished(self.step, "steps", str(exported)))
 
-    def _export(self, directory: Path) -> None:
-        """Write the model; an existing one is of fewer steps, or of a learner that died before it announced it."""
-        if directory.exists():
-            remove_directory(directory)
-        with written_aside(directory) as aside:
-            self.trainer.export(aside)
-
-    async def _append(self, decisions: Sequence[Message]) -> None:
-        """Start to publish a message, behind all that were published before it."""
-        await self._appended()
-        self._appending = asyncio.create_task(self.keeper.append_until_stored(decisions))
-        self.context.watch(self._appending)
-
-    async def _appended(self) -> None:
-        """Wait until everything published is on the log and read back."""
-        saying, self._appending = self._appending, None
-        if saying is not None:
-            await saying
-
-    async def _batch(self, step: int) -> tuple[BatchPacked, int] | None:
-        """A batch and its sequence, once it is packed; None when the actor shall stop first."""
+    async def _batch(self, step: int) -> Batch | None:
+        """A batch, once it is packed; None when the actor shall stop first."""
         began = time.monotonic()
         self.context.doing(f"waits for batch {step}")
         while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
-            if self._resumed and self.fold.wants_checkpoint(self.step):
+            self._check()
+            if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
                 await self._save()
             await self.keeper.changes()
+        self._check()
         self._waited_s = time.monotonic() - began
         self.context.count("waited_s", self._waited_s)
-        return None if sequence is None else (await self._packed(step, sequence), sequence)
+        return None if sequence is None else Batch(await self._packed(step, sequence), sequence)
+
+    def _check(self) -> None:
+        """Raise what ended the work beside the steps."""
+        self.outbox.check()
+        if self._checkpoint is not None and self._checkpoint.done():
+            self._checkpoint.result()
 
     async def _packed(self, step: int, sequence: int) -> BatchPacked:
         """A batch, by its sequence in the batch log."""
@@ -305,15 +324,3 @@ class Learner:
             return await read(self.context.bus, BatchPacked, record)
         except (BlobMissing, WireError) as error:
             raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name}: {error}") from error
-
-    async def _while_fetching(self, step: int, work: Coroutine[None, None, T]) -> T:
-        """The result of some work; should the batch of `step` be packed meanwhile, its tokens are fetched."""
-        working = asyncio.create_task(work)
-        while self.fold.sequence(step) is None and not (working.done() or self.context.stop.is_set()):
-            news = asyncio.create_task(self.keeper.changes())
-            await asyncio.wait({working, news}, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
-        sequence = self.fold.sequence(step)
-        if sequence is not None and not self.fold.skips(step):
-            self.payloads.begin(await self._packed(step, sequence))
-        return await working

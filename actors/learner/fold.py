@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -97,14 +98,16 @@ class LearnerFold(Fold):
         """Return whether a batch is passed over: where it was trained once, that decides."""
         return step in (self.state.skipped if step <= self.state.trained else self.state.skip_requests)
 
-    def wants_checkpoint(self, step: int, *, every: int = 0) -> bool:
+    def wants_checkpoint(self, step: int, begun: float = -math.inf, *, every: int = 0) -> bool:
         """Return whether a checkpoint of this step is wanted.
 
         Args:
+            begun: step of the newest checkpoint that this process began.
             every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
                 stands until a later checkpoint is saved.
         """
-        newest = self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
+        saved = self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
+        newest = max(saved, begun)
         passed = every > 0 and step // every > newest // every
         return step > newest and (passed or self.state.asked_after >= newest)
 

@@ -23,8 +23,10 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.telemetry.plot import draw_comparison
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, columns, first_difference, medians, medians_text
-from asyncrl.training.objective import open_trainer
 from asyncrl.training.protocol import Trainer
+from asyncrl.training.trainers import open_trainer
+from asyncrl.weights.files import write_model
+from asyncrl.weights.tensors import write_tensors
 
 _LINE_S = 2.0  # between two lines about steps
 
@@ -136,7 +138,9 @@ def _replay(arguments: argparse.Namespace) -> Replay:
     trainer = open_trainer(config, files.model_path(config))
     replay, checkpoint = asyncio.run(_trained(arguments, config, changed, trainer, output))
     if arguments.checkpoint:
-        path = write_checkpoint(Path(arguments.checkpoint).absolute(), checkpoint, trainer.save)
+        state = trainer.copy_state().files()
+        folder = Path(arguments.checkpoint).absolute()
+        path = write_checkpoint(folder, checkpoint, lambda aside: write_tensors(aside, state).files)
         replay.files["checkpoint"] = str(path)
     if out is not None:
         _write(replay, out, trainer)
@@ -187,7 +191,7 @@ def _last_step(arguments: argparse.Namespace, log: TrainingLog, config: Config) 
 def _write(replay: Replay, out: Path, trainer: Trainer) -> None:
     """Model, plot and report of a replay."""
     (out / "model").mkdir(parents=True)
-    trainer.export(out / "model")
+    write_model(out / "model", trainer.copy_weights().files(), trainer.source)
     replay.files["model"] = str(out / "model")
     if replay.steps:
         draw_comparison(out / "comparison.png", f"run {replay.run}: recorded and replayed", columns(replay.steps))

@@ -16,10 +16,11 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, weights_digest
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from asyncrl.training.comparison import ReplayedStep
 from asyncrl.training.objective import batch_rules, skipped_stats, step_spec
 from asyncrl.training.protocol import Trainer
+from asyncrl.weights.tensors import digest_of, manifest_of
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -181,10 +182,14 @@ class Retraining:
             metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step = step
         trained, published = self._log.trained[step], self._log.published.get(step, "")
-        digest = weights_digest(self._trainer.weights()) if published else ""
+        digest = self._digest() if published else ""
         recorded = {"reward_mean": trained.rewards[0], "masked_tokens": float(trained.masked), **trained.metrics}
         replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
         return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
+
+    def _digest(self) -> str:
+        """Identity of the weights as they are now."""
+        return digest_of(manifest_of(self._trainer.copy_weights().files()))
 
     def _skips(self, step: int) -> bool:
         """Return whether the run passed over a batch; so does its replay."""
@@ -193,4 +198,4 @@ class Retraining:
     def checkpoint(self) -> Checkpoint:
         """Return the checkpoint that the replay would write now; its lineage is 0, for it belongs to no run yet."""
         sequence = self._log.batches[self.step][1] if self.step in self._log.batches else 0
-        return Checkpoint(0, self.step, weights_digest(self._trainer.weights()), sequence)
+        return Checkpoint(0, self.step, self._digest(), sequence)

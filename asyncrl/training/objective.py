@@ -1,36 +1,16 @@
-"""The training objective: trainer, step specification and batch rules, as pure functions of the config and the
+"""The training objective: step specification and batch rules, as pure functions of the config and the
 batch."""
 
 from __future__ import annotations
 
 import statistics
-from pathlib import Path
 
 from asyncrl.algorithms.batches import BatchRules, BatchStats
 from asyncrl.algorithms.losses import Correction
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.settings import Config
-from asyncrl.training.protocol import StepSpec, Trainer
-from asyncrl.training.scripted import ScriptedTrainer
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.protocol import StepSpec
 from topics.batches import BatchPacked
-
-
-def open_trainer(config: Config, model: Path) -> Trainer:
-    """The trainer that the config names."""
-    settings = config.learner
-    if settings.trainer == "scripted":
-        return ScriptedTrainer(settings.scripted_step_s)
-    return TorchTrainer(
-        model,
-        TorchSettings(
-            device=settings.device,
-            dtype=settings.dtype,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        ),
-    )
 
 
 def step_spec(config: Config, step: int) -> StepSpec:

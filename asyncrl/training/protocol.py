@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Correction
 from asyncrl.errors import AsyncRLError
-
-if TYPE_CHECKING:
-    import torch
+from asyncrl.weights.tensors import Files
 
 LossName: TypeAlias = Literal["sft", "grpo"]
 
@@ -37,11 +35,21 @@ class RowError(AsyncRLError):
     """A row that the model cannot be trained on."""
 
 
+class Copied(Protocol):
+    """Tensors that are on their way to host memory."""
+
+    def files(self) -> Files:
+        """Wait for the copies and return them; none on ranks that keep none."""
+        ...
+
+
 class Trainer(Protocol):
     """Weights, an optimiser, and how to move one by the other.
 
     With several ranks every rank makes every call; each gives `step` its own rows of the batch.
     """
+
+    source: Path | None  # model directory whose configuration and tokenizer belong to the weights
 
     def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
         """Make one update and return its metrics. The same rows and state give the same bits.
@@ -52,22 +60,21 @@ class Trainer(Protocol):
         """
         ...
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor by its Hugging Face name, tied ones once. Valid until the next `step` or `load`."""
+    def copy_weights(self) -> Copied:
+        """Copy every tensor away as it is published, by its Hugging Face name, tied ones once.
+
+        The next step may begin at once. The copies stay as they are until the next call.
+        """
         ...
 
-    def save(self, directory: Path) -> None:
-        """Write weights, optimiser and RNG into an existing directory."""
+    def copy_state(self) -> Copied:
+        """Copy weights, optimiser and RNG away, as `copy_weights` does."""
         ...
 
     def load(self, directory: Path) -> None:
-        """Continue from what `save` wrote.
+        """Continue from the files of a `copy_state`.
 
         Raises:
             CheckpointError: when the files are missing or belong to another model.
         """
-        ...
-
-    def export(self, directory: Path) -> None:
-        """Fill an existing directory with a Hugging Face model and its tokenizer, which no program has to convert."""
         ...

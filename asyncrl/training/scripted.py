@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.training.protocol import StepSpec
-
-if TYPE_CHECKING:
-    import torch
+from asyncrl.weights.tensors import Files
 
 
 class ScriptedTrainer:
     """See `Trainer`."""
+
+    source: Path | None = None
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
@@ -27,15 +26,17 @@ class ScriptedTrainer:
             self._never.wait(self._step_s)
         return {"loss": 0.0}
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """None."""
-        return iter(())
+    def copy_weights(self) -> ScriptedTrainer:
+        """Copy none."""
+        return self
 
-    def save(self, directory: Path) -> None:
-        """Nothing to save."""
+    def copy_state(self) -> ScriptedTrainer:
+        """Copy nothing."""
+        return self
+
+    def files(self) -> Files:
+        """No tensors."""
+        return {}
 
     def load(self, directory: Path) -> None:
-        """Nothing to load."""
-
-    def export(self, directory: Path) -> None:
-        """Nothing to write."""
+        """Load nothing."""

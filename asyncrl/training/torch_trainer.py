@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.algorithms.batches import TrainRow
 from asyncrl.algorithms.losses import Sums, grpo_loss, merge_sums, metrics, sft_loss
 from asyncrl.algorithms.packing import micro_batches, padding_share
-from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.padding import WEIGHTLESS, pad_rows
 from asyncrl.training.policy import load_policy
 from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
 
-_WEIGHTS, _STATE = "model.safetensors", "optimizer.safetensors"
+_WEIGHTS, _STATE = "model", "optimizer"  # stems of files
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NAMED_OFFENDERS = 8
 
@@ -50,10 +48,10 @@ class TorchTrainer:
     """See `Trainer`."""
 
     def __init__(self, directory: Path, settings: TorchSettings | None = None) -> None:
-        """Load the model of a Hugging Face directory, which must stay there for `export`."""
+        """Load the model of a Hugging Face directory, which must stay there: versions need its tokenizer."""
         self.settings = settings or TorchSettings()
         torch.set_num_threads(self.settings.threads)
-        self._source = directory
+        self.source: Path | None = directory
         self._device = torch.device(self.settings.device)
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
         self._policy = load_policy(directory, device=self._device, dtype=self._dtype, recompute=self.settings.recompute)
@@ -67,7 +65,8 @@ class TorchTrainer:
             fused=True,
         )
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
-        self._writes = self._ranks == 1 or dist.get_rank() == 0
+        first = self._ranks == 1 or dist.get_rank() == 0
+        self._copies = HostCopy(self._device, keeps=first), HostCopy(self._device, keeps=first)
 
     def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
         """See `Trainer.step`."""
@@ -84,6 +83,8 @@ class TorchTrainer:
         clip_grads_with_norm_(self._parameters.values(), spec.grad_clip, torch.tensor(norm, device=self._device))
         for group in self._optimizer.param_groups:
             group["lr"] = spec.learning_rate
+        for copy in self._copies:
+            copy.order()
         self._optimizer.step()
         self._optimizer.zero_grad()
         return {
@@ -152,56 +153,55 @@ class TorchTrainer:
         dist.all_gather(gathered, torch.stack(list(sums.values())))
         return merge_sums([dict(zip(sums, values, strict=True)) for values in gathered])
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """See `Trainer.weights`; in `TorchSettings.dtype`, on the trainer's device."""
-        for name, parameter in self._parameters.items():
-            yield name, _full(parameter).to(self._dtype)
+    def copy_weights(self) -> HostCopy:
+        """See `Trainer.copy_weights`; in `TorchSettings.dtype`."""
+        sources = [Source(_WEIGHTS, name, parameter, self._dtype) for name, parameter in self._parameters.items()]
+        self._copies[0].begin(sources)
+        return self._copies[0]
 
-    def save(self, directory: Path) -> None:
-        """See `Trainer.save`. The first rank writes."""
-        weights = {name: _stored(parameter) for name, parameter in self._parameters.items()}
+    def copy_state(self) -> HostCopy:
+        """See `Trainer.copy_state`."""
+        sources = [Source(_WEIGHTS, name, parameter, parameter.dtype) for name, parameter in self._parameters.items()]
         state = {"rng": torch.get_rng_state()}
         for name, parameter in self._parameters.items():
             for key, value in self._optimizer.state[parameter].items():
-                state[f"{key}.{name}"] = _stored(value)
-        if self._writes:
-            save_file(weights, directory / _WEIGHTS, metadata={"format": "pt"})
-            save_file(state, directory / _STATE)
+                state[f"{key}.{name}"] = value
+        sources += [Source(_STATE, name, value, value.dtype) for name, value in state.items()]
+        self._copies[1].begin(sources)
+        return self._copies[1]
 
     def load(self, directory: Path) -> None:
-        """See `Trainer.load`."""
-        weights, state = _read(directory / _WEIGHTS), _read(directory / _STATE)
-        found = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+        """See `Trainer.load`. Tensors are read one at a time."""
+        try:
+            with _Reader(directory, _WEIGHTS) as weights, _Reader(directory, _STATE) as state:
+                self._check_shapes(weights)
+                self._load(weights, state)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"{directory} cannot be read ({error}); this checkpoint is torn, use another"
+            ) from error
+
+    def _check_shapes(self, weights: _Reader) -> None:
+        found = {name: weights.shape(name) for name in weights.names}
         expected = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         if found != expected:
             name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
             raise CheckpointError(
-                f"{directory / _WEIGHTS}: {name} has shape {found.get(name)}, the model in {self._source} "
+                f"{weights.directory}: {name} has shape {found.get(name)}, the model in {self.source} "
                 f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
             )
+
+    def _load(self, weights: _Reader, state: _Reader) -> None:
         events: dict[int, dict[str, torch.Tensor]] = {}
         for index, (name, parameter) in enumerate(self._parameters.items()):
             with torch.no_grad():
                 parameter.copy_(_placed(weights[name], parameter))
-            if f"step.{name}" in state:
+            if f"step.{name}" in state.names:
                 kept = {key: _placed(state[f"{key}.{name}"], parameter) for key in _MOMENTS}
                 events[index] = {"step": state[f"step.{name}"], **kept}
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": events, "param_groups": groups})
         torch.set_rng_state(state["rng"])
-
-    def export(self, directory: Path) -> None:
-        """See `Trainer.export`. The first rank writes."""
-        weights = {name: tensor.cpu() for name, tensor in self.weights()}
-        if not self._writes:
-            return
-        # The source's own config and tokenizer are readable by every version of every engine that read
-        # the source; a config written anew by transformers may not be.
-        for path in self._source.iterdir():
-            if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
-                shutil.copyfile(path, directory / path.name)
-        save_file(weights, directory / _WEIGHTS, metadata={"format": "pt"})
-        crash_point("weights.written")
 
     def _refuse(self, rows: Sequence[TrainRow], spec: StepSpec, found: str) -> None:
         offenders = []
@@ -223,18 +223,38 @@ def _full(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _stored(tensor: torch.Tensor) -> torch.Tensor:
-    return _full(tensor).cpu().contiguous()
-
-
 def _placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """A full tensor, on the devices where `like` lies."""
     value = value.to(like.device)
-    return distribute_tensor(value, like.device_mesh, like.placements) if isinstance(like, DTensor) else value
+    if not isinstance(like, DTensor):
+        return value
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
-def _read(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read ({error}); this checkpoint is torn, use another") from error
+class _Reader:
+    """Tensors in the files of a stem, read as they are asked for."""
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self.directory = directory
+        self.names: dict[str, Any] = {}  # the open file that holds a tensor
+        self._stack = ExitStack()
+        self._paths = sorted(directory.glob(f"{stem}*.safetensors"))
+        if not self._paths:
+            raise FileNotFoundError(f"no {stem}.safetensors in {directory}")
+
+    def __enter__(self) -> _Reader:
+        for path in self._paths:
+            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            self.names |= dict.fromkeys(file.keys(), file)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self.names[name].get_tensor(name)
+        return tensor
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not read for it."""
+        return tuple(self.names[name].get_slice(name).get_shape())

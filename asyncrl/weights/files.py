@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Container
-from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from safetensors import SafetensorError
-
-from asyncrl.training.checkpoint import (
-    manifest_digest,
-    prune_directories,
-    remove_directory,
-    weights_manifest,
-    written_aside,
-)
+from asyncrl.crash import crash_point
+from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
+from asyncrl.weights.tensors import Files, digest_of, read_manifest, write_tensors
 from topics.weights import WeightsPublished
-
-if TYPE_CHECKING:
-    from asyncrl.training.protocol import Trainer  # the supervisor prunes, and needs no torch for it
 
 _MANIFEST = "manifest.jsonl"
 
@@ -30,25 +20,27 @@ class FileStore:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, trainer: Trainer, *, lineage: int, version: int) -> WeightsPublished:
-        """Write the trainer's weights as a version; what is returned may be published once this has returned.
+    def publish(self, tensors: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
+        """Write tensors as a version; what is returned may be published once this has returned.
 
         A version that is there already, as after a replay, is kept, or replaced where it is torn: its name carries its
         digest.
 
+        Args:
+            source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+
         Raises:
             CheckpointError: the disk refused it; nothing is left behind.
         """
-        manifest = weights_manifest(trainer.weights())
-        digest = manifest_digest(manifest)
-        directory = self._root / f"lineage{lineage}-v{version:06d}-{digest[:12]}"
-        if directory.exists() and not _holds(directory, manifest):
-            remove_directory(directory)
-        if not directory.exists():
-            with written_aside(directory) as aside:
-                trainer.export(aside)
-                (aside / _MANIFEST).write_bytes(manifest)
-        return WeightsPublished(lineage, version, digest, "files", str(directory))
+        name = f"lineage{lineage}-v{version:06d}"
+        with written_aside(self._root / name) as aside:
+            manifest = write_model(aside.path, tensors, source)
+            (aside.path / _MANIFEST).write_bytes(manifest)
+            digest = digest_of(manifest)
+            aside.target = self._root / f"{name}-{digest[:12]}"
+            if aside.target.exists() and not _holds(aside.target, manifest):
+                remove_directory(aside.target)
+        return WeightsPublished(lineage, version, digest, "files", str(aside.target))
 
     def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
         """Remove the versions that are not among these names of directories; returns how many.
@@ -59,13 +51,29 @@ class FileStore:
         return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
+def write_model(directory: Path, tensors: Files, source: Path | None) -> bytes:
+    """Fill an existing directory with a Hugging Face model and its tokenizer, which no program has to convert.
+
+    Args:
+        source: as for `FileStore.publish`.
+
+    Returns:
+        The manifest of the tensors.
+    """
+    # The source's own config and tokenizer are readable by every version of every engine that read the source; a
+    # config written anew by transformers may not be.
+    for path in source.iterdir() if source is not None else ():
+        if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
+            shutil.copyfile(path, directory / path.name)
+    manifest = write_tensors(directory, tensors).manifest
+    crash_point("weights.written")
+    return manifest
+
+
 def _holds(directory: Path, manifest: bytes) -> bool:
     """Return whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
-    from safetensors.torch import load_file
-
     try:
-        files = [load_file(file) for file in directory.glob("*.safetensors")]
-        found = weights_manifest(chain.from_iterable(tensors.items() for tensors in files))
+        found = read_manifest(sorted(directory.glob("*.safetensors")))
         return (directory / _MANIFEST).read_bytes() == manifest and {*manifest.splitlines()} <= {*found.splitlines()}
-    except (OSError, SafetensorError):
+    except (OSError, ValueError):
         return False

@@ -120,7 +120,7 @@ def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
 
 
 def test_a_start_is_a_checkpoint_of_the_step_that_is_said(tmp_path: Path):
-    write_checkpoint(tmp_path, Checkpoint(0, 3, "ab" * 8, 1), lambda aside: None)
+    write_checkpoint(tmp_path, Checkpoint(0, 3, "ab" * 8, 1), lambda aside: {})
     (tmp_path / "config.toml").write_text('[start]\ncheckpoint = "step000003-lineage0-abababababab"\nstep = 3\n')
     written = str(tmp_path / "config.toml")
 

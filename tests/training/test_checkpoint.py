@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.data.model_dir import ModelError, check_model_directory
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, weights_digest, write_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
 from asyncrl.training.create import ModelShape, create_model
+from asyncrl.weights.tensors import file_record
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+=^ "
 CHECKPOINT = Checkpoint(lineage=0, step=12, digest="0123456789abcdef" * 2, batch_sequence=77, extra={"seed": 3})
@@ -26,6 +26,7 @@ def model(tmp_path_factory):
 def save(directory):
     (directory / "a.safetensors").write_bytes(b"weights" * 100)
     (directory / "b.safetensors").write_bytes(b"state")
+    return {path.name: file_record(path) for path in directory.iterdir()}
 
 
 def test_the_demo_model_has_its_104k_parameters_and_its_words(model):
@@ -110,22 +111,6 @@ def test_a_missing_model_directory_is_refused(tmp_path):
         check_model_directory(tmp_path / "nowhere")
 
 
-def test_the_digest_sees_names_shapes_types_and_bytes_but_no_order():
-    one, two = torch.arange(6, dtype=torch.float32), torch.tensor(2.0)
-    digest = weights_digest([("a", one), ("b", two)])
-
-    assert len(digest) == 32
-    assert weights_digest([("b", two), ("a", one.clone())]) == digest
-    others = [
-        [("a", one), ("c", two)],
-        [("a", one.reshape(2, 3)), ("b", two)],
-        [("a", one.view(torch.int32)), ("b", two)],
-        [("a", one.flip(0)), ("b", two)],
-        [("a", one)],
-    ]
-    assert len({digest, *(weights_digest(other) for other in others)}) == 6
-
-
 def test_a_checkpoint_reads_back_what_was_written(tmp_path):
     directory = write_checkpoint(tmp_path / "checkpoints", CHECKPOINT, save)
 
@@ -194,13 +179,14 @@ def test_what_a_killed_writer_left_is_no_checkpoint_and_in_nobodys_way(tmp_path)
 NO_ROOM = """
 import resource, sys
 from pathlib import Path
-import torch
-from safetensors.torch import save_file
+import numpy as np
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
+from asyncrl.weights.tensors import HostTensor, write_tensors
 root, checkpoint = Path(sys.argv[1]), Checkpoint(lineage=0, step=12, digest=sys.argv[2], batch_sequence=77)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+tensor = HostTensor("w", "uint8", [200_000], np.zeros(200_000, np.uint8))
 writers = [
-    lambda directory: save_file({"w": torch.zeros(100_000)}, directory / "w.safetensors"),
+    lambda directory: write_tensors(directory, {"w": [tensor]}),
     lambda directory: (directory / "w.bin").write_bytes(bytes(200_000)),
 ]
 for write in writers:

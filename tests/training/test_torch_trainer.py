@@ -12,10 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.algorithms.batches import BatchRules, GradedTrajectory, TrainRow, build_rows
 from asyncrl.data.model_dir import check_model_directory
-from asyncrl.training.checkpoint import CheckpointError, weights_digest
+from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.files import write_model
+from asyncrl.weights.tensors import write_tensors
 from topics.trajectories import Segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz="
@@ -79,7 +81,16 @@ def grpo(step, rate=1e-3):
 
 
 def copies(trainer):
-    return {name: tensor.clone() for name, tensor in trainer.weights()}
+    return {one.name: host_tensor(one).clone() for one in trainer.copy_weights().files().get("model", [])}
+
+
+def host_tensor(one):
+    """A tensor in host memory as torch has it; valid until the next copy."""
+    return torch.from_numpy(one.content).view(getattr(torch, one.dtype)).view(one.shape)
+
+
+def save(trainer, directory):
+    write_tensors(directory, trainer.copy_state().files())
 
 
 def assert_same_bits(first, second):
@@ -164,7 +175,7 @@ def test_a_step_without_gradient_still_moves_by_momentum(trainer):
     found = trainer.step([rows[0], rows[3]], grpo(2))
 
     assert (found["loss"], found["grad_norm"], found["rows_skipped"]) == (0.0, 0.0, 2)
-    assert any(not torch.equal(before[name], tensor) for name, tensor in trainer.weights())
+    assert any(not torch.equal(before[name], tensor) for name, tensor in copies(trainer).items())
 
 
 def test_training_resumes_bit_equal(model, tmp_path):
@@ -175,7 +186,7 @@ def test_training_resumes_bit_equal(model, tmp_path):
         whole.step(rows, grpo(step))
     for step, rows in enumerate(batches[:2], 1):
         first.step(rows, grpo(step))
-    first.save(tmp_path)
+    save(first, tmp_path)
     random = torch.get_rng_state()
     torch.rand(3)
     second.load(tmp_path)
@@ -189,7 +200,7 @@ def test_training_resumes_bit_equal(model, tmp_path):
 def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
     create_model(tmp_path / "other", alphabet=ALPHABET + "+", seed=0, shape=SHAPE)
     (tmp_path / "saved").mkdir()
-    TorchTrainer(tmp_path / "other").save(tmp_path / "saved")
+    save(TorchTrainer(tmp_path / "other"), tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"lm_head.weight has shape \(31, 32\).*has \(30, 32\)"):
         trainer.load(tmp_path / "saved")
 
@@ -225,7 +236,7 @@ def test_an_exported_directory_is_a_model(model, tmp_path):
     trainer = TorchTrainer(model)
     trainer.step(policy_rows(np.random.default_rng(6), 6), grpo(1))
     (tmp_path / "out").mkdir()
-    trainer.export(tmp_path / "out")
+    write_model(tmp_path / "out", trainer.copy_weights().files(), trainer.source)
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert_same_bits(copies(trainer), loaded.state_dict())
@@ -240,7 +251,7 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
     found, expected = rounded.step(rows, grpo(1)), trainer.step(rows, grpo(1))
 
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
-    assert {tensor.dtype for _, tensor in rounded.weights()} == {torch.bfloat16}
+    assert {tensor.dtype for tensor in copies(rounded).values()} == {torch.bfloat16}
     assert {parameter.dtype for parameter in rounded._policy.parameters()} == {torch.float32}
 
 
@@ -250,7 +261,7 @@ def test_recomputing_activations_changes_nothing(model, trainer):
     trainer.step(rows, grpo(1))
     sparing = TorchTrainer(model, TorchSettings(recompute=True))
     sparing.step(rows, grpo(1))
-    assert weights_digest(sparing.weights()) == weights_digest(trainer.weights())
+    assert_same_bits(copies(sparing), copies(trainer))
 
 
 SHARDED = """
@@ -258,7 +269,7 @@ import faulthandler, sys
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch.distributed as dist
-from tests.training.test_torch_trainer import TorchTrainer, grpo, policy_rows, copies
+from tests.training.test_torch_trainer import TorchTrainer, grpo, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
@@ -275,7 +286,7 @@ state = out / "state"
 if rank == 0:
     state.mkdir()
 dist.barrier()
-trainer.save(state)
+save(trainer, state)
 dist.barrier()
 trainer.load(state)
 weights = copies(trainer)
@@ -312,5 +323,5 @@ def test_sharded_training_equals_plain_training(model, trainer, tmp_path, ranks)
     found = [float(value) for value in output[0].split()]
     assert found == pytest.approx([expected[key] for key in ("loss", "grad_norm", "ess", "ratio_max")], rel=1e-3)
     sharded = load_file(tmp_path / "weights.safetensors")
-    for name, tensor in trainer.weights():
+    for name, tensor in copies(trainer).items():
         assert torch.allclose(sharded[name], tensor, atol=2e-4), name

@@ -27,8 +27,12 @@ def trainer(tmp_path: Path) -> TorchTrainer:
     return TorchTrainer(tmp_path / "model")
 
 
+def write(store: FileStore, trainer: TorchTrainer) -> WeightsPublished:
+    return store.publish(trainer.copy_weights().files(), trainer.source, lineage=0, version=3)
+
+
 def test_a_version_is_said_by_its_digest_and_its_tensors_lie_in_the_manifest(trainer: TorchTrainer, tmp_path: Path):
-    message = FileStore(tmp_path / "weights").publish(trainer, lineage=0, version=3)
+    message = write(FileStore(tmp_path / "weights"), trainer)
 
     directory = Path(message.location)
     manifest = (directory / "manifest.jsonl").read_bytes()
@@ -49,14 +53,14 @@ def test_a_version_that_is_there_is_kept_and_one_that_is_torn_is_written_anew(
     trainer: TorchTrainer, tmp_path: Path, torn: str
 ):
     store = FileStore(tmp_path / "weights")
-    first = store.publish(trainer, lineage=0, version=3)
+    first = write(store, trainer)
     file = Path(first.location) / torn
     content, node = file.read_bytes(), file.stat().st_ino
 
-    assert store.publish(trainer, lineage=0, version=3) == first
+    assert write(store, trainer) == first
     assert file.stat().st_ino == node
     os.truncate(file, len(content) - 1)
-    assert store.publish(trainer, lineage=0, version=3) == first
+    assert write(store, trainer) == first
 
     assert file.read_bytes() == content
 

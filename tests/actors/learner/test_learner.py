@@ -15,14 +15,14 @@ from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.skip import request_skip
-from asyncrl.training.objective import open_trainer
+from asyncrl.training.trainers import open_trainer
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, until
 from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
 from topics.wire import decode
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
@@ -52,8 +52,12 @@ async def log_of(bus: Bus) -> Log:
 
 
 async def trained(bus: Bus, step: int) -> bool:
+    """Whether a step is trained, and its version published."""
     newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
-    return newest is not None and decode(BatchTrained, newest.data).step == step
+    version = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+    if newest is None or version is None:
+        return False
+    return decode(BatchTrained, newest.data).step == step == decode(WeightsPublished, version.data).version
 
 
 @pytest.fixture
@@ -81,7 +85,7 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
 ):
     models = []
     monkeypatch.setattr(
-        "actors.learner.actor.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1]
+        "actors.learner.rank.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1]
     )
     monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
     first, spare = await opened(1), None
@@ -232,7 +236,7 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
 async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):
     made = []
     monkeypatch.setattr(
-        "actors.learner.actor.build_rows",
+        "actors.learner.rank.build_rows",
         lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1],
     )
     await opened()

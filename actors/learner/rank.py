@@ -1,0 +1,170 @@
+"""What computes for the learner: one trainer, the rows it fetches, and the copies of its weights that it writes."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from actors.learner.payloads import Payloads
+from asyncrl.algorithms.batches import BatchStats, build_rows
+from asyncrl.bus.connection import Bus
+from asyncrl.config.settings import Config
+from asyncrl.run.directory import RunFiles
+from asyncrl.training.checkpoint import Checkpoint
+from asyncrl.training.objective import batch_rules, step_spec
+from asyncrl.training.protocol import Trainer
+from asyncrl.training.publisher import Publisher
+from asyncrl.training.trainers import open_trainer
+from topics.batches import BatchPacked
+from topics.weights import WeightsPublished
+
+
+class Batch(NamedTuple):
+    """A batch, and where it lies."""
+
+    packed: BatchPacked
+    sequence: int  # in the batch log
+
+
+class StepResult(NamedTuple):
+    """What came of a step."""
+
+    stats: BatchStats
+    metrics: dict[str, float]
+
+
+class TrainerGroup(Protocol):
+    """The trainer of a learner: one or several ranks, which live and die as one.
+
+    Calls come one after the other, but for `fetch`, and for `publish` and `save`, which are awaited beside the steps
+    that follow: what they write was copied away before.
+    """
+
+    async def open(self) -> None:
+        """Start, with the model as it was before the run."""
+        ...
+
+    async def load(self, checkpoint: Path) -> None:
+        """Go on from a checkpoint.
+
+        Raises:
+            CheckpointError: it cannot be read, or belongs to another model.
+        """
+        ...
+
+    async def fetch(self, batch: Batch) -> None:
+        """Begin to fetch the rows of a batch that will be trained soon."""
+        ...
+
+    async def step(self, batch: Batch) -> StepResult:
+        """Make one update.
+
+        Raises:
+            ActorFault: tokens are gone, or are not those that were graded.
+            NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
+        """
+        ...
+
+    async def copy_weights(self) -> None:
+        """Copy the weights away, for `digest`, `publish` and `export`; what was copied before must be written."""
+        ...
+
+    async def copy_state(self) -> None:
+        """Copy weights and optimiser away, for `save`; what was copied before must be written."""
+        ...
+
+    async def digest(self) -> str:
+        """Return the identity of the copied weights."""
+        ...
+
+    async def publish(self, *, lineage: int, version: int) -> WeightsPublished:
+        """Write the copied weights into the weight store.
+
+        Raises:
+            CheckpointError: the disk refused it; nothing is left behind.
+        """
+        ...
+
+    async def save(self, checkpoint: Checkpoint) -> Path:
+        """Write the copied state as a checkpoint, and read it back; returns its directory.
+
+        Raises:
+            CheckpointError: the disk refused it; nothing is left behind.
+        """
+        ...
+
+    async def export(self, directory: Path) -> None:
+        """Write the copied weights as a model; one that is there is replaced.
+
+        Raises:
+            CheckpointError: the disk refused it; nothing is left behind.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End all ranks."""
+        ...
+
+
+class Rank:
+    """See `TrainerGroup`: a trainer in this process. What takes long is done in threads."""
+
+    def __init__(self, bus: Bus, config: Config, files: RunFiles) -> None:
+        self._config = config
+        self._files = files
+        self._payloads = Payloads(bus, config.rollout.temperature)
+        self._trainer: Trainer
+        self._publisher: Publisher
+
+    async def open(self) -> None:
+        """See `TrainerGroup.open`."""
+        model = self._files.model_path(self._config)
+        self._trainer = await asyncio.to_thread(open_trainer, self._config, model)
+        self._publisher = Publisher(self._trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
+
+    async def load(self, checkpoint: Path) -> None:
+        """See `TrainerGroup.load`."""
+        await asyncio.to_thread(self._trainer.load, checkpoint)
+
+    async def fetch(self, batch: Batch) -> None:
+        """See `TrainerGroup.fetch`."""
+        self._payloads.begin(batch.packed)
+
+    async def step(self, batch: Batch) -> StepResult:
+        """See `TrainerGroup.step`."""
+        packed = batch.packed
+        groups = await self._payloads.take(packed)
+
+        def update() -> StepResult:
+            rows, stats = build_rows(groups, batch_rules(self._config, packed))
+            return StepResult(stats, self._trainer.step(rows, step_spec(self._config, packed.step)))
+
+        return await asyncio.to_thread(update)
+
+    async def copy_weights(self) -> None:
+        """See `TrainerGroup.copy_weights`."""
+        await asyncio.to_thread(self._publisher.copy_weights)
+
+    async def copy_state(self) -> None:
+        """See `TrainerGroup.copy_state`."""
+        await asyncio.to_thread(self._publisher.copy_state)
+
+    async def digest(self) -> str:
+        """See `TrainerGroup.digest`."""
+        return await asyncio.to_thread(self._publisher.digest)
+
+    async def publish(self, *, lineage: int, version: int) -> WeightsPublished:
+        """See `TrainerGroup.publish`."""
+        return await asyncio.to_thread(self._publisher.publish, lineage=lineage, version=version)
+
+    async def save(self, checkpoint: Checkpoint) -> Path:
+        """See `TrainerGroup.save`."""
+        return await asyncio.to_thread(self._publisher.save, checkpoint)
+
+    async def export(self, directory: Path) -> None:
+        """See `TrainerGroup.export`."""
+        await asyncio.to_thread(self._publisher.export, directory)
+
+    async def close(self) -> None:
+        """See `TrainerGroup.close`."""

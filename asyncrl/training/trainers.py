@@ -1,0 +1,27 @@
+"""Trainers by their name in `learner.trainer`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl.config.settings import Config
+from asyncrl.training.protocol import Trainer
+from asyncrl.training.scripted import ScriptedTrainer
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+
+
+def open_trainer(config: Config, model: Path) -> Trainer:
+    """The trainer that the config names."""
+    settings = config.learner
+    if settings.trainer == "scripted":
+        return ScriptedTrainer(settings.scripted_step_s)
+    return TorchTrainer(
+        model,
+        TorchSettings(
+            device=settings.device,
+            dtype=settings.dtype,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            betas=settings.betas,
+            weight_decay=settings.weight_decay,
+        ),
+    )

@@ -1,0 +1,104 @@
+"""Directories that are complete or absent: written aside, synced and renamed; renamed aside, then removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from asyncrl.crash import crash_point
+from asyncrl.errors import AsyncRLError
+
+
+class CheckpointError(AsyncRLError):
+    """A checkpoint or version that cannot be written, or must not be read."""
+
+
+@dataclass
+class Aside:
+    """A directory that is being filled."""
+
+    path: Path
+    target: Path  # its place when it is filled; may be set until then
+
+
+def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tuple[int, int]) -> int:
+    """Remove directories of a numbered kind; returns how many.
+
+    Args:
+        pattern: of their names, with groups `lineage` and `number`.
+        keep: names of those that stay.
+        newest: (lineage, number) above which nothing is removed.
+    """
+    for leftover in root.glob(".*.old"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    old = []
+    for directory in root.iterdir() if root.exists() else ():
+        found = re.match(pattern, directory.name)
+        if found and directory.name not in keep and (int(found["lineage"]), int(found["number"])) <= newest:
+            old.append(directory)
+    for directory in old:
+        remove_directory(directory)
+    return len(old)
+
+
+def remove_directory(directory: Path) -> None:
+    """Remove a directory; a concurrent reader finds all of it or nothing, never a part."""
+    aside = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    directory.rename(aside)
+    crash_point("prune.inside")
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def written_aside(target: Path) -> Iterator[Aside]:
+    """Give a directory to fill that becomes its target when all of it is on disk, or vanishes.
+
+    Raises:
+        CheckpointError: when the target exists or the disk refuses a write.
+    """
+    if target.exists():
+        raise CheckpointError(f"{target} exists; it is never overwritten, choose another name or remove it")
+    aside = Aside(target.parent / f".{target.name}.{os.getpid()}.partial", target)
+    for left in target.parent.glob(f".{target.name}.*.partial"):
+        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():  # a killed writer's half
+            shutil.rmtree(left, ignore_errors=True)
+    try:
+        aside.path.mkdir(parents=True)
+        yield aside
+        for path in [*aside.path.iterdir(), aside.path]:
+            _sync(path)
+        try:
+            aside.path.rename(aside.target)
+        except OSError:
+            if not aside.target.is_dir():
+                raise
+            shutil.rmtree(aside.path, ignore_errors=True)  # it is there already, with the same content
+        _sync(target.parent)
+    except BaseException as error:
+        shutil.rmtree(aside.path, ignore_errors=True)
+        # safetensors reports a failed write as an error of its own.
+        if isinstance(error, OSError | SafetensorError):
+            raise CheckpointError(f"{aside.target} could not be written: {_reason(error)}") from error
+        raise
+
+
+def _reason(error: Exception) -> str:
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "the disk is full; free some space, older checkpoints are intact" if full else str(error)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

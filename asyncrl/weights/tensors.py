@@ -1,0 +1,233 @@
+"""Tensors in host memory as safetensors files: one pass that writes and hashes, several files at once.
+
+A tensor is hashed by xxh3_128 over its bytes, a file by xxh3_64. Threads work side by side: hashing and writing hold no
+lock of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_BLOCK_BYTES = 1 << 22  # hashed and written while it lies in the processor's cache
+_FILE_BYTES = 1 << 29  # above that another file begins: one file is written by one thread
+_THREADS = min(16, os.cpu_count() or 1)
+_ALIGNED = 8  # bytes: where the tensors of a file begin
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "bfloat16": "BF16",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+
+
+class HostTensor(NamedTuple):
+    """A tensor whose bytes lie in host memory."""
+
+    name: str
+    dtype: str  # "float32"
+    shape: list[int]
+    content: npt.NDArray[np.uint8]  # [bytes]
+
+
+Files = Mapping[str, Sequence[HostTensor]]
+"""Tensors by the stem of the file that holds them: `model` for `model.safetensors`."""
+
+
+class TensorRecord(msgspec.Struct, frozen=True):
+    """One line of a manifest."""
+
+    name: str
+    dtype: str  # "float32"
+    shape: list[int]
+    digest: str  # xxh3_128 of its bytes, hex
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """One file."""
+
+    bytes: int
+    xxh3: str  # xxh3_64, hex
+
+
+class Written(NamedTuple):
+    """Files that are on disk, and the tensors in them."""
+
+    manifest: bytes
+    files: dict[str, FileRecord]  # by name
+
+
+class _Part(NamedTuple):
+    path: Path
+    tensors: Sequence[HostTensor]
+
+
+def write_tensors(directory: Path, files: Files) -> Written:
+    """Write tensors into a directory and sync them to disk.
+
+    The tensors of a stem that are large become several files, with an index as Hugging Face models have it.
+
+    Raises:
+        OSError: the disk refused it.
+    """
+    parts = [part for stem, tensors in files.items() for part in _parts(directory, stem, tensors)]
+    results = _at_once(_write_part, parts)
+    records = {part.path.name: record for part, (record, _) in zip(parts, results, strict=True)}
+    for stem in files:
+        own = [part for part in parts if part.path.name.startswith(f"{stem}-")]
+        if own:
+            index = directory / f"{stem}.safetensors.index.json"
+            places = {tensor.name: part.path.name for part in own for tensor in part.tensors}
+            total = sum(tensor.content.nbytes for part in own for tensor in part.tensors)
+            index.write_bytes(msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": places}))
+            records[index.name] = file_record(index)
+    return Written(_manifest([record for _, found in results for record in found]), records)
+
+
+def manifest_of(files: Files) -> bytes:
+    """Return the manifest of tensors: a line of JSON for each, in the order of their names."""
+    return _manifest(_at_once(_hashed, [tensor for tensors in files.values() for tensor in tensors]))
+
+
+def read_manifest(files: Sequence[Path]) -> bytes:
+    """Return the manifest of the tensors in safetensors files, which are read and hashed.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, or is no safetensors file.
+    """
+    return manifest_of({"": [tensor for path in files for tensor in _tensors_in(path)]})
+
+
+def digest_of(manifest: bytes) -> str:
+    """Identity of the tensors that have this manifest: 32 hexadecimal digits."""
+    return str(xxhash.xxh3_128_hexdigest(manifest))
+
+
+def file_record(path: Path) -> FileRecord:
+    """Return size and hash of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = xxhash.xxh3_64()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+        return FileRecord(file.tell(), digest.hexdigest())
+
+
+def file_records(paths: Sequence[Path]) -> list[FileRecord]:
+    """Return sizes and hashes of files, in their order.
+
+    Raises:
+        OSError: one cannot be read.
+    """
+    return _at_once(file_record, paths)
+
+
+def _at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Results in the order of the items, which several threads share."""
+    if len(items) <= 1:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(_THREADS, len(items))) as pool:
+        return list(pool.map(function, items))
+
+
+def _parts(directory: Path, stem: str, tensors: Sequence[HostTensor]) -> list[_Part]:
+    """Tensors by file: one file, or several where they are large."""
+    parts: list[list[HostTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if parts[-1] and size + tensor.content.nbytes > _FILE_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(tensor)
+        size += tensor.content.nbytes
+    if len(parts) == 1:
+        return [_Part(directory / f"{stem}.safetensors", parts[0])]
+    count = len(parts)
+    return [
+        _Part(directory / f"{stem}-{number:05d}-of-{count:05d}.safetensors", part)
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def _write_part(part: _Part) -> tuple[FileRecord, list[TensorRecord]]:
+    digest, records = xxhash.xxh3_64(), list[TensorRecord]()
+    with part.path.open("wb", buffering=0) as file:
+        header = _header(part.tensors)
+        file.write(header)
+        digest.update(header)
+        for tensor in part.tensors:
+            own = xxhash.xxh3_128()
+            for block in _blocks(tensor):
+                own.update(block)
+                digest.update(block)
+                _write_all(file, block)
+            records.append(TensorRecord(tensor.name, tensor.dtype, tensor.shape, own.hexdigest()))
+        size = file.tell()
+        os.fsync(file.fileno())
+    return FileRecord(size, digest.hexdigest()), records
+
+
+def _header(tensors: Sequence[HostTensor]) -> bytes:
+    """Return what a safetensors file begins with: its length, and where each tensor lies."""
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        begin, end = end, end + tensor.content.nbytes
+        entries[tensor.name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": tensor.shape,
+            "data_offsets": [begin, end],
+        }
+    text = msgspec.json.encode(entries)
+    text += b" " * (-len(text) % _ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _tensors_in(path: Path) -> Iterator[HostTensor]:
+    content = np.memmap(path, np.uint8, "r")
+    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
+    names = {short: dtype for dtype, short in _DTYPES.items()}
+    for name, entry in msgspec.json.decode(content[8:start].tobytes(), type=dict[str, dict[str, Any]]).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            yield HostTensor(name, names[entry["dtype"]], entry["shape"], content[start + begin : start + end])
+
+
+def _blocks(tensor: HostTensor) -> Iterator[memoryview]:
+    view = tensor.content.data
+    for start in range(0, len(view), _BLOCK_BYTES):
+        yield view[start : start + _BLOCK_BYTES]
+
+
+def _write_all(file: FileIO, block: memoryview) -> None:
+    """Write a block; a disk that is nearly full takes a part of it before it refuses the rest."""
+    while block:
+        block = block[file.write(block) :]
+
+
+def _hashed(tensor: HostTensor) -> TensorRecord:
+    return TensorRecord(tensor.name, tensor.dtype, tensor.shape, xxhash.xxh3_128_hexdigest(tensor.content.data))
+
+
+def _manifest(records: Sequence[TensorRecord]) -> bytes:
+    ordered = sorted(records, key=lambda record: record.name)
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in ordered)
