@@ -119,6 +119,7 @@ class _Bench:
 
     def checkpoints(self, rounds: int, step_s: float) -> dict[str, float]:
         """Checkpoints, one after the other, with steps beside them."""
+        shutil.rmtree(self._root / "weights")  # room for what follows
         stood, saved = [], []
         for _ in range(rounds + _WARM):
             shutil.rmtree(self._root / "checkpoints", ignore_errors=True)
