@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from topics.ids import Stage
-from topics.prompts import Attempt, GroupSize, Member, PromptRow
+from topics.prompts import Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Sequence, UInt8Array, Version
 
@@ -98,6 +98,12 @@ class _OfMember(_OfTrajectory, kw_only=True):
     member: Member
     group_size: GroupSize
     stage: Stage
+
+
+def member_fields(work: PromptIssued | _OfMember, delivery: int) -> dict[str, Any]:
+    """The fields that a message about a member of a group has in common with the work that it follows from."""
+    names = ("trajectory_id", "attempt", "prompt_id", "member", "group_size", "stage")
+    return {"delivery": delivery} | {name: getattr(work, name) for name in names}
 
 
 class Holding(msgspec.Struct):

@@ -18,6 +18,7 @@ from topics.trajectories import (
     Reference,
     TrajectoryGenerated,
     TrajectoryGraded,
+    member_fields,
     tokens_sampled,
 )
 from topics.wire import WireError
@@ -113,15 +114,8 @@ class RewardWorker:
         metrics: dict[str, float],
     ) -> None:
         body = await body_of(self._context.bus, delivery.record)
-        name = generated.trajectory_id
         message = TrajectoryGraded(
-            trajectory_id=name,
-            attempt=generated.attempt,
-            delivery=delivery.at.deliveries,
-            prompt_id=generated.prompt_id,
-            member=generated.member,
-            group_size=generated.group_size,
-            stage=generated.stage,
+            **member_fields(generated, delivery.at.deliveries),
             payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=generated.versions,
             reward=reward,

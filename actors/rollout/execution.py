@@ -34,6 +34,7 @@ from topics.trajectories import (
     Segment,
     TrajectoryGenerated,
     count_versions,
+    member_fields,
 )
 from topics.wire import Int32Array
 
@@ -244,15 +245,8 @@ class Execution(Watch):
         truncated: bool = False,
         outcome: Outcome | None = None,
     ) -> None:
-        issued = self._issued
         message = TrajectoryGenerated(
-            trajectory_id=issued.trajectory_id,
-            attempt=issued.attempt,
-            delivery=self._delivery.at.deliveries,
-            prompt_id=issued.prompt_id,
-            member=issued.member,
-            group_size=issued.group_size,
-            stage=issued.stage,
+            **member_fields(self._issued, self._delivery.at.deliveries),
             rows=rows,
             segments=segments,
             completion=completion,

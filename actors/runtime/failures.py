@@ -8,7 +8,7 @@ from actors.runtime.actor import Context
 from actors.runtime.worker import PUBLISHING, Delivery
 from asyncrl.bus.publish import publish
 from topics.prompts import PromptIssued
-from topics.trajectories import FailureReason, TrajectoryFailed, TrajectoryGenerated
+from topics.trajectories import FailureReason, TrajectoryFailed, TrajectoryGenerated, member_fields
 
 
 async def publish_failure(
@@ -31,16 +31,7 @@ async def publish_failure(
         context.count("lapsed")
         return False
     message = TrajectoryFailed(
-        trajectory_id=name,
-        attempt=work.attempt,
-        delivery=delivery.at.deliveries,
-        prompt_id=work.prompt_id,
-        member=work.member,
-        group_size=work.group_size,
-        stage=work.stage,
-        reason=reason,
-        detail=detail,
-        tokens=tokens,
+        **member_fields(work, delivery.at.deliveries), reason=reason, detail=detail, tokens=tokens
     )
     context.count("failed")
     with delivery.waiting(PUBLISHING):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import secrets
+import time
 from collections.abc import Callable
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -79,29 +82,64 @@ class Answer(msgspec.Struct, frozen=True):
 decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
-class Assembly:
-    """Puts the events of one generation together, whether they are cumulative or carry only what is new."""
+class Member:
+    """One generation on its way: its events are put together, whether they are cumulative or carry only what is new."""
 
-    def __init__(self, on_tokens: OnTokens | None = None) -> None:
-        self.cut = False  # the caller wanted no more while the engine goes on
+    def __init__(
+        self, input_ids: list[int], sampling: dict[str, Any], extra_key: str | None, on_tokens: OnTokens | None
+    ) -> None:
+        self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
+        self.input_ids = input_ids
+        self.sampling = sampling
+        self.extra_key = extra_key
+        self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self.left = False  # by its caller, while the engine may go on with it
+        self.seen_at = time.monotonic()  # when its last part came, or when it was requested
         self._on_tokens = on_tokens
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[VersionSpan] = []
-        self._finish: _Finish | None = None
 
     @property
-    def finished(self) -> bool:
-        """Return whether the last event came."""
-        return self._finish is not None
+    def streaming(self) -> bool:
+        """Return whether its caller wants its tokens as they come."""
+        return self._on_tokens is not None
 
     @property
     def begun(self) -> bool:
         """Return whether a token came."""
         return bool(self._tokens)
 
-    def add(self, answer: Answer) -> None:
-        """Take one event in.
+    def take(self, answer: Answer) -> None:
+        """Take one event in; answers the caller if the generation ended, or is not wanted any more."""
+        if self.future.done():
+            return
+        self.seen_at = time.monotonic()
+        try:
+            wanted = self._add(answer)
+        except Exception as fault:  # the engine's, or one of the caller's own callback: each is for the caller alone
+            self.left = True
+            self.fail(fault)
+            return
+        finish = answer.meta_info.finish_reason
+        self.left = not wanted and finish is None
+        if self.left or finish is not None:
+            self.end(finish.type if finish is not None else "abort")
+
+    def end(self, reason: str) -> None:
+        """Answer the caller with what came, unless it was answered or left."""
+        if not self.future.done():
+            tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
+            finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
+            self.future.set_result(Generation(tokens, logprobs, self._spans, finish))
+
+    def fail(self, fault: Exception) -> None:
+        """Notify the caller, unless it was answered or left."""
+        if not self.future.done():
+            self.future.set_exception(fault)
+
+    def _add(self, answer: Answer) -> bool:
+        """Add the tokens of an event; False where the caller wants no more.
 
         Raises:
             EngineError: the engine ended the generation because of a fault, or a token came without its log-prob.
@@ -123,22 +161,7 @@ class Assembly:
         finish = meta.finish_reason
         if finish is not None and finish.type == "abort" and finish.status_code not in (None, _NEVER_STARTED):
             raise fault_of(finish.status_code, finish.message or "aborted")
-        self.cut = not wanted and finish is None
-        self._finish = _Finish("abort") if self.cut else finish
-
-    def abort(self) -> None:
-        """The engine never started it."""
-        self._finish = _Finish("abort")
-
-    def result(self) -> Generation:
-        """The generation, once `finished`."""
-        reason = self._finish.type if self._finish is not None else "abort"
-        return Generation(
-            token_ids=np.array(self._tokens, np.int32),
-            logprobs=np.array(self._logprobs, np.float32),
-            weight_versions=self._spans,
-            finish_reason=cast(FinishType, reason) if reason in ("stop", "length") else "abort",
-        )
+        return wanted
 
     def _extend_spans(self, meta: _Meta) -> None:
         count = len(self._tokens)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import aiohttp
 import msgspec
 
-from asyncrl.engine.answer import Answer, Assembly, Generation, OnTokens, decode_answer
+from asyncrl.engine.answer import Generation, Member, decode_answer
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed
 
 MAX_BATCH = 64
@@ -27,51 +27,6 @@ class Opener(Protocol):
         self, method: str, path: str, body: bytes | None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """A response with status 200 or 499."""
-
-
-class Member:
-    """One generation on its way."""
-
-    def __init__(
-        self,
-        input_ids: list[int],
-        sampling: dict[str, Any],
-        extra_key: str | None,
-        on_tokens: OnTokens | None,
-    ) -> None:
-        self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
-        self.input_ids = input_ids
-        self.sampling = sampling
-        self.extra_key = extra_key
-        self.streaming = on_tokens is not None
-        self.assembly = Assembly(on_tokens)
-        self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self.left = False  # by its caller, while the engine may go on with it
-        self.seen_at = time.monotonic()  # when its last part came, or when it was requested
-
-    def take(self, answer: Answer) -> None:
-        """Take in what came of it; answers the caller if it ended."""
-        if self.future.done():
-            return
-        self.seen_at = time.monotonic()
-        try:
-            self.assembly.add(answer)
-        except Exception as fault:  # the engine's, or one of the caller's own callback: each is for the caller alone
-            self.left = True
-            self.fail(fault)
-        else:
-            self.left = self.assembly.cut
-            self.settle()
-
-    def settle(self) -> None:
-        """Answer the caller if the generation ended."""
-        if self.assembly.finished and not self.future.done():
-            self.future.set_result(self.assembly.result())
-
-    def fail(self, fault: Exception) -> None:
-        """Notify the caller, unless it was answered or left."""
-        if not self.future.done():
-            self.future.set_exception(fault)
 
 
 class Batcher:
@@ -165,10 +120,7 @@ class Batcher:
 
     async def _send(self, members: list[Member]) -> None:
         try:
-            if len(members) == 1:
-                await self._send_one(members[0])
-            else:
-                await self._send_batch(members)
+            await self._request(members)
         except (EngineRefused, RequestFailed) as fault:
             self._send_apart(members, fault)
         except EngineError as fault:
@@ -185,52 +137,37 @@ class Batcher:
             members[0].fail(fault)
             return
         for member in members:
-            if member.assembly.begun:  # another generation could not continue this one: it comes back with what it has
-                member.assembly.abort()
-                member.settle()
+            if member.begun:  # another generation could not continue this one: it comes back with what it has
+                member.end("abort")
             elif not member.future.done():
                 member.rid = secrets.token_hex(16)
                 self._spawn(self._send([member]))
 
-    async def _send_one(self, member: Member) -> None:
-        body = {
-            "rid": member.rid,
-            "input_ids": member.input_ids,
-            "sampling_params": member.sampling,
-            "return_logprob": True,
-            "stream": member.streaming,
-        }
-        async with self._open("POST", "/generate", _encode(body, member.extra_key)) as response:
-            if response.status == 499:
-                member.assembly.abort()
-            elif member.streaming:
-                async for event in _events(response):
-                    member.take(_checked(event))
-                    if member.left:
-                        return  # closing the connection tells a server that goes on that the client has left
-            else:
-                member.take(_checked(await response.read()))
-        if not (member.assembly.finished or member.future.done()):
-            raise RequestFailed("the stream ended before the generation")
-        member.settle()
-
-    async def _send_batch(self, members: list[Member]) -> None:
-        body = {
+    async def _request(self, members: list[Member]) -> None:
+        """One HTTP request for one generation, in SGLang's form for one, or for several."""
+        alone = len(members) == 1
+        streamed = members[0].streaming or not alone
+        several = {
             "rid": [member.rid for member in members],
             "input_ids": [member.input_ids for member in members],
-            "sampling_params": [{"stream_interval": _AT_THE_END, **member.sampling} for member in members],
-            "return_logprob": True,
-            "stream": True,
+            "sampling_params": [
+                member.sampling if alone else {"stream_interval": _AT_THE_END, **member.sampling} for member in members
+            ],
         }
-        async with self._open("POST", "/generate", _encode(body, members[0].extra_key)) as response:
+        body = {name: values[0] if alone else values for name, values in several.items()}
+        body |= {"return_logprob": True, "stream": streamed}
+        if members[0].extra_key is not None:
+            body["extra_key"] = members[0].extra_key
+        async with self._open("POST", "/generate", msgspec.json.encode(body)) as response:
             if response.status == 499:
                 for member in members:
-                    member.assembly.abort()
-                    member.settle()
+                    member.end("abort")
                 return
             left = False
-            async for event in _events(response):
-                answer = _checked(event)
+            async for event in _events(response, streamed=streamed):
+                answer = decode_answer(event)
+                if answer.error is not None:
+                    raise answer.error.error()
                 if not 0 <= answer.index < len(members):
                     raise RequestFailed(f"an event of member {answer.index} of {len(members)}")
                 members[answer.index].take(answer)
@@ -241,21 +178,11 @@ class Batcher:
             raise RequestFailed("the stream ended before all of its generations")
 
 
-def _encode(body: dict[str, Any], extra_key: str | None) -> bytes:
-    if extra_key is not None:
-        body["extra_key"] = extra_key
-    return msgspec.json.encode(body)
-
-
-def _checked(raw: bytes) -> Answer:
-    answer = decode_answer(raw)
-    if answer.error is not None:
-        raise answer.error.error()
-    return answer
-
-
-async def _events(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The JSON of each server-sent event, up to `[DONE]`."""
+async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncIterator[bytes]:
+    """The JSON of each server-sent event, up to `[DONE]`, or of the whole answer."""
+    if not streamed:
+        yield await response.read()
+        return
     rest = b""
     async for data in response.content.iter_any():
         *events, rest = (rest + data).split(b"\n\n")

@@ -14,8 +14,8 @@ import aiohttp
 import msgspec
 import numpy as np
 
-from asyncrl.engine.answer import Chunk, Generation, OnTokens, VersionSpan
-from asyncrl.engine.batching import Batcher, Member
+from asyncrl.engine.answer import Chunk, Generation, Member, OnTokens, VersionSpan
+from asyncrl.engine.batching import Batcher
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed, fault_of
 from topics.wire import Int32Array
 

@@ -145,22 +145,18 @@ class Journal:
     def news(self) -> dict[str, Answer]:
         """Return the unpublished part of the answers, each from its first unpublished token on."""
         news: dict[str, Answer] = {}
-        for path, state in self._state().items():
-            start, _ = published = self._published.get(path, (0, False))
+        for path, answer in self.answers.items():
+            state, published = (len(answer.tokens), answer.done), self._published.get(path, (0, False))
             if state != published:
-                answer = news[path] = copy(self.answers[path])
-                answer.start, answer.tokens = start, answer.tokens[start:]
-                answer.logprobs, answer.versions = answer.logprobs[start:], _shortened(answer.versions[start:])
+                part = news[path] = copy(answer)
+                part.start = start = published[0]
+                part.tokens, part.logprobs = answer.tokens[start:], answer.logprobs[start:]
+                part.versions = _shortened(answer.versions[start:])
         return news
 
     def published(self, news: dict[str, Answer]) -> None:
         """Note that the result of `news` is stored."""
         self._published |= {path: (answer.start + len(answer.tokens), answer.done) for path, answer in news.items()}
-
-    def _state(self) -> dict[str, tuple[int, bool]]:
-        """Tokens of each answer and whether it is done; empty ones are left out."""
-        state = {path: (len(answer.tokens), answer.done) for path, answer in self.answers.items()}
-        return {path: (tokens, done) for path, (tokens, done) in state.items() if tokens or done}
 
     @property
     def tokens(self) -> int:
