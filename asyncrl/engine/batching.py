@@ -147,14 +147,14 @@ class Batcher:
         """One HTTP request for one generation, in SGLang's form for one, or for several."""
         alone = len(members) == 1
         streamed = members[0].streaming or not alone
-        several = {
+        several: dict[str, list[Any]] = {
             "rid": [member.rid for member in members],
             "input_ids": [member.input_ids for member in members],
             "sampling_params": [
                 member.sampling if alone else {"stream_interval": _AT_THE_END, **member.sampling} for member in members
             ],
         }
-        body = {name: values[0] if alone else values for name, values in several.items()}
+        body: dict[str, Any] = {name: values[0] if alone else values for name, values in several.items()}
         body |= {"return_logprob": True, "stream": streamed}
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
