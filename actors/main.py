@@ -7,29 +7,30 @@ and engines (weights), and those that load the run's model or the user's functio
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.runtime.actor import ActorFault, Login, open_context, run_actor
-from asyncrl.bus.errors import BusDenied, BusError
+from actors.runtime.actor import ActorFault, Login, module_of, open_context, run_actor
+from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import FATAL
+from asyncrl.run.user_actors import ActorsError
 from asyncrl.telemetry.logs import open_log
-from topics.roles import ROLE_NAMES
+from topics.roles import OWN
 
 
 async def run(login: Login) -> int:
     """Connect and run one role; returns the exit code."""
     log = open_log(actor=login.actor_id)
     set_role(login.role)
-    module = importlib.import_module(f"actors.{login.role}.actor")
     try:
         context = await open_context(login, log)
-    except (ActorFault, BusError, OSError, ValueError) as error:
+        module = module_of(login.role)
+    except (AsyncRLError, OSError, ValueError) as error:
         log.error("actor did not start", reason=str(error))
-        return FATAL if isinstance(error, BusDenied | ActorFault) else 1
+        return FATAL if isinstance(error, BusDenied | ActorFault | ActorsError) else 1
     return await run_actor(context, module.main)
 
 
@@ -43,7 +44,7 @@ def main() -> int:
 def parse(words: Sequence[str]) -> Login:
     """Read the arguments of an actor process; wrong ones end it with the usage and code 2."""
     parser = argparse.ArgumentParser(prog="python -m actors.main", description="Join a run as one of its actors.")
-    parser.add_argument("role", choices=ROLE_NAMES)
+    parser.add_argument("role", help=f"{', '.join(OWN)}, or that of an actor in the config")
     parser.add_argument("actor_id", help="its name: rollout-2")
     parser.add_argument("--run", required=True, help="id of the run")
     parser.add_argument("--credentials", type=Path, required=True, help="file with the login of the role")

@@ -46,7 +46,8 @@ def ours(nodes: Iterator[ast.AST]) -> set[str]:
 
 @EVERY_FILE
 def test_a_module_imports_only_from_its_left(module: str):
-    wrong = [name for name in ours(ast.walk(parse(module))) if layer(name) > layer(module)]
+    most = layer("actors") if module == "asyncrl" else layer(module)  # it names what users import, actors' parts too
+    wrong = [name for name in ours(ast.walk(parse(module))) if layer(name) > most]
 
     assert not wrong, f"{module} imports {', '.join(wrong)}"
 

@@ -65,6 +65,7 @@ class Topic(Generic[M]):
     heads: type[msgspec.Struct] | None = None  # the headers, where folds read nothing else
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
     id: tuple[str, ...] = ()  # fields that the message id has besides the digest of the content; none: the key
+    fenced: bool = False  # each message of a key is appended only behind the newest that its worker knows of the noun
     repeats: bool = False  # each publish is a message of its own; else equal content is stored once in two minutes
 
     def key_of(self, message: Message) -> str:

@@ -261,6 +261,7 @@ TRAJECTORY_PROGRESSED = Topic(
     subscribers=("rollout", "supervisor"),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery"),
+    fenced=True,
 )
 PROGRESS_STORED = Topic(
     "progress.stored",
@@ -279,6 +280,7 @@ TRAJECTORY_GENERATED = Topic(
     key="trajectory_id",
     heads=ResultHeads,
     id=("trajectory_id", "attempt", "delivery"),
+    fenced=True,
 )
 TRAJECTORY_GRADED = Topic(
     "trajectory.graded",

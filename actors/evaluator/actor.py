@@ -11,8 +11,7 @@ from actors.runtime.actor import ActorFault, Context
 from actors.runtime.engines import follow_engines, open_fleet
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.rows import as_faults, open_rows
-from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
-from asyncrl.bus.publish import publish
+from actors.runtime.worker import Delivery, Produced, WorkerLoop
 from asyncrl.crash import crash_point
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.row_maker import RowMaker
@@ -23,7 +22,6 @@ from asyncrl.engine.generator import Generator
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.evals import EvalRequested, EvalScored
-from topics.table import QUEUES
 from topics.trajectories import Answer
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
@@ -71,15 +69,15 @@ class Evaluator:
     async def run(self) -> None:
         """Work until asked to stop."""
         engines = await follow_engines(self._context, self._fleet)
-        await WorkerLoop(self._context, QUEUES["evaluator"], EvalRequested, self.handle, 1).run()
+        await WorkerLoop(self._context, self.handle, 1).run()
         await self._suspects.close()
         await engines.close()
         await self._fleet.close()
 
-    async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> bool:
+    async def handle(self, request: EvalRequested, delivery: Delivery[EvalRequested]) -> Produced:
         """All prompts of one evaluation."""
         if self._suspects.doubts(delivery.at.deliveries - 1):
-            return bool(await self._suspects.alone(delivery))
+            return [] if await self._suspects.alone(delivery) else None
         began = time.monotonic()
         count = min(request.prompts, self._rows.opened.rows_per_epoch or request.prompts)
         self._rows.want(range(count))
@@ -90,7 +88,7 @@ class Evaluator:
         versions: Counter[int] = Counter()
         for found in answers:
             versions.update(found.pop("versions"))
-        message = EvalScored(
+        scored = EvalScored(
             eval_id=request.eval_id,
             version=request.version,
             versions=dict(versions),
@@ -100,9 +98,7 @@ class Evaluator:
             seconds=round(time.monotonic() - began, 3),
             samples=answers[:_SHOWN],
         )
-        with delivery.waiting(PUBLISHING):
-            await publish(self._context.bus, message)
-        return True
+        return [scored]
 
     async def _answer(self, number: int, request: EvalRequested) -> dict[str, Any]:
         """One prompt: sample and grade. What cannot be answered or graded counts as reward 0, with the reason."""

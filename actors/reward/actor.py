@@ -5,13 +5,12 @@ from __future__ import annotations
 import xxhash
 
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.failures import publish_failure
+from actors.runtime.failures import failure
 from actors.runtime.poison_guard import PoisonGuard
-from actors.runtime.worker import PUBLISHING, Delivery, WorkerLoop
-from asyncrl.bus.publish import body_of, publish
+from actors.runtime.worker import Delivery, Produced, WorkerLoop
+from asyncrl.bus.publish import body_of
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
-from topics.table import QUEUES
 from topics.trajectories import (
     FailureReason,
     Outcome,
@@ -42,7 +41,7 @@ async def main(context: Context) -> None:
         raise ActorFault(str(error)) from error
     worker = RewardWorker(context, grader)
     try:
-        await WorkerLoop(context, QUEUES["reward"], TrajectoryGenerated, worker.handle, settings.in_flight).run()
+        await WorkerLoop(context, worker.handle, settings.in_flight).run()
     finally:
         await worker.close()
 
@@ -55,11 +54,11 @@ class RewardWorker:
         self._grader = grader
         self._suspects = PoisonGuard(context)
 
-    async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
-        """Publish a grade, or the claim that there can be none."""
+    async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> Produced:
+        """Return a grade, or the claim that there can be none."""
         if self._suspects.doubts(delivery.at.deliveries - 1):
             poison = await self._suspects.alone(delivery)
-            return bool(poison) and await self._fail(generated, delivery, "poison", poison)
+            return self._fail(generated, delivery, "poison", poison) if poison else None
         return await self._grade(generated, delivery)
 
     async def close(self) -> None:
@@ -68,16 +67,14 @@ class RewardWorker:
         if self._grader is not None:
             await self._grader.close()
 
-    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> bool:
+    async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> Produced:
         if generated.stage == "warmup":
-            await self._publish_grade(generated, delivery, 0.0, {})
-            return True
+            return [await self._graded(generated, delivery, 0.0, {})]
         outcome = generated.outcome or Outcome()
         if outcome.reward is not None:
-            await self._publish_grade(generated, delivery, outcome.reward, outcome.metrics)
-            return True
+            return [await self._graded(generated, delivery, outcome.reward, outcome.metrics)]
         if self._grader is None:
-            return await self._fail(generated, delivery, "reward", _NO_REWARD)
+            return self._fail(generated, delivery, "reward", _NO_REWARD)
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
         row = generated.rows[0]
@@ -92,29 +89,27 @@ class RewardWorker:
             with delivery.waiting("its reward"):  # in the queue of the grader, then for its time limit at most
                 result = await self._grader.grade(request)
         except RewardFailed as error:
-            return await self._fail(generated, delivery, "reward", str(error))
-        await self._publish_grade(generated, delivery, result.reward, outcome.metrics | result.metrics)
-        return True
+            return self._fail(generated, delivery, "reward", str(error))
+        return [await self._graded(generated, delivery, result.reward, outcome.metrics | result.metrics)]
 
-    async def _fail(
+    def _fail(
         self,
         generated: TrajectoryGenerated,
         delivery: Delivery[TrajectoryGenerated],
         reason: FailureReason,
         detail: str,
-    ) -> bool:
-        tokens = tokens_sampled(generated)
-        return await publish_failure(self._context, generated, delivery, reason, detail, tokens)
+    ) -> Produced:
+        return failure(self._context, generated, delivery, reason, detail, tokens_sampled(generated))
 
-    async def _publish_grade(
+    async def _graded(
         self,
         generated: TrajectoryGenerated,
         delivery: Delivery[TrajectoryGenerated],
         reward: float,
         metrics: dict[str, float],
-    ) -> None:
+    ) -> TrajectoryGraded:
         body = await body_of(self._context.bus, delivery.record)
-        message = TrajectoryGraded(
+        return TrajectoryGraded(
             **member_fields(generated, delivery.at.deliveries),
             payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=generated.versions,
@@ -123,6 +118,3 @@ class RewardWorker:
             metrics=metrics,
             discarded=generated.discarded,
         )
-        with delivery.waiting(PUBLISHING):
-            await publish(self._context.bus, message)
-        self._context.count("graded")

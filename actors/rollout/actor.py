@@ -11,7 +11,7 @@ from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.engines import follow_engines, open_fleet
 from actors.runtime.poison_guard import PoisonGuard
-from actors.runtime.worker import Delivery, WorkerLoop
+from actors.runtime.worker import Delivery, Produced, WorkerLoop
 from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.data.model_dir import ModelError, check_model_directory
@@ -22,7 +22,6 @@ from asyncrl.rollout.context import RolloutFunction, single_turn
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
-from topics.table import QUEUES
 from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
@@ -70,9 +69,7 @@ class RolloutWorker:
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
-        self.loop: WorkerLoop[PromptIssued] = WorkerLoop(
-            context, QUEUES["rollout"], PromptIssued, self.handle, config.rollout.slots
-        )
+        self.loop = WorkerLoop(context, self.handle, config.rollout.slots)
 
     async def run(self) -> None:
         """Work until asked to stop."""
@@ -87,7 +84,7 @@ class RolloutWorker:
         await engines.close()
         await self.tools.fleet.close()
 
-    async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Produced:
         """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""
         self.tools.rows.learn(issued)
         look = self._must_look(delivery, issued)
@@ -96,7 +93,7 @@ class RolloutWorker:
             looks_up = look or self._ends.may_miss(delivery.record.time_ns)
             if self._ends.include(issued) or (looks_up and await self._ends.look_up(self.context.bus, issued)):
                 self.context.count("ended_unworked")
-                return True
+                return []
             return await Execution(self.tools, issued, delivery).run(look=look)
         finally:
             if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:

@@ -12,9 +12,9 @@ import numpy as np
 from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import Context
-from actors.runtime.failures import publish_failure
+from actors.runtime.failures import failure
 from actors.runtime.poison_guard import PoisonGuard
-from actors.runtime.worker import Delivery
+from actors.runtime.worker import Delivery, Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
@@ -71,8 +71,8 @@ class Execution(Watch):
         self._delivery = delivery
         self._progress = self._open_progress()
 
-    async def run(self, *, look: bool) -> bool:
-        """Run the rollout function and publish its outcome; True when the work is done and published.
+    async def run(self, *, look: bool) -> Produced:
+        """Run the rollout function and return its outcome.
 
         Args:
             look: whether another worker may have worked on it before.
@@ -80,21 +80,15 @@ class Execution(Watch):
         progress = self._progress
         try:
             if look and await progress.look():
-                return True
+                return []
             if self._delivery.at.deliveries > 1:
                 if self._issued.stage == "rl":
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
                 if self._tools.suspects.doubts(progress.fruitless):
                     poison = await self._tools.suspects.alone(self._delivery, self._came_to)
-                    return bool(poison) and await self._publish_failure("poison", poison)
+                    return self._failure("poison", poison) if poison else None
                 await progress.hold()  # from here on the fence refuses every earlier holder
-            failed = await self._attempt()
-            if failed is None:
-                return True
-            return await self._publish_failure(*failed)
-        except Fenced:
-            self._context.count("fenced")
-            return await progress.is_generated()
+            return await self._attempt()
         except asyncio.CancelledError:
             leaves = self._context.stop.is_set() and self._delivery.verdict is None
             if leaves and (progress.unsaved or progress.is_in_vain):
@@ -107,28 +101,29 @@ class Execution(Watch):
         finally:
             progress.close()
 
-    async def _attempt(self) -> tuple[FailureReason, str] | None:
-        """Run the rollout function and publish its result, or the reason why there is none."""
+    async def _attempt(self) -> Produced:
+        """Run the rollout function and return its result, or the reason why there is none."""
         try:
             rows = await self._tools.rows.of(self._issued)
             if self._issued.stage == "warmup":
-                await self._publish_result([], self._supervised(rows), "")
+                result = self._result([], self._supervised(rows), "")
             else:
                 self._tools.under_way.add(self._progress)
-                await self._roll_out(rows)
+                result = await self._roll_out(rows)
         except Diverged as error:
-            return "diverged", str(error)
+            return self._failure("diverged", str(error))
         except (EngineRefused, RowsUnreadable, TokenizerError) as error:
-            return "refused", str(error)
+            return self._failure("refused", str(error))
         except RolloutFailed as error:
-            return "rollout", str(error)
+            return self._failure("rollout", str(error))
         finally:
             self._tools.under_way.discard(self._progress)
-        return None
+        await self._progress.finish()
+        return [result]
 
-    async def _publish_failure(self, reason: FailureReason, detail: str) -> bool:
+    def _failure(self, reason: FailureReason, detail: str) -> Produced:
         tokens = self._delivery.tokens + self._progress.discarded
-        return await publish_failure(self._context, self._issued, self._delivery, reason, detail, tokens)
+        return failure(self._context, self._issued, self._delivery, reason, detail, tokens)
 
     def _open_progress(self) -> Progress:
         return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
@@ -196,7 +191,7 @@ class Execution(Watch):
             for other in list(self._tools.under_way):
                 other.publish_with_others()
 
-    async def _roll_out(self, rows: list[PromptRow]) -> None:
+    async def _roll_out(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         issued, tools = self._issued, self._tools
         limits = Limits(self._settings.max_new_tokens, self._settings.stop)
         rollout = RolloutContext(
@@ -219,7 +214,7 @@ class Execution(Watch):
         segments = rollout.segments()
         if not segments:
             raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
-        await self._publish_result(
+        return self._result(
             rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=rollout.outcome_given()
         )
 
@@ -236,7 +231,7 @@ class Execution(Watch):
             segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
         return segments
 
-    async def _publish_result(
+    def _result(
         self,
         rows: list[PromptRow],
         segments: list[Segment],
@@ -244,8 +239,8 @@ class Execution(Watch):
         *,
         truncated: bool = False,
         outcome: Outcome | None = None,
-    ) -> None:
-        message = TrajectoryGenerated(
+    ) -> TrajectoryGenerated:
+        return TrajectoryGenerated(
             **member_fields(self._issued, self._delivery.at.deliveries),
             rows=rows,
             segments=segments,
@@ -256,5 +251,3 @@ class Execution(Watch):
             discarded=self._progress.discarded,
             outcome=outcome,
         )
-        await self._progress.publish_result(message)
-        self._context.count("generated")

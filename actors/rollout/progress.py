@@ -12,7 +12,7 @@ from actors.rollout.progress_log import ProgressLog, ProgressReader, StoredEntry
 from actors.runtime.actor import Context
 from actors.runtime.worker import PUBLISHING, Delivery
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, publish_if_latest, read
+from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued
@@ -22,10 +22,9 @@ from topics.trajectories import (
     TRAJECTORY_GENERATED,
     Holding,
     ProgressEntry,
-    TrajectoryGenerated,
     TrajectoryProgressed,
 )
-from topics.wire import Message, WireError
+from topics.wire import WireError
 
 _COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
 
@@ -57,7 +56,6 @@ class Progress:
         self._log = log
         self._reader = reader
         self._name = issued.trajectory_id
-        self._newest = 0  # sequence of the newest message inside the fence
         self._before: list[Holding] = []  # the progress that this delivery continues
         self._is_held = False  # the fence names this worker's log
         self._is_stored = False  # and something is there
@@ -101,22 +99,13 @@ class Progress:
         if (attempt := attempt_of(newest)) is None:
             self._pass_over(newest, "its header attempt is no number")
         elif attempt != self._issued.attempt:
-            self._newest = newest.sequence
+            self._delivery.fence = newest.sequence
             return attempt > self._issued.attempt  # this attempt has ended, another was issued
         elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
             return True
         else:
             await self._resume(newest)
         return False
-
-    async def is_generated(self) -> bool:
-        """Return whether this attempt has its result."""
-        newest = await self._read_newest()
-        return (
-            newest is not None
-            and topic_of(newest.subject) is TRAJECTORY_GENERATED
-            and attempt_of(newest) == self._issued.attempt
-        )
 
     async def hold(self) -> None:
         """Have the fence name this worker: from here on nothing that another worker stores counts."""
@@ -134,7 +123,7 @@ class Progress:
                 fruitless=self.fruitless + 1,
             )
             reconnects = self._context.bus.reconnects
-            await self._publish(message)
+            await self._delivery.publish(message)
             self._is_held, self._reconnects = True, reconnects
             crash_point("progress.held")
 
@@ -177,21 +166,16 @@ class Progress:
         self._context.count("progressed")
         self._delivery.advanced()
 
-    async def publish_result(self, message: TrajectoryGenerated) -> None:
-        """Publish the result; no progress comes any more."""
+    async def finish(self) -> None:
+        """Store no more: its result comes next inside the fence."""
         self.close()
         if self._background is not None:
             await asyncio.wait({self._background})
-        await self._publish(message)
 
     def close(self) -> None:
         """Start no more messages unless asked to."""
         self._over = True
         self._log.withdraw(self)
-
-    async def _publish(self, message: Message) -> None:
-        with self._delivery.waiting(PUBLISHING):
-            self._newest = await publish_if_latest(self._context.bus, message, self._newest)
 
     @property
     def _can_exceed(self) -> bool:
@@ -208,7 +192,7 @@ class Progress:
         if self._is_certain:
             return
         reconnects, newest = self._context.bus.reconnects, await self._read_newest()
-        if newest is None or newest.sequence != self._newest:
+        if newest is None or newest.sequence != self._delivery.fence:
             raise Fenced(f"{self._name}: another worker went on with it")
         self._reconnects = reconnects
 
@@ -232,7 +216,7 @@ class Progress:
         except (WireError, BlobMissing) as error:
             self._pass_over(newest, str(error))
             return
-        self._newest, self.fruitless = newest.sequence, progressed.fruitless
+        self._delivery.fence, self.fruitless = newest.sequence, progressed.fruitless
         last = Holding(progressed.log, progressed.delivery, newest.sequence, 0)
         for holding in [*progressed.before, last]:
             entries = await self._reader.entries(self._name, progressed.attempt, holding)
@@ -269,4 +253,4 @@ class Progress:
     def _pass_over(self, newest: Record, reason: str) -> None:
         """Keep as a dead letter what stands last inside the fence and cannot be read; the work goes on behind it."""
         self._context.reject_soon(newest, reason)
-        self._newest = newest.sequence
+        self._delivery.fence = newest.sequence

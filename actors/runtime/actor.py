@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +31,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import PLACEMENTS, Placement
+from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import (
     RUN_OPENED,
     VITALS_TAKEN,
@@ -39,7 +42,7 @@ from topics.actors import (
     RunOpened,
     Vitals,
 )
-from topics.roles import ROLES
+from topics.roles import OWN, ROLE_NAMES, ROLES
 from topics.topic import ACTORS, Stream, Topic
 from topics.wire import WireError
 
@@ -193,19 +196,42 @@ async def open_context(login: Login, log: Any) -> Context:
     if login.address:
         address = msgspec.structs.replace(address, url=login.address)
     bus = await Bus.connect(address, login.run, name=login.actor_id, deadline_s=30)
-    record = await read_last(bus, ACTORS, RUN_OPENED.subject(login.run))
-    if record is None:
-        raise ActorFault(f"no run called {login.run} was opened on the server at {address.url}")
     try:
-        opened = await read(bus, RunOpened, record)
-        config = msgspec.convert(opened.settings, Config)
-    except (WireError, BlobMissing, msgspec.ValidationError) as error:
-        raise ActorFault(f"the settings of run {login.run} cannot be read: {error}") from error
+        opened, config = await _opened(bus)
+        files = RunFiles(Path(opened.directory), Path(opened.base))
+        load_actors(config.actors, files.base)
+    except BaseException:
+        await bus.close()
+        raise
     bus.publish_deadline_s = config.nats.publish_deadline_s
-    files = RunFiles(Path(opened.directory), Path(opened.base))
     context = Context(login.role, login.actor_id, config, files, bus, log, credentials=login.credentials)
     bus.on_fault = context.fail
     return context
+
+
+async def _opened(bus: Bus) -> tuple[RunOpened, Config]:
+    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    if record is None:
+        raise ActorFault(f"no run called {bus.run} was opened on the server at {bus.address.url}")
+    try:
+        opened = await read(bus, RunOpened, record)
+        return opened, msgspec.convert(opened.settings, Config)
+    except (WireError, BlobMissing, msgspec.ValidationError) as error:
+        raise ActorFault(f"the settings of run {bus.run} cannot be read: {error}") from error
+
+
+def module_of(role: str) -> ModuleType:
+    """Return the module of an actor: one of ours, or the user's.
+
+    Raises:
+        ActorFault: there is no such role in this run.
+    """
+    if role in OWN:
+        return importlib.import_module(f"actors.{role}.actor")
+    module = user_module(role)
+    if module is None:
+        raise ActorFault(f"no role is called {role!r} in this run; there are {', '.join(ROLE_NAMES)}")
+    return module
 
 
 async def run_actor(context: Context, main: Any) -> int:

@@ -5,22 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from actors.runtime.actor import Context
-from actors.runtime.worker import PUBLISHING, Delivery
-from asyncrl.bus.publish import publish
+from actors.runtime.worker import Delivery, Produced
 from topics.prompts import PromptIssued
 from topics.trajectories import FailureReason, TrajectoryFailed, TrajectoryGenerated, member_fields
 
 
-async def publish_failure(
+def failure(
     context: Context,
     work: PromptIssued | TrajectoryGenerated,
     delivery: Delivery[Any],
     reason: FailureReason,
     detail: str,
     tokens: int,
-) -> bool:
-    """Publish `trajectory.failed`. Returns False without publishing if the lease has run out: while a process is frozen
-    calls time out, and another worker may be about to finish.
+) -> Produced:
+    """Return `trajectory.failed`; None if the lease has run out: while a process is frozen calls time out, and another
+    worker may be about to finish.
 
     Args:
         tokens: sampled for it, all in vain.
@@ -29,11 +28,8 @@ async def publish_failure(
     context.log.warning("trajectory failed", trajectory=name, reason=reason, detail=detail, lapsed=delivery.lapsed)
     if delivery.lapsed:
         context.count("lapsed")
-        return False
+        return None
     message = TrajectoryFailed(
         **member_fields(work, delivery.at.deliveries), reason=reason, detail=detail, tokens=tokens
     )
-    context.count("failed")
-    with delivery.waiting(PUBLISHING):
-        await publish(context.bus, message)
-    return True
+    return [message]

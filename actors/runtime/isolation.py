@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import os
 import signal
 import socket
@@ -22,7 +21,7 @@ import msgspec
 import uvloop
 from nats.aio.msg import Msg
 
-from actors.runtime.actor import Context, Login, open_context
+from actors.runtime.actor import Context, Login, module_of, open_context
 from actors.runtime.worker import Delivery
 from asyncrl.bus.errors import BusError
 from asyncrl.framing import Frames, pack
@@ -214,7 +213,7 @@ async def run_actor(login: Login, sock: socket.socket) -> None:
     context.handed = hands.open
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
     try:
-        await importlib.import_module(f"actors.{login.role}.actor").main(context)
+        await module_of(login.role).main(context)
         if context.faults:
             raise context.faults[0]
     except BusError as error:

@@ -1,14 +1,14 @@
-"""The loop of all workers: pull, think, publish, acknowledge; leases renewed while the work advances."""
+"""The loop of all workers: pull, handle, publish, acknowledge; leases renewed while the work advances."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
@@ -17,11 +17,11 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Disconnected
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import BlobMissing, Fenced, publish, publish_if_latest, read
 from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
-from topics.table import WorkQueue
+from topics.table import QUEUES, topic_for
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
@@ -39,12 +39,14 @@ class Delivery(Generic[M]):
         "advanced_at",
         "at",
         "began_at",
+        "fence",
         "lease_s",
         "lost",
         "message",
         "place",
         "record",
         "renewed_at",
+        "settled",
         "task",
         "tokens",
         "verdict",
@@ -62,13 +64,32 @@ class Delivery(Generic[M]):
         self.tokens = 0  # sampled so far
         self.waiting_on_others = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
         self.task: asyncio.Task[None] | None = None
+        self.fence = 0  # sequence of the newest message about what is worked on, on a topic with a fence
+        self.settled = False  # what it came to is being published: nothing interrupts that
         self.verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
 
     def end(self, *, done: bool) -> None:
         """Stop the work: it is done (and will be acknowledged), or another worker has it."""
         self.verdict = done
-        if self.task is not None:
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the work, unless its outcome is being published."""
+        if self.task is not None and not self.settled:
             self.task.cancel()
+
+    async def publish(self, message: Message) -> None:
+        """Publish what it came to, so far or at its end.
+
+        Raises:
+            Fenced: another worker went on with it.
+            BusError: it cannot be stored.
+        """
+        with self.waiting(PUBLISHING):
+            if topic_for(message).fenced:
+                self.fence = await publish_if_latest(self._bus, message, self.fence)
+            else:
+                await publish(self._bus, message)
 
     def advanced(self) -> None:
         """The work came further: its lease deserves renewal."""
@@ -112,30 +133,24 @@ class Delivery(Generic[M]):
         await self._bus.send(self.message.reply, b"-NAK")
 
 
-Handler = Callable[[M, Delivery[M]], Awaitable[bool]]
+Produced: TypeAlias = Sequence[Message] | None  # None: the work is left to another holder
+Handler = Callable[[M, Delivery[M]], Awaitable[Produced]]
 
 
 class WorkerLoop(Generic[M]):
     """Holds up to `slots` deliveries at once, one task each.
 
-    The handler returns True when the work is done and published (it is then acknowledged), False to leave it to its
-    present holder. A handler that raises `BusError` ends the worker: nothing is assumed stored.
+    The handler returns the messages that the work comes to: they are published in order, and then it is acknowledged.
+    None leaves it to its present holder. A `BusError` ends the worker: nothing is assumed stored.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        queue: WorkQueue,
-        kind: type[M],
-        handler: Handler[M],
-        slots: int,
-    ) -> None:
+    def __init__(self, context: Context, handler: Handler[M], slots: int) -> None:
         self._context = context
-        self._queue = queue
-        self._kind = kind
+        self._queue = QUEUES[context.role]
+        self._kind: type[M] = self._queue.topic.message
         self._handler = handler
         self._slots = slots
-        prepare(kind)
+        prepare(self._kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
         context.holding = self._oldest
         self._done: list[Delivery[M]] = []  # published, and not yet acknowledged
@@ -154,8 +169,7 @@ class WorkerLoop(Generic[M]):
         await self._source.close()
         await asyncio.sleep(0)  # a task that has not begun would end without giving its work back
         for delivery in list(self._held.values()):
-            if delivery.task is not None:
-                delivery.task.cancel()
+            delivery.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(5):
                 await self._idle.wait()
@@ -222,7 +236,15 @@ class WorkerLoop(Generic[M]):
         crash_point("work.received")
         try:
             message = await read(context.bus, self._kind, delivery.record)
-            return await self._handler(message, delivery)
+            produced = await self._handler(message, delivery)
+            delivery.settled = True
+            for output in produced or ():
+                await delivery.publish(output)
+                context.count(topic_for(output).name.partition(".")[2])
+            return produced is not None
+        except Fenced:
+            context.count("fenced")
+            return False
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
             return True

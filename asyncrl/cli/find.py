@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,13 +13,22 @@ import msgspec
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, RunNotFound
-from asyncrl.run.directory import is_locked, made_at
+from asyncrl.run.directory import RunFiles, is_locked, made_at
+from asyncrl.run.user_actors import load_actors
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:
     """Return whether the command line itself gives the run's address."""
     return bool(arguments.url or arguments.credentials)
+
+
+def know_actors(arguments: argparse.Namespace) -> None:
+    """Add the rows of the actors of the run that is meant to the tables, where its directory is here and names any."""
+    with contextlib.suppress(AsyncRLError, OSError):
+        files = RunFiles(find_directory(arguments, live=False))
+        load_actors(files.read_config().actors, files.base)
 
 
 def find_run(arguments: argparse.Namespace) -> FoundRun:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
 from asyncrl.bus.permissions import login_roles, permissions, user_of
+from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.run.user_actors import load_actors
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -33,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
         "are there serve them too",
     )
+    parser.add_argument("--actors", default="", metavar="CONFIG", help="with the actors that this config names")
     parser.add_argument("--url", default="", help=f"server that these users log in to (at first: {DEFAULT_URL})")
     parser.add_argument("--tls-ca", default="", metavar="FILE", help="certificates that sign that server's, in PEM")
     parser.add_argument("--rotate", action="store_true", help="give the users that are there new passwords")
@@ -44,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name in runs:
         if _RUN.fullmatch(name) is None:
             raise WrongUsage(f"{name!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
+    if arguments.actors:
+        loaded = load_config(arguments.actors)
+        load_actors(loaded.config.actors, loaded.base)
     if not arguments.config:
         print(roles_text(runs))
         return 0

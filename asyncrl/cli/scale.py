@@ -33,8 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.counts, arguments.run_id = [arguments.run_id, *arguments.counts], ""
     if not arguments.counts:
         raise WrongUsage("how many processes of which role? For example: asyncrl scale rollout=4")
-    wanted = read_counts(arguments.counts)
-    asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
+    wanted = asyncio.run(_scale(find_run(arguments), arguments.counts, arguments.wait))
     print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))
     return 0
 
@@ -56,9 +55,10 @@ def read_counts(words: list[str]) -> dict[str, int]:
     return wanted
 
 
-async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None:
+async def _scale(found: FoundRun, counts: list[str], wait_s: float) -> dict[str, int]:
     view = RunView(found.run)
     async with connected(found, "scale") as bus:
+        wanted = read_counts(counts)
         watch = Watch(bus, view)
         await watch.start()
         await publish(bus, ScaleRequested(wanted))
@@ -70,6 +70,7 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
         else:
             if not _reached(view, wanted):
                 raise AsyncRLError(f"run {found.run} is {view.state}; it takes no more requests")
+            return wanted
         finally:
             await watch.close()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.find import find_run
+from asyncrl.cli.find import find_run, know_actors
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.errors import WrongUsage
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen until interrupted, until N messages were shown, or until the run ends."""
+    know_actors(arguments)
     pattern = Pattern(arguments.pattern)
     conditions = [read_condition(word) for word in arguments.where]
     printer = _Printer(conditions, arguments.json, arguments.count)

@@ -6,12 +6,15 @@ import argparse
 
 import msgspec
 
+from asyncrl.config.load import load_config
 from asyncrl.config.topics_reference import KEPT, about, roles, topics_markdown
+from asyncrl.run.user_actors import load_actors
 from topics.table import TOPICS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument("--config", default="", help="with the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
     form.add_argument("--markdown", action="store_true", help="as the text of docs/topics.md, with every field")
@@ -19,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table in the wanted form."""
+    if arguments.config:
+        loaded = load_config(arguments.config)
+        load_actors(loaded.config.actors, loaded.base)
     if arguments.asyncapi:
         from asyncrl.cli.asyncapi import asyncapi
 

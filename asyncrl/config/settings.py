@@ -358,6 +358,8 @@ class Config(Settings):
     own, others at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets them."""
     directory: str = "runs"
     """Folder under which the run's directory is made."""
+    actors: list[str] = []
+    """Files or modules with actors of your own, each with `ROLE`, `TOPICS` and `main`."""
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
     """NATS: the server that holds the topics."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)

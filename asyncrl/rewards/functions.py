@@ -38,7 +38,7 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name.isidentifier():
         raise FunctionError(f"{spec!r} names no function; write path/to/file.py:function or package.module:function")
-    module = _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
+    module = load_module(where, base=base, spec=spec)
     function = getattr(module, name, None)
     if function is None:
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -47,6 +47,19 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     if not callable(function):
         raise FunctionError(f"{spec}: {name!r} is no function but {type(function).__name__}")
     return function  # type: ignore[no-any-return]
+
+
+def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
+    """Import a user's file or module, as `load_function` does.
+
+    Args:
+        spec: what errors call it, if not `where`.
+
+    Raises:
+        FunctionError: it is not there, or does not import.
+    """
+    spec = spec or where
+    return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
 
 
 def is_async(function: Callable[..., Any]) -> bool:

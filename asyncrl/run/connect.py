@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 from collections.abc import AsyncIterator, Iterator
@@ -16,10 +17,13 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
+from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.errors import AsyncRLError
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED
+from asyncrl.run.user_actors import ActorsError, load_actors
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
 from topics.table import topic_of
 from topics.topic import ACTORS
+from topics.wire import WireError
 
 SUPERVISOR = "supervisor-1"
 _AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
@@ -53,11 +57,21 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
             raise RunNotFound(f"the server at {found.address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus):
             raise RunNotFound(f"run {found.run} is over")
+        await _know_actors(bus)
         yield bus
         if bus.ended_by is not None:
             raise bus.ended_by
     finally:
         await bus.close()
+
+
+async def _know_actors(bus: Bus) -> None:
+    """Add the rows of the run's own actors to the tables, where this program finds their modules."""
+    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    with contextlib.suppress(WireError, BlobMissing, LookupError, TypeError, ActorsError):  # it shows what it knows
+        if record is not None:
+            opened = await read(bus, RunOpened, record)
+            load_actors(opened.settings["actors"], Path(opened.base))
 
 
 async def is_over(bus: Bus) -> bool:

@@ -35,6 +35,7 @@ from asyncrl.run.placement import LocalProcesses, Placed, actor_job
 from asyncrl.run.resume_overrides import longer
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.skip import request_skip
+from asyncrl.run.user_actors import load_actors
 from topics.actors import RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors
@@ -160,6 +161,7 @@ class Launch:
             LaunchError: the run is not on that server, a new one's id is taken there, the model was not made, or the
                 batch to be skipped does not wait to be trained.
         """
+        load_actors(self.config.actors, self.base)
         making = asyncio.create_task(self._make_model())
         try:
             await self._reach_server()

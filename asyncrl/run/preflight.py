@@ -23,6 +23,7 @@ from asyncrl.rewards.sandbox import load_problem
 from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
+from asyncrl.run.user_actors import ActorsError, load_actors
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -40,8 +41,15 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         config: the settings.
         base: folder that the config's relative paths are looked for in.
     """
-    checks = (_directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data, _room)
+    checks = (_actors, _directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data, _room)
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
+
+
+def _actors(config: Config, base: Path) -> Iterator[Finding]:
+    try:
+        load_actors(config.actors, base)
+    except ActorsError as error:
+        yield Finding(("actors",), str(error))
 
 
 def _directory(config: Config, base: Path) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from topics.table import QUEUES
 from topics.topic import ACTORS, GRADES
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
-Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[bool]]
+Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[Any]]
 Work = Callable[..., Any]
 
 
@@ -44,7 +44,7 @@ async def work(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Work]:
 
     def begin(handle: Handle, *, slots: int = 8) -> tuple[Context, asyncio.Task[None]]:
         context = stage(rollout={"lease_s": LEASE_S}).context("rollout", bus)
-        loop: WorkerLoop[PromptIssued] = WorkerLoop(context, QUEUES["rollout"], PromptIssued, handle, slots)
+        loop: WorkerLoop[PromptIssued] = WorkerLoop(context, handle, slots)
         running.append((context, asyncio.create_task(loop.run())))
         return running[-1]
 
@@ -67,9 +67,9 @@ async def nothing_is_left(bus: Bus) -> bool:
 async def test_work_that_is_done_is_acknowledged_and_never_comes_again(bus: Bus, work: Work):
     done: list[str] = []
 
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         done.append(message.trajectory_id)
-        return True
+        return []
 
     await issue(bus, 50)
     work(handle, slots=4)
@@ -82,13 +82,13 @@ async def test_a_worker_holds_no_more_than_its_slots(bus: Bus, work: Work):
     held = most = 0
     release = asyncio.Event()
 
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         nonlocal held, most
         held += 1
         most = max(most, held)
         await release.wait()
         held -= 1
-        return True
+        return []
 
     await issue(bus, 12)
     work(handle, slots=3)
@@ -104,10 +104,10 @@ async def test_a_worker_holds_no_more_than_its_slots(bus: Bus, work: Work):
 async def test_work_under_way_keeps_its_lease(bus: Bus, work: Work):
     deliveries: list[int] = []
 
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         deliveries.append(delivery.at.deliveries)
         await asyncio.sleep(LEASE_S * 2)
-        return True
+        return []
 
     await issue(bus, 1)
     work(handle)
@@ -120,9 +120,9 @@ async def test_work_under_way_keeps_its_lease(bus: Bus, work: Work):
 async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_on(bus: Bus, work: Work):
     done: list[str] = []
 
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         done.append(message.trajectory_id)
-        return True
+        return []
 
     context, _ = work(handle)
     wrong = msgspec.msgpack.encode({"prompt_id": 7, "member": "x"})
@@ -150,7 +150,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
 
 
 async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bus: Bus, work: Work):
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         raise IndexError("no rows")
 
     await issue(bus, 1)
@@ -164,10 +164,10 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
 
 
 async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: Bus, work: Work):
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         if delivery.at.deliveries == 1:
             raise BusGone("no acknowledgement")
-        return True
+        return []
 
     await make_queue(bus, QUEUES["rollout"], 60)
     await issue(bus, 1)
@@ -183,11 +183,11 @@ async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: 
 async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus, work: Work):
     begun: list[str] = []
 
-    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> bool:
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         begun.append(message.trajectory_id)
         if delivery.at.deliveries == 1:
             await asyncio.Event().wait()
-        return True
+        return []
 
     await make_queue(bus, QUEUES["rollout"], 60)
     await issue(bus, 4)
@@ -222,7 +222,8 @@ async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bu
     first = await read(bus, TrajectoryGraded, graded)
     assert first.reward == float(int(first.prompt_id[1:]) % 2)
     lives: list[Record] = []
-    reader = LogReader(bus, ACTORS, lives.append)
+    subjects = [topic.pattern(bus.run) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
+    reader = LogReader(bus, ACTORS, lives.append, subjects=subjects)
     await reader.start()
     await asyncio.wait_for(reader.caught_up.wait(), 10)
     await reader.close()
@@ -260,5 +261,5 @@ async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Call
     assert len({record.subject for record in records}) == 60
 
 
-async def some(count: Callable[[], Awaitable[int]]) -> bool:
+async def some(count: Callable[[], Awaitable[int]]) -> Any:
     return await count() > 0

@@ -1,0 +1,102 @@
+"""Where processes are started: this machine's implementation and another one keep the same promises."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.supervisor.actor import Supervisor
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last_of_each
+from asyncrl.process import ChildProcess
+from asyncrl.run.placement import PLACEMENTS, Job, LocalProcesses, Placement
+from harness.stage import Stage, until
+from topics.actors import ACTOR_STARTED
+from topics.topic import ACTORS
+
+
+class ShellProcesses:
+    """Starts each process by a shell in another folder, as a placement on another host would."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+
+    async def start(self, job: Job) -> ChildProcess:
+        words = [*job.words, *(["--credentials", str(job.credentials)] if job.credentials else [])]
+        script = 'cd / && exec "$0" "$@"'
+        command = ["/bin/sh", "-c", script, sys.executable, "-P", "-m", job.module, *words]
+        return await ChildProcess.start(command, log=self.log(job.name), environment=job.environment, own_session=True)
+
+    def log(self, name: str) -> Path:
+        return self._logs / f"{name}.out"
+
+
+@pytest.fixture(params=[LocalProcesses, ShellProcesses])
+def placement(request: pytest.FixtureRequest, tmp_path: Path) -> Placement:
+    (tmp_path / "logs").mkdir()
+    return request.param(tmp_path / "logs")
+
+
+async def test_the_end_of_a_process_is_told_with_its_last_lines(placement: Placement):
+    ended = await placement.start(Job("one", "no_such_module"))
+
+    assert await ended.wait() == ended.returncode == 1
+    assert ended.end_text.startswith("exit code 1: ")
+    assert "No module named no_such_module" in ended.end_text
+    assert "no_such_module" in placement.log("one").read_text()
+
+    again = await placement.start(Job("one", "platform"))
+    assert await again.wait() == 0
+    assert "no_such_module" not in again.end_text  # what an earlier process of that name printed is not its own
+
+
+@pytest.mark.parametrize(("ask", "number"), [("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)])
+async def test_a_process_is_ended_also_where_it_is_stopped_and_once_more_is_no_error(
+    placement: Placement, ask: str, number: int
+):
+    process = await placement.start(Job("server", "http.server", ("0", "--bind", "127.0.0.1")))
+    assert process.returncode is None
+    if ask == "kill":
+        os.kill(process.pid, signal.SIGSTOP)
+
+    getattr(process, ask)()
+
+    assert await asyncio.wait_for(process.wait(), 30) == -number
+    assert process.end_text == f"exit code -{int(number)}"
+    process.terminate()
+    process.kill()
+
+
+@pytest.mark.parametrize("kind", [LocalProcesses, ShellProcesses])
+async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, kind: type
+):
+    monkeypatch.setitem(PLACEMENTS, "local", kind)
+    play = stage(reward={"function": "exact"})
+    await play.open()
+    supervisor = Supervisor(play.context("supervisor", bus))
+    subject = ACTOR_STARTED.subject(bus.run, "reward-1")
+
+    async def started() -> int:
+        records = await read_last_of_each(bus, ACTORS, [subject])
+        return records[0].sequence if records else 0
+
+    async def came_after(sequence: int) -> bool:
+        return await started() > sequence
+
+    supervisor._begin("reward", "reward-1")
+    child = supervisor._children["reward-1"]
+    try:
+        await until(lambda: came_after(0), "the actor has started")
+        before = await started()
+        assert child.process is not None
+        child.process.kill()
+        await until(lambda: came_after(before), "it is started again")
+    finally:
+        supervisor._dismiss(child)
+        assert child.task is not None
+        await asyncio.wait_for(child.task, 30)
