@@ -206,7 +206,6 @@ class Fleet:
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             engine.ready = None
-            engine.messages += 1
             self._spawn(engine.client.close())
 
     def _wake(self) -> None:

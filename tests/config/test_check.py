@@ -65,6 +65,7 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["learner.betas=[0.9, 1]"], "learner.betas"),
         (["learner.device=gpu"], "learner.device"),
         (["learner.trainer=scripted"], "learner.trainer engine.kind"),
+        (["reward.function="], "reward.function task.rollout"),
         (["engine.kind=external"], "engine.kind engine.addresses"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
         (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
