@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncrl.algorithms.batches import TrainRow
+from asyncrl.algorithms.rows import TrainRow
 from asyncrl.config.settings import CreateModelSettings
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -25,9 +25,9 @@ from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
 from asyncrl.process import ChildProcess, python
 from asyncrl.training.create import ModelShape, create_model
-from asyncrl.training.protocol import StepSpec
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import write_model
+from topics.batches import Objective
 
 VOCAB = 512
 CONTEXT = 128
@@ -266,10 +266,11 @@ def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -
         for number in range(step * rows, (step + 1) * rows):
             tokens, mask = tokenizer.encode_supervised(source.row(number))
             nothing = np.zeros(len(tokens), np.float32)
+            weights = np.full(len(tokens), 1 / rows, np.float32)
             batch.append(
-                TrainRow(str(number), tokens, mask, nothing, np.full(len(tokens), -1, np.int32), 0.0, 1 / rows)
+                TrainRow(str(number), tokens, mask, nothing, np.full(len(tokens), -1, np.int32), nothing, weights)
             )
-        trainer.step(batch, StepSpec(step=step, loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
+        trainer.step(batch, Objective(loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
     (directory / "exported").mkdir()
     write_model(directory / "exported", trainer.copy_weights().files(), trainer.source)
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "exported")

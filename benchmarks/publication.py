@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from asyncrl.algorithms.batches import TrainRow
+from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.checkpoint import Checkpoint
-from asyncrl.training.protocol import StepSpec
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import HostTensor, write_tensors
+from topics.batches import Objective
 
 _WARM = 1  # rounds that are not counted
 _ROWS = 4  # of a step
@@ -140,7 +140,7 @@ class _Bench:
 
     def _step(self) -> None:
         self._steps += 1
-        self._trainer.step(self._rows, StepSpec(self._steps, "grpo", 1e-6))
+        self._trainer.step(self._rows, Objective(learning_rate=1e-6))
 
     def _timed(self, work: Callable[[], object]) -> float:
         began = time.monotonic()
@@ -200,8 +200,8 @@ def _row(number: int, tokens: int, vocabulary: int) -> TrainRow:
         mask=mask,
         logprobs=np.full(tokens, -2.0, np.float32) * mask,
         versions=np.zeros(tokens, np.int32),
-        advantage=float(rng.normal()),
-        weight=1.0 / tokens,
+        advantages=np.full(tokens, float(rng.normal()), np.float32),
+        weights=np.full(tokens, 1.0 / tokens, np.float32),
     )
 
 

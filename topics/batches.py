@@ -30,6 +30,21 @@ class BatchGroup(msgspec.Struct):
     members: list[BatchMember]
 
 
+class Objective(msgspec.Struct, frozen=True, kw_only=True):
+    """All that changes the mathematics of an optimiser step, besides its rows. The learner obeys it, not the config."""
+
+    loss: str = "decoupled"  # a name in asyncrl.algorithms.losses.LOSSES
+    loss_options: dict[str, Any] = {}  # of that loss, all of them
+    advantage: str = "grpo"  # a name in asyncrl.algorithms.advantages.ADVANTAGES
+    aggregation: str = "token"  # a name in asyncrl.algorithms.aggregation.AGGREGATIONS
+    constant_tokens: Count = 1  # divisor of the aggregation `constant`
+    learning_rate: Real = 0.0  # of this step
+    max_grad_norm: Real = 1.0
+    betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW
+    weight_decay: Real = 0.0
+    temperature: Real = 1.0  # at which the tokens were sampled
+
+
 class BatchPacked(Message):
     """An end for every trajectory it names: batch `step` is applied to version step - 1 and makes version `step`.
 
@@ -40,7 +55,7 @@ class BatchPacked(Message):
     stage: Stage
     groups: list[BatchGroup]
     min_version: Step  # step - 1 - max_lag: older tokens are masked by the learner
-    objective: dict[str, Any] = msgspec.field(default_factory=dict)  # settings that change this step's mathematics
+    objective: Objective = msgspec.field(default_factory=Objective)
     figures: dict[str, float] = msgspec.field(default_factory=dict)  # lengths, truncation, the reward's own metrics
 
     def headers(self) -> dict[str, str]:

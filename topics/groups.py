@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
-
 from topics.topic import BATCHES, Topic
 from topics.wire import Count, Id, Message
-
-GroupDropReason: TypeAlias = Literal["deadline", "failed", "lag", "zero_variance"]
 
 
 class GroupDropped(Message):
     """An end: no member of this group is trained on; one credit returns to the prompter."""
 
     prompt_id: Id
-    reason: GroupDropReason
+    reason: Id  # deadline, failed, lag, or the name of the filter in asyncrl.algorithms.filters.FILTERS
     members: Count = 0  # members that had no end of their own before
     tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
 from actors.buffer.batch_record import batch_figures, batch_group
+from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
+from asyncrl.training.objective import objective_of
 from topics.actors import RunOpened
-from topics.batches import BatchPacked, BatchTrained
-from topics.groups import GroupDropped, GroupDropReason
+from topics.batches import BatchPacked, BatchTrained, Objective
+from topics.groups import GroupDropped
 from topics.ids import WARMUP, PromptIdSet, Stage, prompt_name, stage_of
 from topics.prompts import PromptIssued
 from topics.trajectories import (
@@ -24,18 +28,6 @@ from topics.trajectories import (
     tokens_sampled,
 )
 from topics.wire import Message
-
-# The settings that change the mathematics of a step: recorded with each batch, so that a log explains itself.
-_OBJECTIVE = (
-    "loss",
-    "advantage",
-    "aggregation",
-    "clip_low",
-    "clip_high",
-    "correction",
-    "correction_cap",
-    "correction_mode",
-)
 
 
 class Group(msgspec.Struct):
@@ -72,9 +64,9 @@ class Plan(NamedTuple):
     min_fresh: float
     drop_stale: bool  # no stale token is trained on masked: its trajectory ends
     reissue: bool  # and is issued again
-    drop_zero_variance: bool
+    filters: tuple[str, ...]  # of groups of RL, the first one first
     deadline_s: float
-    objective: dict[str, Any]
+    objective: Callable[[int], Objective]  # of a step, which is recorded with its batch
 
     @classmethod
     def of(cls, config: Config) -> Plan:
@@ -92,10 +84,9 @@ class Plan(NamedTuple):
             min_fresh=config.buffer.min_fresh,
             drop_stale=config.buffer.stale != "mask",
             reissue=config.buffer.stale == "reissue",
-            drop_zero_variance=config.buffer.zero_variance == "drop",
+            filters=tuple(config.buffer.filters),
             deadline_s=config.buffer.group_deadline_s,
-            objective={name: getattr(learner, name) for name in _OBJECTIVE}
-            | {"temperature": config.rollout.temperature},
+            objective=partial(objective_of, config),
         )
 
 
@@ -259,15 +250,16 @@ class BufferFold(Fold):
         """A group without open members is ready, unless something has to be published about it first."""
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
-        if ends_missing or live < min(2, group.size) or self._is_flat(group):
+        if ends_missing or live < min(2, group.size) or self._filter(group):
             self.state.waiting_drop[group.prompt_id] = None
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
             self.state.ready[group.stage].setdefault(group.prompt_id)
 
-    def _is_flat(self, group: Group) -> bool:
-        rewards = {member.reward for member in group.live()}
-        return self._plan.drop_zero_variance and group.stage == "rl" and len(rewards) == 1
+    def _filter(self, group: Group) -> str:
+        """Name of the filter that drops a group; empty where none does."""
+        filters = self._plan.filters if group.stage == "rl" else ()
+        return next((name for name in filters if FILTERS[name](group.live())), "")
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
@@ -304,7 +296,7 @@ class BufferFold(Fold):
             for member, failed in sorted(group.failed.items())
             if member not in group.dropped
         ]
-        return decisions or [_drop_group(group, "zero_variance")]
+        return decisions or [_drop_group(group, self._filter(group))]
 
     def _pack(self) -> list[Message]:
         """The next batch, once enough groups are ready and the learner is near enough."""
@@ -332,12 +324,12 @@ class BufferFold(Fold):
             return drops
         if len(chosen) < count:
             return []
-        objective, figures = {"loss": "sft"}, {}
+        figures = {}
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
-            objective, figures = plan.objective, batch_figures([group.live() for group in chosen], seconds)
+            figures = batch_figures([group.live() for group in chosen], seconds)
         groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
-        return [BatchPacked(step, stage, groups, min_version, objective, figures)]
+        return [BatchPacked(step, stage, groups, min_version, plan.objective(step), figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
         """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
@@ -381,7 +373,7 @@ def _drop(
     )
 
 
-def _drop_group(group: Group, reason: GroupDropReason) -> GroupDropped:
+def _drop_group(group: Group, reason: str) -> GroupDropped:
     failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
     tokens = tokens_sampled(*group.live()) + failed
     return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)

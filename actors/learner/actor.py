@@ -14,13 +14,13 @@ from actors.learner.outbox import Outbox
 from actors.learner.rank import Batch, Rank, StepResult, TrainerGroup
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Input, Keeper
-from asyncrl.algorithms.batches import BatchStats
+from asyncrl.algorithms.batches import BatchStats, skipped_stats
+from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from asyncrl.training.objective import skipped_stats
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from topics.actors import SKIP_REQUESTED
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
@@ -81,7 +81,7 @@ class Learner:
             if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
                 await self._finish()
             await self._settled()
-        except (NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
+        except (AlgorithmError, NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
             with contextlib.suppress(AsyncRLError):
                 await self._settled()
             raise ActorFault(self._advice(error)) from error

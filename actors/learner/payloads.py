@@ -26,13 +26,8 @@ _SHOWN = 3  # doubles that an error names
 class Payloads:
     """The trajectories of batches, fetched as soon as a batch is known."""
 
-    def __init__(self, bus: Bus, temperature: float) -> None:
-        """
-        Args:
-            temperature: at which the tokens of RL were sampled.
-        """
+    def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._temperature = temperature
         prepare(TrajectoryGenerated)
         self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
 
@@ -53,7 +48,7 @@ class Payloads:
     async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
         _check_doubles(packed)
         limit = asyncio.Semaphore(_AT_ONCE)
-        temperature = self._temperature if packed.stage == "rl" else 1.0
+        temperature = packed.objective.temperature
 
         async def fetch(member: BatchMember) -> GradedTrajectory:
             async with limit:

@@ -12,7 +12,6 @@ from asyncrl.bus.connection import Bus
 from asyncrl.config.settings import Config
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint
-from asyncrl.training.objective import batch_rules, step_spec
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.trainers import open_trainer
@@ -62,7 +61,7 @@ class TrainerGroup(Protocol):
 
         Raises:
             ActorFault: tokens are gone, or are not those that were graded.
-            NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
+            AlgorithmError, NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
         """
         ...
 
@@ -113,7 +112,7 @@ class Rank:
     def __init__(self, bus: Bus, config: Config, files: RunFiles) -> None:
         self._config = config
         self._files = files
-        self._payloads = Payloads(bus, config.rollout.temperature)
+        self._payloads = Payloads(bus)
         self._trainer: Trainer
         self._publisher: Publisher
 
@@ -137,8 +136,8 @@ class Rank:
         groups = await self._payloads.take(packed)
 
         def update() -> StepResult:
-            rows, stats = build_rows(groups, batch_rules(self._config, packed))
-            return StepResult(stats, self._trainer.step(rows, step_spec(self._config, packed.step)))
+            rows, stats = build_rows(groups, packed.objective, step=packed.step, min_version=packed.min_version)
+            return StepResult(stats, self._trainer.step(rows, packed.objective))
 
         return await asyncio.to_thread(update)
 

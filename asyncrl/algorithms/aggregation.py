@@ -7,13 +7,35 @@ weight away: it never makes another token count more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeAlias
 
-Aggregation: TypeAlias = Literal["trajectory", "token", "group", "constant"]
+from asyncrl.algorithms.named import named
 
 
-def token_weights(counts: Sequence[Sequence[int]], *, kind: Aggregation, constant_tokens: int = 1) -> list[list[float]]:
+class Place(NamedTuple):
+    """A trajectory among the others: trainable tokens of it, its group and the batch, and how many there are."""
+
+    tokens: int
+    group_tokens: int
+    batch_tokens: int
+    trajectories: int
+    groups: int
+    constant_tokens: int  # of the objective
+
+
+Divisor: TypeAlias = Callable[[Place], int]
+
+AGGREGATIONS: dict[str, Divisor] = {
+    "trajectory": lambda place: place.trajectories * place.tokens,
+    "token": lambda place: place.batch_tokens,
+    "group": lambda place: place.groups * place.group_tokens,
+    "constant": lambda place: place.trajectories * place.constant_tokens,
+}
+"""What the loss of a token is divided by, by its name in `learner.aggregation`."""
+
+
+def token_weights(counts: Sequence[Sequence[int]], *, kind: str, constant_tokens: int = 1) -> list[list[float]]:
     """Weight of one token of every trajectory in the batch.
 
     Args:
@@ -29,20 +51,14 @@ def token_weights(counts: Sequence[Sequence[int]], *, kind: Aggregation, constan
     Source: `trajectory` GRPO, arXiv 2402.03300, eq. 3; `token` DAPO, arXiv 2503.14476, eq. 8;
         `constant` Dr. GRPO, arXiv 2503.20783, section 3.2.
     """
-    if kind == "constant" and constant_tokens < 1:
+    divisor = named(AGGREGATIONS, kind, "aggregation")
+    if constant_tokens < 1:
         raise ValueError(f"constant_tokens is {constant_tokens}; it divides every token's loss, so it is at least 1")
     trajectories = sum(len(group) for group in counts)
     total = sum(sum(group) for group in counts)
 
-    def divisor(group: Sequence[int], count: int) -> int:
-        match kind:
-            case "trajectory":
-                return trajectories * count
-            case "token":
-                return total
-            case "group":
-                return len(counts) * sum(group)
-            case "constant":
-                return trajectories * constant_tokens
+    def weight(group: Sequence[int], count: int) -> float:
+        place = Place(count, sum(group), total, trajectories, len(counts), constant_tokens)
+        return 1.0 / divisor(place) if count else 0.0
 
-    return [[1.0 / divisor(group, count) if count else 0.0 for count in group] for group in counts]
+    return [[weight(group, count) for count in group] for group in counts]

@@ -10,11 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.algorithms.advantages import AdvantageKind, group_advantages
-from asyncrl.algorithms.aggregation import Aggregation, token_weights
+from asyncrl.algorithms.advantages import group_advantages
+from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
+from asyncrl.algorithms.rows import TrainRow
+from topics.batches import BatchPacked, Objective
 from topics.trajectories import Segment
-from topics.wire import Float32Array, Int32Array, UInt8Array
+from topics.wire import Int32Array, UInt8Array
 
 
 class GradedTrajectory(NamedTuple):
@@ -23,30 +25,6 @@ class GradedTrajectory(NamedTuple):
     id: str
     segments: Sequence[Segment]
     reward: float = 0.0
-    temperature: float = 1.0
-
-
-class BatchRules(NamedTuple):
-    """Every setting that changes the mathematics of a batch."""
-
-    step: int
-    min_version: int = 0
-    advantage: AdvantageKind = "grpo"
-    aggregation: Aggregation = "trajectory"
-    constant_tokens: int = 1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class TrainRow:
-    """One segment as the trainer sees it. Arrays have one length T."""
-
-    trajectory_id: str
-    tokens: Int32Array  # [T]
-    mask: UInt8Array  # [T] 1 where the token is trained on, after stale masking; 0 at position 0
-    logprobs: Float32Array  # [T] natural log of the sampler's probability at `temperature`
-    versions: Int32Array  # [T]
-    advantage: float
-    weight: float  # of each token, see `aggregation`
     temperature: float = 1.0
 
 
@@ -62,7 +40,9 @@ class BatchStats:
     reward_std: float  # over the trajectories of the batch, biased
 
 
-def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) -> tuple[list[TrainRow], BatchStats]:
+def build_rows(
+    groups: Sequence[Sequence[GradedTrajectory]], objective: Objective, *, step: int, min_version: int
+) -> tuple[list[TrainRow], BatchStats]:
     """Turn the groups of one batch into rows.
 
     Advantages are taken over the graded members of a group, weights over all trainable tokens of the batch;
@@ -71,7 +51,9 @@ def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) 
 
     Args:
         groups: the trajectories of the batch by prompt, in the order the batch names them.
-        rules: step, oldest version, and how to weigh.
+        objective: how advantages and weights are made.
+        step: of the batch, from which its lags are counted.
+        min_version: older tokens are masked.
 
     Returns:
         One row per segment, in the given order, and statistics of the batch.
@@ -82,13 +64,10 @@ def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) 
     ends = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int64)
     mask, versions = _joined(segments, ends)
     counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
-    fresh = fresh_mask(versions, mask, min_version=rules.min_version)
-    advantages = [
-        value
-        for group in groups
-        for value in group_advantages([member.reward for member in group], kind=rules.advantage).tolist()
-    ]
-    weights = _weights(groups, counts.tolist(), rules)
+    fresh = fresh_mask(versions, mask, min_version=min_version)
+    rewards = [[member.reward for member in group] for group in groups]
+    advantages = list(chain.from_iterable(group_advantages(rewards, kind=objective.advantage)))
+    weights = _weights(groups, counts.tolist(), objective)
     rows = [
         TrainRow(
             trajectory_id=trajectories[index].id,
@@ -96,13 +75,20 @@ def build_rows(groups: Sequence[Sequence[GradedTrajectory]], rules: BatchRules) 
             mask=row_mask,
             logprobs=segment.logprobs,
             versions=segment.versions,
-            advantage=advantages[index],
-            weight=weights[index],
+            advantages=np.full(len(segment.tokens), advantages[index], np.float32),
+            weights=np.full(len(segment.tokens), weights[index], np.float32),
             temperature=trajectories[index].temperature,
         )
         for segment, index, row_mask in zip(segments, owner.tolist(), np.split(fresh, ends[:-1]), strict=False)
     ]
-    return rows, _stats(trajectories, (mask, fresh, versions), step=rules.step)
+    return rows, _stats([trajectory.reward for trajectory in trajectories], (mask, fresh, versions), step=step)
+
+
+def skipped_stats(packed: BatchPacked) -> BatchStats:
+    """Statistics of a batch that is skipped: its trajectories, and no token."""
+    nothing = np.zeros(0, np.uint8)
+    rewards = [member.reward for group in packed.groups for member in group.members]
+    return _stats(rewards, (nothing, nothing, np.zeros(0, np.int32)), step=packed.step)
 
 
 def _joined(segments: Sequence[Segment], ends: npt.NDArray[np.int64]) -> tuple[UInt8Array, Int32Array]:
@@ -120,21 +106,19 @@ def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArra
     return np.diff(totals)
 
 
-def _weights(groups: Sequence[Sequence[GradedTrajectory]], counts: list[int], rules: BatchRules) -> list[float]:
+def _weights(groups: Sequence[Sequence[GradedTrajectory]], counts: list[int], objective: Objective) -> list[float]:
     rest = iter(counts)
     by_group = [[next(rest) for _ in group] for group in groups]
-    weights = token_weights(by_group, kind=rules.aggregation, constant_tokens=rules.constant_tokens)
+    weights = token_weights(by_group, kind=objective.aggregation, constant_tokens=objective.constant_tokens)
     return list(chain.from_iterable(weights))
 
 
-def _stats(
-    trajectories: Sequence[GradedTrajectory], tokens: tuple[UInt8Array, UInt8Array, Int32Array], *, step: int
-) -> BatchStats:
+def _stats(given: Sequence[float], tokens: tuple[UInt8Array, UInt8Array, Int32Array], *, step: int) -> BatchStats:
     mask, fresh, versions = tokens
     trained = int(np.count_nonzero(fresh))
-    rewards = np.array([trajectory.reward for trajectory in trajectories], dtype=np.float64)
+    rewards = np.array(given, dtype=np.float64)
     return BatchStats(
-        trajectories=len(trajectories),
+        trajectories=len(given),
         tokens_trained=trained,
         tokens_stale=int(np.count_nonzero(mask)) - trained,
         lag_histogram=lag_histogram(versions, fresh, step=step),

@@ -35,14 +35,11 @@ def micro_batches(lengths: Sequence[int], *, micro_batch_tokens: int) -> list[np
     return batches
 
 
-def padding_share(lengths: Sequence[int], batches: Sequence[npt.NDArray[np.intp]]) -> float:
+def padding_share(batches: Sequence[Sequence[int]]) -> float:
     """Share of the padded tokens that is padding, in [0, 1); 0.0 where there is nothing.
 
     Args:
-        lengths: [R] tokens of each row.
-        batches: row indices per micro-batch; each is padded to its longest row.
+        batches: lengths of the rows of each micro-batch, which is padded to its longest row.
     """
-    sizes = np.asarray(lengths, dtype=np.int64)
-    padded = sum(len(rows) * int(sizes[rows].max()) for rows in batches)
-    used = sum(int(sizes[rows].sum()) for rows in batches)
-    return 1.0 - used / padded if padded else 0.0
+    padded = sum(len(lengths) * max(lengths) for lengths in batches)
+    return 1.0 - sum(map(sum, batches)) / padded if padded else 0.0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.learner.payloads import Payloads
-from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import GradedTrajectory, build_rows, skipped_stats
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
@@ -18,7 +18,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from asyncrl.training.comparison import ReplayedStep
-from asyncrl.training.objective import batch_rules, skipped_stats, step_spec
+from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import Trainer
 from asyncrl.weights.tensors import digest_of, manifest_of
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
@@ -98,7 +98,7 @@ class Retraining:
         """
         Args:
             trainer: with the model as it was before the run.
-            config: settings of the replay, which may differ from those of the run.
+            config: settings of the replay: where they differ from those of the run, its objectives do.
         """
         self.step = config.origin  # newest step in the weights
         self._bus = bus
@@ -106,6 +106,7 @@ class Retraining:
         self._trainer = trainer
         self._config = config
         self._files = files
+        self._recorded = files.read_config()
 
     async def begin(self, at: int | None, until: int) -> str:
         """Load the starting point of the replay; returns its description.
@@ -164,7 +165,7 @@ class Retraining:
             ActorFault: tokens are gone, or are not those that were graded.
             NonFiniteLoss, RowError: the step cannot be made with these settings.
         """
-        payloads = Payloads(self._bus, self._config.rollout.temperature)
+        payloads = Payloads(self._bus)
         while self.step < until:
             packed, _ = self._log.batch(self.step + 1)
             groups = [] if self._skips(packed.step) else await payloads.take(packed)
@@ -177,8 +178,9 @@ class Retraining:
         if self._skips(step):
             stats, metrics = skipped_stats(packed), {}
         else:
-            rows, stats = build_rows(groups, batch_rules(self._config, packed))
-            metrics = self._trainer.step(rows, step_spec(self._config, step))
+            packed = with_other_settings(packed, self._recorded, self._config)
+            rows, stats = build_rows(groups, packed.objective, step=step, min_version=packed.min_version)
+            metrics = self._trainer.step(rows, packed.objective)
             metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step = step
         trained, published = self._log.trained[step], self._log.published.get(step, "")

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from asyncrl.config.settings import Config, LearnerSettings, NatsSettings
+from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.config.settings import Config, NatsSettings
 from asyncrl.ports import is_ip
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
@@ -137,7 +138,7 @@ def _sampling(config: Config) -> Iterator[Finding]:
 
 def _groups(config: Config) -> Iterator[Finding]:
     size, learner, rollout = config.rollout.group_size, config.learner, config.rollout
-    compared = learner.advantage != "none"
+    compared = ADVANTAGES[learner.advantage].compares
     if size == 1 and compared:
         message = (
             f'learner.advantage = "{learner.advantage}" compares the members of a group, but rollout.group_size = 1; '
@@ -151,9 +152,9 @@ def _groups(config: Config) -> Iterator[Finding]:
             "make the group smaller, or give the workers more slots"
         )
         yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
-    if size == 1 and config.buffer.zero_variance == "drop":
-        message = "a group of rollout.group_size = 1 has no variance: all would be dropped, none trained on; set keep"
-        yield Finding(("buffer.zero_variance", "rollout.group_size"), message)
+    if size == 1 and "zero_variance" in config.buffer.filters:
+        message = "a group of rollout.group_size = 1 has no variance: zero_variance would drop all; remove it"
+        yield Finding(("buffer.filters", "rollout.group_size"), message)
     if rollout.temperature == 0 and learner.steps:
         message = (
             "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "
@@ -225,13 +226,6 @@ def _lag(config: Config) -> Iterator[Finding]:
 
 def _learner(config: Config) -> Iterator[Finding]:
     learner = config.learner
-    if learner.correction == "bypass" and learner.correction_mode == "mask":
-        message = (
-            'learner.correction_mode = "mask" masks by the off-policy weight, which learner.correction = "bypass" '
-            'does without; set "clamp" or "decoupled"'
-        )
-        yield Finding(("learner.correction_mode", "learner.correction"), message)
-    yield from _without_effect(config)
     if 1.0 in learner.betas:
         yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
@@ -239,24 +233,6 @@ def _learner(config: Config) -> Iterator[Finding]:
     if learner.trainer == "scripted" and config.engine.kind != "scripted":
         message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{config.engine.kind}" to load; '
         yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
-
-
-def _without_effect(config: Config) -> Iterator[Finding]:
-    """Settings of the objective that another one leaves nothing to do."""
-    learner, plain = config.learner, LearnerSettings()
-    clips = "each batch makes one update, which begins at the proximal policy: its ratio is 1 and never clipped"
-    for name, correction, reason in (
-        ("clip_low", "decoupled", clips),
-        ("clip_high", "decoupled", clips),
-        ("correction_cap", "bypass", "there is no off-policy weight to be capped"),
-    ):
-        if learner.correction == correction and getattr(learner, name) != getattr(plain, name):
-            other = "bypass" if correction == "decoupled" else "decoupled"
-            message = (
-                f'learner.{name} = {getattr(learner, name):g} has no effect with learner.correction = "{correction}": '
-                f'{reason}; remove it, or set "{other}"'
-            )
-            yield Finding((f"learner.{name}", "learner.correction"), message)
 
 
 def _start(config: Config) -> Iterator[Finding]:

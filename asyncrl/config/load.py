@@ -14,9 +14,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.check import Finding, contradictions
 from asyncrl.config.reference import expected_text, is_table, join_key, known_settings, text_settings, toml_text
-from asyncrl.config.settings import Config, Settings
+from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.errors import AsyncRLError
 
 PACKAGE = Path(__file__).parents[1]
@@ -29,7 +30,7 @@ _PATHS = {
 """Settings that may begin with `~`."""
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
-Table = TypeVar("Table", bound=Settings)
+Table = TypeVar("Table", bound=msgspec.Struct)
 FurtherCheck: TypeAlias = Callable[[Config, Path], Iterable[Finding]]
 """Finds what else is wrong with settings, given the folder of their relative paths."""
 
@@ -155,10 +156,17 @@ def _resolved(
     if whole:
         # Skip checks that depend on invalid keys; they would test the default value.
         wrong = {key for finding in findings for key in finding.keys}
-        found = [*contradictions(config), *(further(config, base) if further is not None else [])]
+        found = [*_loss_options(config.learner), *contradictions(config)]
+        found += further(config, base) if further is not None else []
         findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
     places = _Places(lines, wanted)
     return config, problems + [places.problem(finding) for finding in findings]
+
+
+def _loss_options(learner: LearnerSettings) -> list[Finding]:
+    findings: list[Finding] = []
+    _convert(LOSSES[learner.loss], learner.loss_options, "learner.loss_options", findings)
+    return [Finding((*finding.keys, "learner.loss"), finding.message) for finding in findings]
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:

@@ -6,12 +6,14 @@ import ast
 import functools
 import inspect
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 from msgspec import inspect as types
 
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 
 UNITS = {
@@ -75,6 +77,8 @@ def type_text(kind: types.Type) -> str:
             return "string"
         case types.LiteralType():
             return "one of " + ", ".join(toml_text(value) for value in kind.values)
+        case types.ListType(item_type=types.LiteralType()):
+            return f"array, each {type_text(kind.item_type)}"
         case types.ListType():
             return f"array of {type_text(kind.item_type)}s"
         case types.TupleType():
@@ -119,10 +123,10 @@ def field_default(field: msgspec.structs.FieldInfo) -> Any:
 
 
 @functools.cache
-def _sentences() -> dict[tuple[str, str], str]:
+def _sentences(module: str) -> dict[tuple[str, str], str]:
     """(class, field) to the string literal under the field."""
     found = {}
-    for table in ast.parse(inspect.getsource(settings)).body:
+    for table in ast.parse(inspect.getsource(sys.modules[module])).body:
         if not isinstance(table, ast.ClassDef):
             continue
         for field, below in zip(table.body, table.body[1:], strict=False):
@@ -132,8 +136,8 @@ def _sentences() -> dict[tuple[str, str], str]:
     return found
 
 
-def documented_tables(table: type[settings.Settings] = settings.Config, key: str = "") -> Iterator[TableDoc]:
-    """Every table of the tree, from the top."""
+def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:
+    """Every table of the tree, from the top; behind its name, the options of each loss."""
     fields = msgspec.structs.fields(table)
     leaves = [
         SettingDoc(
@@ -142,7 +146,7 @@ def documented_tables(table: type[settings.Settings] = settings.Config, key: str
             range=range_text(types.type_info(field.type)),
             default=field_default(field),
             unit=next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), ""),
-            doc=_sentences()[table.__name__, field.name],
+            doc=_sentences(table.__module__)[table.__name__, field.name],
         )
         for field in fields
         if not is_table(field.type)
@@ -151,6 +155,11 @@ def documented_tables(table: type[settings.Settings] = settings.Config, key: str
     for field in fields:
         if is_table(field.type):
             yield from documented_tables(field.type, join_key(key, field.name))
+        elif field.name == "loss_options":
+            for name, loss in LOSSES.items():
+                for options in documented_tables(loss, join_key(key, field.name)):
+                    if options.settings:
+                        yield msgspec.structs.replace(options, doc=f'With `learner.loss = "{name}"`: {options.doc}')
 
 
 def known_settings() -> list[str]:

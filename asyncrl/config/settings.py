@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from asyncrl.config.algorithm_names import AdvantageName, AggregationName, FilterName, LossName, ScheduleName
+
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
@@ -207,8 +209,8 @@ class BufferSettings(Settings):
     """With `mask`, a trajectory with a smaller share of tokens within max_lag is dropped with reason `lag`."""
     group_deadline_s: Seconds = 600.0
     """Seconds after its issue when a group is packed with the members it has (at least two), or dropped."""
-    zero_variance: Literal["keep", "drop"] = "keep"
-    """Train groups whose rewards are all equal (with advantage 0), or drop and replace them."""
+    filters: list[FilterName] = msgspec.field(default_factory=list)
+    """Complete groups that are dropped and replaced: `zero_variance`, those whose rewards are all equal."""
 
 
 class LearnerSettings(Settings):
@@ -222,7 +224,7 @@ class LearnerSettings(Settings):
     """Peak learning rate of RL."""
     lr_warmup_steps: Count = 0
     """Steps over which the learning rate rises from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: ScheduleName = "constant"
     """Learning-rate schedule after its warm-up, over `steps`; the last step still trains."""
     betas: tuple[Share, Share] = (0.9, 0.95)
     """AdamW decay rates of the two moments."""
@@ -230,24 +232,14 @@ class LearnerSettings(Settings):
     """AdamW weight decay."""
     max_grad_norm: Rate = 1.0
     """Gradient norm above which gradients are scaled down."""
-    loss: Literal["grpo"] = "grpo"
-    """Objective of RL: `grpo`, the policy gradient of group-relative advantages, corrected for off-policy tokens by
-    `correction`. The warm-up's is the negative log-likelihood."""
-    advantage: Literal["grpo", "centered", "none"] = "grpo"
-    """`grpo`: (r - mean) / std of the group; `centered`: r - mean; `none`: the reward."""
-    aggregation: Literal["trajectory", "token", "group", "constant"] = "token"
+    loss: LossName = "decoupled"
+    """Loss of RL (docs/algorithms.md describes each); the warm-up's is `sft`."""
+    loss_options: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Options of the loss, listed below."""
+    advantage: AdvantageName = "grpo"
+    """How rewards become advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each)."""
+    aggregation: AggregationName = "token"
     """The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
-    clip_low: Share = 0.2
-    """With `bypass`: ratio clip below 1."""
-    clip_high: NonNegative = 0.28
-    """With `bypass`: ratio clip above 1 (clip-higher)."""
-    correction: Literal["decoupled", "bypass"] = "decoupled"
-    """`decoupled`: truncated importance sampling, each token's gradient weighted by exp(trainer - sampler), capped;
-    `bypass`: clipped surrogate (PPO), the ratio of trainer and sampler clipped to [1 - clip_low, 1 + clip_high]."""
-    correction_cap: Rate = 2.0
-    """With `decoupled`: cap of the off-policy weight exp(trainer - sampler), the difference of their log-probs."""
-    correction_mode: Literal["clamp", "mask"] = "clamp"
-    """With `decoupled`: what happens above the cap: the weight is clamped, or the token is masked."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Parameter type of the trained model."""
     device: str = "cpu"

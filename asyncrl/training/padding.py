@@ -9,19 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from asyncrl.algorithms.batches import TrainRow
-from asyncrl.algorithms.losses import Tokens
-
-WEIGHTLESS = TrainRow(
-    trajectory_id="",
-    tokens=np.zeros(2, np.int32),
-    mask=np.array([0, 1], np.uint8),
-    logprobs=np.zeros(2, np.float32),
-    versions=np.full(2, -1, np.int32),
-    advantage=0.0,
-    weight=0.0,
-)
-"""A row that changes nothing."""
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.token_loss import Tokens
 
 
 class PaddedRows(NamedTuple):
@@ -35,36 +24,53 @@ def pad_rows(rows: Sequence[TrainRow], device: torch.device) -> PaddedRows:
     """Pad rows; the last token of a row predicts nothing and is only a target.
 
     Args:
-        rows: at least one, each with at least two tokens.
+        rows: at least one, each with at least two tokens; all have the columns of the first.
         device: where the tensors are put.
     """
     lengths = np.array([len(row.tokens) for row in rows])
     inside = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.zeros(inside.shape, np.int64)
     tokens[inside] = np.concatenate([row.tokens for row in rows])
-    behaviour = np.zeros(inside.shape, np.float32)
-    behaviour[inside] = np.concatenate([row.logprobs for row in rows])
+    flat = trained_places(rows)
     trained = np.zeros(inside.shape, np.bool_)
-    trained[inside] = np.concatenate([row.mask for row in rows])
+    trained[inside] = flat
     trained = trained[:, 1:]
-    owner = np.nonzero(trained)[0]
-
-    def of_row(values: list[float]) -> npt.NDArray[np.float32]:
-        return np.array(values, dtype=np.float32)[owner]
 
     def on_device(array: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
+    def of_tokens(values: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
+        return on_device(np.concatenate(values)[flat])
+
+    owner = np.nonzero(trained)[0]
+    temperatures = np.array([row.temperature for row in rows], dtype=np.float32)[owner]
     return PaddedRows(
         inputs=(
             on_device(np.ascontiguousarray(tokens[:, :-1])),
             on_device(np.flatnonzero(trained)),
             on_device(tokens[:, 1:][trained]),
-            on_device(of_row([row.temperature for row in rows])),
+            on_device(temperatures),
         ),
         tokens=Tokens(
-            behaviour=on_device(behaviour[:, 1:][trained]),
-            advantages=on_device(of_row([row.advantage for row in rows])),
-            weights=on_device(of_row([row.weight for row in rows])),
+            behaviour=of_tokens([row.logprobs for row in rows]),
+            advantages=of_tokens([row.advantages for row in rows]),
+            weights=of_tokens([row.weights for row in rows]),
+            rows=on_device(owner),
+            columns={name: of_tokens([row.columns[name] for row in rows]) for name in rows[0].columns},
         ),
     )
+
+
+def trained_places(rows: Sequence[TrainRow]) -> npt.NDArray[np.bool_]:
+    """Where tokens are trained on, of all rows end to end; never the first of a row."""
+    flat: npt.NDArray[np.bool_] = np.concatenate([row.mask for row in rows]) != 0
+    flat[np.cumsum([0, *(len(row.mask) for row in rows[:-1])])] = False
+    return flat
+
+
+def unpadded(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[np.float32]]:
+    """Values of the trained tokens of a micro-batch, [N], as one array [T] for each row, 0 elsewhere."""
+    flat = trained_places(rows)
+    column = np.zeros(len(flat), np.float32)
+    column[flat] = values.float().cpu().numpy()
+    return np.split(column, np.cumsum([len(row.mask) for row in rows[:-1]]))

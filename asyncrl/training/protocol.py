@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
-from asyncrl.algorithms.batches import TrainRow
-from asyncrl.algorithms.losses import Correction
+from asyncrl.algorithms.rows import TrainRow
 from asyncrl.errors import AsyncRLError
 from asyncrl.weights.tensors import Files
-
-LossName: TypeAlias = Literal["sft", "grpo"]
-
-
-@dataclass(frozen=True, slots=True)
-class StepSpec:
-    """The objective of one optimiser step."""
-
-    step: int
-    loss: LossName
-    learning_rate: float
-    clip: tuple[float, float] = (0.2, 0.28)  # (low, high) around a ratio of 1
-    correction: Correction = field(default_factory=Correction)
-    grad_clip: float = 1.0  # largest norm of the gradient
+from topics.batches import Objective
 
 
 class NonFiniteLoss(AsyncRLError):
@@ -51,12 +36,13 @@ class Trainer(Protocol):
 
     source: Path | None  # model directory whose configuration and tokenizer belong to the weights
 
-    def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
         """Make one update and return its metrics. The same rows and state give the same bits.
 
         Raises:
             NonFiniteLoss: the loss or the gradient is not finite; weights and optimiser are as before.
-            RowError: a row is longer than the model's context, or holds a token outside its vocabulary.
+            RowError: a row is longer than the model's context, holds a token outside its vocabulary, or lacks a column.
+            AlgorithmError: the objective names what is not known here.
         """
         ...
 

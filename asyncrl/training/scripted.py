@@ -6,9 +6,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.algorithms.batches import TrainRow
-from asyncrl.training.protocol import StepSpec
+from asyncrl.algorithms.rows import TrainRow
 from asyncrl.weights.tensors import Files
+from topics.batches import Objective
 
 
 class ScriptedTrainer:
@@ -20,7 +20,7 @@ class ScriptedTrainer:
         self._step_s = step_s
         self._never = threading.Event()
 
-    def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
         """Take the scripted time."""
         if self._step_s:
             self._never.wait(self._step_s)

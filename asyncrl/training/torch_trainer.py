@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -15,18 +15,29 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from asyncrl.algorithms.batches import TrainRow
-from asyncrl.algorithms.losses import Sums, grpo_loss, merge_sums, metrics, sft_loss
+from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.algorithms.losses import loss_of
+from asyncrl.algorithms.named import named
 from asyncrl.algorithms.packing import micro_batches, padding_share
+from asyncrl.algorithms.rows import TrainRow, weightless
+from asyncrl.algorithms.sums import Sums, merge_sums, metrics
+from asyncrl.algorithms.token_loss import Loss
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.host_copy import HostCopy, Source
-from asyncrl.training.padding import WEIGHTLESS, pad_rows
+from asyncrl.training.padding import PaddedRows, pad_rows, unpadded
 from asyncrl.training.policy import load_policy
-from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
+from asyncrl.training.protocol import NonFiniteLoss, RowError
+from topics.batches import Objective
 
 _WEIGHTS, _STATE = "model", "optimizer"  # stems of files
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 _NAMED_OFFENDERS = 8
+
+
+Scorer: TypeAlias = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]
+]
+"""A value of each of N tokens from the arguments of `Policy.forward`, and what is not used here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +50,7 @@ class TorchSettings:
     micro_batch_tokens: int = 4096
     recompute: bool = False
     threads: int = 1
-    betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
-    weight_decay: float = 0.0
 
 
 class TorchTrainer:
@@ -59,43 +68,88 @@ class TorchTrainer:
         self._optimizer = torch.optim.AdamW(
             self._parameters.values(),
             lr=0.0,
-            betas=self.settings.betas,
             eps=self.settings.eps,
-            weight_decay=self.settings.weight_decay,
             fused=True,
         )
+        self.scorers: dict[str, Scorer] = {"proximal": self._policy}
+        """What fills each column that an objective may need, in a pass before the update."""
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         first = self._ranks == 1 or dist.get_rank() == 0
         self._copies = HostCopy(self._device, keeps=first), HostCopy(self._device, keeps=first)
 
-    def step(self, rows: Sequence[TrainRow], spec: StepSpec) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
         """See `Trainer.step`."""
         self._check(rows)
-        # A token without advantage has no gradient in a policy loss, so its row needs no forward pass. It
-        # keeps its place in the denominators, which `build_rows` took over the whole batch.
-        used = [row for row in rows if row.mask[1:].any() and (spec.loss == "sft" or row.advantage != 0.0)]
-        lengths = [len(row.tokens) for row in used]
-        batches = micro_batches(lengths, micro_batch_tokens=self.settings.micro_batch_tokens)
-        sums, norm = self._gradient([[used[index] for index in batch] for batch in batches], spec)
-        loss = float(sums.pop("loss", 0.0))
-        if not np.isfinite([loss, norm]).all():
-            self._refuse(used, spec, f"loss {loss}, gradient norm {norm}")
-        clip_grads_with_norm_(self._parameters.values(), spec.grad_clip, torch.tensor(norm, device=self._device))
+        loss = loss_of(objective)
+        used = self.prepare(rows, objective, loss)
+        batches = self._cut(used)
+        sums, norm = self._gradient(batches, loss)
+        total = float(sums.pop("loss", 0.0))
+        if not np.isfinite([total, norm]).all():
+            self._refuse(used, loss, f"loss {total}, gradient norm {norm}")
+        most = objective.max_grad_norm
+        clip_grads_with_norm_(self._parameters.values(), most, torch.tensor(norm, device=self._device))
         for group in self._optimizer.param_groups:
-            group["lr"] = spec.learning_rate
+            group["lr"], group["betas"] = objective.learning_rate, objective.betas
+            group["weight_decay"] = objective.weight_decay
         for copy in self._copies:
             copy.order()
         self._optimizer.step()
         self._optimizer.zero_grad()
         return {
-            "loss": loss,
+            "loss": total,
             "grad_norm": norm,
-            "learning_rate": spec.learning_rate,
+            "learning_rate": objective.learning_rate,
             "rows": float(len(rows)),
             "rows_skipped": float(len(rows) - len(used)),
-            "padding_share": padding_share(lengths, batches),
+            "padding_share": padding_share([[len(row.tokens) for row in batch] for batch in batches]),
             **metrics(sums),
         }
+
+    def prepare(self, rows: Sequence[TrainRow], objective: Objective, loss: Loss) -> list[TrainRow]:
+        """Rows that have a gradient, with the columns that the objective needs, of the weights before the update.
+
+        Raises:
+            RowError: the rows lack a column, and nothing here fills it.
+        """
+        estimator = named(ADVANTAGES, objective.advantage, "advantage")
+        used = [row for row in rows if row.mask[1:].any()]
+        if estimator.of_row is not None:
+            used = [replace(row, advantages=estimator.of_row(row)) for row in self._filled(used, estimator.needs)]
+        # A token without advantage has no gradient in a policy loss, so its row needs no forward pass. It
+        # keeps its place in the denominators, which `build_rows` took over the whole batch.
+        used = [row for row in used if row.advantages.any() or not loss.uses_advantages]
+        return self._filled(used, loss.needs)
+
+    def _filled(self, rows: list[TrainRow], columns: Sequence[str]) -> list[TrainRow]:
+        """The rows with these columns; those that they lack take a pass each, on every rank."""
+        for name in columns:
+            lacking = [row for row in rows if name not in row.columns]
+            if name not in self.scorers:
+                if lacking:
+                    raise RowError(
+                        f'trajectory {lacking[0].trajectory_id}: the objective needs the column "{name}", which is not '
+                        f"there, and this trainer fills only {', '.join(self.scorers)}"
+                    )
+                continue
+            filled: dict[int, TrainRow] = {}
+            for batch in self._even(self._cut(lacking)):
+                with torch.no_grad():
+                    values, _ = self._scored(self.scorers[name], pad_rows(batch, self._device))
+                for row, column in zip(batch, unpadded(values, batch), strict=True):
+                    filled[id(row)] = replace(row, columns={**row.columns, name: column})
+            rows = [filled.get(id(row), row) for row in rows]
+        return rows
+
+    def _cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
+        lengths = [len(row.tokens) for row in rows]
+        cut = micro_batches(lengths, micro_batch_tokens=self.settings.micro_batch_tokens)
+        return [[rows[index] for index in batch] for batch in cut]
+
+    def _even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
+        """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
+        count = self._reduced(torch.tensor([len(batches)], device=self._device), dist.ReduceOp.MAX).item()
+        return batches + [[weightless(columns)]] * (int(count) - len(batches))
 
     def _check(self, rows: Sequence[TrainRow]) -> None:
         vocabulary, context = self._policy.vocab_size, self._policy.context
@@ -116,11 +170,9 @@ class TorchTrainer:
                 f"{vocabulary}; the rollout's tokenizer belongs to another model"
             )
 
-    def _gradient(self, batches: list[list[TrainRow]], spec: StepSpec) -> tuple[Sums, float]:
+    def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
         """Leave the gradient of the whole batch in the parameters; returns the batch's sums and its norm."""
-        count = self._reduced(torch.tensor([len(batches)], device=self._device), dist.ReduceOp.MAX).item()
-        # FSDP2 gathers parameters in step, so every rank makes as many passes; the surplus ones weigh nothing.
-        parts = [self._backward(rows, spec) for rows in batches + [[WEIGHTLESS]] * (int(count) - len(batches))]
+        parts = [self._backward(rows, loss) for rows in self._even(batches, loss.needs)]
         for parameter in self._parameters.values():
             if parameter.grad is None:
                 # Momentum moves on even where a batch has no gradient.
@@ -128,18 +180,18 @@ class TorchTrainer:
         norm = get_total_norm([parameter.grad for parameter in self._parameters.values() if parameter.grad is not None])
         return self._reduced_sums(merge_sums(parts)), float(_full(norm))
 
-    def _backward(self, rows: Sequence[TrainRow], spec: StepSpec) -> Sums:
+    def _backward(self, rows: Sequence[TrainRow], loss: Loss) -> Sums:
         batch = pad_rows(rows, self._device)
+        logprobs, entropy = self._scored(self._policy, batch)
+        total, sums = loss(logprobs, batch.tokens)
+        # FSDP2 averages gradients over ranks; the weights are shares of the whole batch, so they add up.
+        torch.autograd.backward(total * self._ranks)
+        return {**sums, "loss": total.detach(), "entropy": (entropy * (batch.tokens.weights > 0)).sum()}
+
+    def _scored(self, scorer: Scorer, batch: PaddedRows) -> tuple[torch.Tensor, torch.Tensor]:
         mixed = self._dtype != torch.float32 and self._ranks == 1 and self._device.type == "cpu"
         with torch.autocast("cpu", self._dtype) if mixed else nullcontext():
-            logprobs, entropy = self._policy(*batch.inputs)
-        if spec.loss == "sft":
-            loss, sums = sft_loss(logprobs, batch.tokens.weights)
-        else:
-            loss, sums = grpo_loss(logprobs, batch.tokens, clip=spec.clip, correction=spec.correction)
-        # FSDP2 averages gradients over ranks; the weights are shares of the whole batch, so they add up.
-        torch.autograd.backward(loss * self._ranks)
-        return {**sums, "loss": loss.detach(), "entropy": (entropy * (batch.tokens.weights > 0)).sum()}
+            return scorer(*batch.inputs)
 
     def _reduced(self, values: torch.Tensor, how: dist.ReduceOp.RedOpType) -> torch.Tensor:
         if self._ranks > 1:
@@ -203,19 +255,19 @@ class TorchTrainer:
         self._optimizer.load_state_dict({"state": events, "param_groups": groups})
         torch.set_rng_state(state["rng"])
 
-    def _refuse(self, rows: Sequence[TrainRow], spec: StepSpec, found: str) -> None:
+    def _refuse(self, rows: Sequence[TrainRow], loss: Loss, found: str) -> None:
         offenders = []
         # Rows of other ranks cannot be told apart here, and a pass of one rank alone would hang the others.
         for row in rows if self._ranks == 1 else ():
             self._optimizer.zero_grad()
-            sums, norm = self._gradient([[row]], spec)
+            sums, norm = self._gradient([[row]], loss)
             if not np.isfinite([float(sums["loss"]), norm]).all():
                 offenders.append(row.trajectory_id)
         self._optimizer.zero_grad()
         names = list(dict.fromkeys(offenders))
-        named = ", ".join(names[:_NAMED_OFFENDERS]) + (", ..." if len(names) > _NAMED_OFFENDERS else "")
-        blame = f"{len(offenders)} of {len(rows)} rows, of trajectories {named}" if offenders else "no row alone"
-        raise NonFiniteLoss(f"step {spec.step}: {found}, caused by {blame}; the weights were not touched")
+        shown = ", ".join(names[:_NAMED_OFFENDERS]) + (", ..." if len(names) > _NAMED_OFFENDERS else "")
+        blame = f"{len(offenders)} of {len(rows)} rows, of trajectories {shown}" if offenders else "no row alone"
+        raise NonFiniteLoss(f"{found}, caused by {blame}; the weights were not touched")
 
 
 def _full(tensor: torch.Tensor) -> torch.Tensor:

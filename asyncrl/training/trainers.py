@@ -17,11 +17,5 @@ def open_trainer(config: Config, model: Path) -> Trainer:
         return ScriptedTrainer(settings.scripted_step_s)
     return TorchTrainer(
         model,
-        TorchSettings(
-            device=settings.device,
-            dtype=settings.dtype,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        ),
+        TorchSettings(device=settings.device, dtype=settings.dtype, micro_batch_tokens=settings.micro_batch_tokens),
     )

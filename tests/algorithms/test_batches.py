@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from asyncrl.algorithms.batches import BatchRules, GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from topics.batches import Objective
 from topics.trajectories import Segment
 
 
@@ -24,19 +25,26 @@ GROUPS = [
 ]
 
 
+def rows_of(groups, *, step=6, min_version=0, advantage="grpo", aggregation="trajectory"):
+    return build_rows(
+        groups, Objective(advantage=advantage, aggregation=aggregation), step=step, min_version=min_version
+    )
+
+
 def test_every_segment_becomes_a_row_with_its_trajectorys_advantage_and_weight():
-    rows, _ = build_rows(GROUPS, BatchRules(step=6, advantage="centered"))
+    rows, _ = rows_of(GROUPS, step=6, advantage="centered")
 
     assert [row.trajectory_id for row in rows] == ["p0-0", "p0-0", "p0-1", "p1-0", "p1-1"]
-    assert [row.advantage for row in rows] == [0.5, 0.5, -0.5, 0.0, 0.0]
-    assert [row.weight for row in rows] == [1 / 16, 1 / 16, 1 / 12, 1 / 4, 1 / 8]
+    assert [set(row.advantages.tolist()) for row in rows] == [{0.5}, {0.5}, {-0.5}, {0.0}, {0.0}]
+    assert [len(row.advantages) for row in rows] == [4, 5, 5, 2, 3]
+    assert [row.weights[0] for row in rows] == [np.float32(1 / tokens) for tokens in (16, 16, 12, 4, 8)]
     assert [row.temperature for row in rows] == [1.0, 1.0, 1.0, 0.7, 1.0]
     assert rows[1].tokens is GROUPS[0][0].segments[1].tokens
 
 
 def test_stale_tokens_are_masked_and_take_their_weight_with_them():
-    fresh, _ = build_rows(GROUPS, BatchRules(step=6))
-    rows, stats = build_rows(GROUPS, BatchRules(step=6, min_version=4))
+    fresh, _ = rows_of(GROUPS)
+    rows, stats = rows_of(GROUPS, step=6, min_version=4)
 
     assert [row.mask.tolist() for row in rows] == [
         [0, 0, 0, 0],
@@ -45,16 +53,16 @@ def test_stale_tokens_are_masked_and_take_their_weight_with_them():
         [0, 1],
         [0, 1, 1],
     ]
-    assert [row.weight for row in rows] == [row.weight for row in fresh]
-    assert [row.advantage for row in rows] == [row.advantage for row in fresh]
+    for row, other in zip(rows, fresh, strict=True):
+        assert np.array_equal(row.weights, other.weights)
+        assert np.array_equal(row.advantages, other.advantages)
     assert (stats.tokens_trained, stats.tokens_stale) == (6, 4)
     assert stats.lag_histogram == {0: 4, 1: 2}
 
 
 def test_supervised_tokens_never_grow_stale_and_have_no_lag():
-    rows, stats = build_rows(
-        [[GradedTrajectory("s0", [segment(1, [-1, -1])])]], BatchRules(step=100, min_version=90, advantage="none")
-    )
+    given = [[GradedTrajectory("s0", [segment(1, [-1, -1])])]]
+    rows, stats = rows_of(given, step=100, min_version=90, advantage="none")
 
     assert rows[0].mask.tolist() == [0, 1, 1]
     assert (stats.tokens_trained, stats.lag_histogram) == (2, {})
@@ -64,23 +72,23 @@ def test_the_first_token_of_a_segment_is_never_trained_on():
     whole = Segment(
         np.arange(3, dtype=np.int32), np.ones(3, np.uint8), np.zeros(3, np.float32), np.full(3, -1, np.int32)
     )
-    rows, stats = build_rows([[GradedTrajectory("s0", [whole])]], BatchRules(step=1, aggregation="token"))
+    rows, stats = rows_of([[GradedTrajectory("s0", [whole])]], step=1, aggregation="token")
 
     assert rows[0].mask.tolist() == [0, 1, 1]
-    assert rows[0].weight == 1 / 2
+    assert rows[0].weights.tolist() == [0.5] * 3
     assert whole.mask.tolist() == [1, 1, 1]
     assert (stats.tokens_trained, stats.tokens_stale) == (2, 0)
 
 
 def test_reward_statistics_are_over_trajectories():
-    _, stats = build_rows(GROUPS, BatchRules(step=6))
+    _, stats = rows_of(GROUPS)
     assert (stats.trajectories, stats.reward_mean) == (4, 0.5)
     assert stats.reward_std == pytest.approx(np.std([1.0, 0.0, 0.5, 0.5]))
 
 
 def test_empty_batches_and_segments_are_no_trouble():
-    assert build_rows([], BatchRules(step=1))[0] == []
+    assert rows_of([], step=1)[0] == []
     empty = GradedTrajectory("p0-0", [segment(0, []), segment(1, [0]), segment(0, [])], 1.0)
-    rows, stats = build_rows([[empty]], BatchRules(step=1))
+    rows, stats = rows_of([[empty]], step=1)
     assert [row.mask.tolist() for row in rows] == [[], [0, 1], []]
     assert stats.tokens_trained == 1

@@ -26,6 +26,7 @@ from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, first_difference, medians
+from asyncrl.training.objective import objective_of, with_other_settings
 from harness.audited import messages_on
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
@@ -80,6 +81,16 @@ def test_a_replay_changes_the_learner_alone():
         replay_config(config, ["rollout.temperature=2"])
     with pytest.raises(ConfigError, match=r"--set learner\.lr: found -1"):
         replay_config(config, ["learner.lr=-1"])
+
+
+def test_a_replay_puts_its_settings_in_place_of_the_runs_and_keeps_what_else_was_recorded():
+    config = small_config()
+    other, _ = replay_config(config, ["learner.lr=0.5", "learner.loss_options.correction_cap=3"])
+    packed = BatchPacked(1, "rl", [], 0, msgspec.structs.replace(objective_of(config, 1), max_grad_norm=9.0))
+
+    assert with_other_settings(packed, config, config) == packed
+    changed = with_other_settings(packed, config, other).objective
+    assert (changed.learning_rate, changed.loss_options["correction_cap"], changed.max_grad_norm) == (0.5, 3, 9.0)
 
 
 def log_of(**batches: list[str]) -> TrainingLog:
@@ -154,7 +165,7 @@ async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
     ):
         group = BatchGroup("p000000", [BatchMember("p000000-0", 0, reference, 1.0, 1)])
         with pytest.raises(ActorFault, match=message):
-            await Payloads(bus, 1.0).take(BatchPacked(1, "rl", [group], 0))
+            await Payloads(bus).take(BatchPacked(1, "rl", [group], 0))
 
 
 # --- a run whose learner was killed three times, trained again
@@ -223,14 +234,14 @@ async def test_a_replay_begins_at_a_checkpoint_and_ends_where_it_is_told(killed:
 
 @SLOW
 async def test_other_settings_give_a_report_beside_the_run(killed: Run):
-    words = ["--set", "learner.lr=5e-4", "--set", "learner.correction_cap=1.5", "--to", "3"]
+    words = ["--set", "learner.lr=5e-4", "--set", "learner.loss_options.correction_cap=1.5", "--to", "3"]
     code, output = await command(killed.folder, "replay", *words)
 
     assert code == 0, output
     assert "other setting: learner.lr = 0.0005, the run had 0.001\n" in output
     out = killed.root / "replays" / "1"
     found = json.loads((out / "report.json").read_bytes())
-    assert found["settings"] == {"learner.lr": [0.001, 0.0005], "learner.correction_cap": [2.0, 1.5]}
+    assert found["settings"] == {"learner.lr": [0.001, 0.0005], "learner.loss_options": [{}, {"correction_cap": 1.5}]}
     assert found["first_different_step"] == 1  # the warm-up has settings of its own
     assert found["medians"]["learning_rate"] == {"recorded": 0.001, "replayed": 0.0005}
     assert {"loss", "grad_norm", "clip_fraction", "reward_mean"} <= found["medians"].keys()

@@ -71,7 +71,7 @@ def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
                 "[learner]",
                 "lr = -1",
                 "stepz = 3",
-                'loss = "grop"',
+                'loss = "poo"',
                 "[rollout]",
                 "group_size = 1.5",
                 "[warmup]",
@@ -87,7 +87,7 @@ def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
         f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
         f"{path}:3: learner.lr: found -1 (integer), expected number > 0",
         f"{path}:4: learner.stepz: unknown setting; did you mean learner.steps?",
-        f'{path}:5: learner.loss: found "grop" (string), expected one of "grpo"; did you mean "grpo"?',
+        f'{path}:5: learner.loss: found "poo" (string), expected one of "decoupled", "ppo", "sft"; did you mean "ppo"?',
         f"{path}:7: rollout.group_size: found 1.5 (number), expected integer >= 1",
         f"{path}:9: warmup.batch_rows: 32 rows do not divide warmup.batch_rows = 100; "
         "a batch is made of whole trajectories",

@@ -2,6 +2,7 @@
 
 from actors.buffer.fold import BufferFold, Plan
 from harness.folds import Feed
+from topics.batches import Objective
 
 
 def feed(**changes):
@@ -14,8 +15,8 @@ def feed(**changes):
         min_fresh=0.25,
         drop_stale=False,
         reissue=False,
-        drop_zero_variance=False,
+        filters=(),
         deadline_s=100.0,
-        objective={},
+        objective=lambda step: Objective(),
     )
     return Feed(BufferFold(plan._replace(**changes)))

@@ -9,7 +9,7 @@ from actors.learner.actor import Learner
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
-from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
 from topics.ids import TASK, prompt_name
 from topics.prompts import PromptRow
 from topics.trajectories import (
@@ -21,9 +21,17 @@ from topics.trajectories import (
 from topics.wire import encode
 
 _PROMPT, _SAMPLED = 3, 5  # tokens
+LEARNING = Objective(learning_rate=1e-6)
 
 
-async def pack(bus: Bus, step: int, *, rewards: tuple[float, ...] = (0.0, 1.0), version: int | None = None) -> int:
+async def pack(
+    bus: Bus,
+    step: int,
+    *,
+    rewards: tuple[float, ...] = (0.0, 1.0),
+    version: int | None = None,
+    objective: Objective = LEARNING,
+) -> int:
     """Store a group's results and the batch that names them; returns its sequence.
 
     Args:
@@ -54,7 +62,7 @@ async def pack(bus: Bus, step: int, *, rewards: tuple[float, ...] = (0.0, 1.0), 
         body = encode(message)
         reference = Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
         members.append(BatchMember(message.trajectory_id, 0, reference, reward, _SAMPLED))
-    packed = BatchPacked(step, "rl", [BatchGroup(prompt_id, members)], max(0, step - 2))
+    packed = BatchPacked(step, "rl", [BatchGroup(prompt_id, members)], max(0, step - 2), objective)
     return await publish(bus, packed, headers={WRITER: "buffer"})
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
+from asyncrl.config.load import ConfigError
 from asyncrl.config.settings import Config
 from asyncrl.process import RestartPolicy
 from asyncrl.run.launch import Launch
@@ -196,21 +197,33 @@ async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("schedule", "override", "message"),
+    ("override", "message"),
     [
-        ("constant", "learner.lr=1e-4", "goes on with the settings it began with; only learner.steps and task.epochs"),
-        ("constant", "learner.steps=many", "only learner.steps and task.epochs may be raised"),
-        ("constant", "task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
-        ("constant", "learner.steps=6", "the run began with 7 steps; they may only be raised"),
-        ("cosine", "learner.steps=8", "would change the learning rates of the steps already taken"),
+        ("buffer.max_lag=1", "goes on with the settings it began with; only learner.steps and task.epochs"),
+        ("task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
+        ("learner.steps=6", "the run began with 7 steps; they may only be raised"),
     ],
 )
-async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, schedule: str, override: str, message: str):
-    first = prepared(tmp_path, learner={"steps": 7, "schedule": schedule})
+async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, override: str, message: str):
+    first = prepared(tmp_path, learner={"steps": 7})
     await first.stop()
 
     with pytest.raises(LaunchError, match=f"^--set {override}: .*{message}"):
         Launch.of(first.files.root, [override])
+    with pytest.raises(ConfigError, match=r'--set learner\.steps: found "many"'):
+        Launch.of(first.files.root, ["learner.steps=many"])
+
+
+async def test_a_run_goes_on_with_another_objective_and_another_length_of_its_schedule(tmp_path: Path):
+    first = prepared(tmp_path, learner={"steps": 7, "schedule": "cosine"})
+    await first.stop()
+
+    learner = Launch.of(
+        first.files.root,
+        ["learner.lr=1e-4", "learner.loss=ppo", "learner.loss_options.clip_low=0.1", "learner.steps=9"],
+    ).config.learner
+
+    assert (learner.lr, learner.loss, learner.loss_options, learner.steps) == (1e-4, "ppo", {"clip_low": 0.1}, 9)
 
 
 async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):

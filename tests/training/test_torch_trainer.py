@@ -10,14 +10,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from asyncrl.algorithms.batches import BatchRules, GradedTrajectory, TrainRow, build_rows
+from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
+from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from asyncrl.algorithms.losses import LOSSES, loss_of
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.create import ModelShape, create_model
-from asyncrl.training.protocol import NonFiniteLoss, RowError, StepSpec
+from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import write_model
 from asyncrl.weights.tensors import write_tensors
+from topics.batches import Objective
 from topics.trajectories import Segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz="
@@ -48,7 +53,8 @@ def reverse_groups(rng, count):
 
 
 def supervised_rows(rng, count):
-    return build_rows(list(reverse_groups(rng, count)), BatchRules(step=1, advantage="none", aggregation="token"))[0]
+    objective = Objective(advantage="none", aggregation="token")
+    return build_rows(list(reverse_groups(rng, count)), objective, step=0, min_version=0)[0]
 
 
 def policy_rows(rng, count):
@@ -64,20 +70,24 @@ def policy_rows(rng, count):
                 mask=mask,
                 logprobs=np.where(mask, rng.uniform(-4.5, -2.5, size), 0.0).astype(np.float32),
                 versions=np.where(mask, 0, -1).astype(np.int32),
-                advantage=float(rng.normal()) if index % 3 else 0.0,
-                weight=1.0 / (count * (size - 3)),
+                advantages=np.full(size, rng.normal() if index % 3 else 0.0, np.float32),
+                weights=np.full(size, 1.0 / (count * (size - 3)), np.float32),
                 temperature=0.8,
             )
         )
     return rows
 
 
-def sft(step, rate=4e-3):
-    return StepSpec(step, "sft", rate)
+def sft(rate=4e-3):
+    return Objective(loss="sft", learning_rate=rate)
 
 
-def grpo(step, rate=1e-3):
-    return StepSpec(step, "grpo", rate)
+def policy(rate=1e-3):
+    return Objective(loss="decoupled", learning_rate=rate)
+
+
+def filled(row, name, value):
+    return dataclasses.replace(row, **{name: np.full(len(row.tokens), value, np.float32)})
 
 
 def copies(trainer):
@@ -101,7 +111,7 @@ def assert_same_bits(first, second):
 
 def test_supervised_training_learns_to_reverse(trainer):
     rng = np.random.default_rng(0)
-    losses = [trainer.step(supervised_rows(rng, 64), sft(step))["nll"] for step in range(1, 61)]
+    losses = [trainer.step(supervised_rows(rng, 64), sft())["nll"] for step in range(1, 61)]
 
     assert losses[0] == pytest.approx(np.log(30), abs=0.2)
     assert losses[-1] < losses[0] / 2
@@ -109,12 +119,12 @@ def test_supervised_training_learns_to_reverse(trainer):
 
 def test_good_rows_become_likelier_and_bad_ones_less_likely(trainer):
     good, bad = policy_rows(np.random.default_rng(1), 3)[1:]
-    rows = [dataclasses.replace(good, advantage=1.0), dataclasses.replace(bad, advantage=-1.0)]
+    rows = [filled(good, "advantages", 1.0), filled(bad, "advantages", -1.0)]
 
-    before = [trainer.step([row], sft(0, 0.0))["nll"] for row in rows]
-    for step in range(1, 6):
-        trainer.step(rows, grpo(step))
-    after = [trainer.step([row], sft(0, 0.0))["nll"] for row in rows]
+    before = [trainer.step([row], sft(0.0))["nll"] for row in rows]
+    for _ in range(5):
+        trainer.step(rows, policy())
+    after = [trainer.step([row], sft(0.0))["nll"] for row in rows]
 
     assert after[0] < before[0]
     assert after[1] > before[1]
@@ -124,7 +134,7 @@ def test_the_same_rows_give_the_same_bits(model):
     runs = []
     for _ in range(2):
         trainer, rng = TorchTrainer(model), np.random.default_rng(1)
-        found = [trainer.step(policy_rows(rng, 24), grpo(step)) for step in range(1, 4)]
+        found = [trainer.step(policy_rows(rng, 24), policy()) for step in range(1, 4)]
         runs.append((found, copies(trainer)))
 
     assert runs[0][0] == runs[1][0]
@@ -141,14 +151,13 @@ def reference_gradient(model, rows):
         logprobs = logits.log_softmax(-1)[torch.arange(len(tokens) - 1), tokens[1:]]
         importance = (logprobs.detach() - torch.from_numpy(row.logprobs)[1:]).exp().clamp(max=2.0)
         mask = torch.from_numpy(row.mask)[1:]
-        total = total - (mask * row.weight * row.advantage * importance * logprobs).sum()
+        total = total - (mask * row.weights[0] * row.advantages[0] * importance * logprobs).sum()
     total.backward()
     return {name: parameter.grad for name, parameter in network.named_parameters()}
 
 
-def gradient(trainer, rows, spec):
-    batches = [[row] for row in rows]
-    trainer._gradient(batches, spec)
+def gradient(trainer, rows, objective):
+    trainer._gradient([[row] for row in rows], loss_of(objective))
     return {name: parameter.grad for name, parameter in trainer._policy.model.named_parameters()}
 
 
@@ -159,20 +168,84 @@ def test_the_gradient_does_not_depend_on_micro_batches_or_skipped_rows(model, mi
     norm = float(torch.nn.utils.get_total_norm(expected.values()))
     trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens))
 
-    found = trainer.step(rows, grpo(1, 0.0))
+    found = trainer.step(rows, policy(0.0))
 
     assert found["grad_norm"] == pytest.approx(norm, rel=1e-4)
     assert found["rows_skipped"] == 8
-    for name, value in gradient(trainer, rows, grpo(1)).items():
+    for name, value in gradient(trainer, rows, policy()).items():
         assert torch.allclose(value, expected[name], rtol=1e-3, atol=1e-6), name
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_every_loss_has_one_gradient_at_any_order_and_packing(model, loss):
+    rows, norms = policy_rows(np.random.default_rng(2), 12), []
+    for given, micro_batch_tokens in ((rows, 1), (rows[::-1], 64), (rows, 4096)):
+        trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens))
+        norms.append(trainer.step(given, Objective(loss=loss))["grad_norm"])
+
+    assert norms[0] > 0
+    assert norms == pytest.approx([norms[0]] * 3, rel=1e-5)
+
+
+def test_columns_are_filled_by_the_weights_before_the_update(model):
+    rows = policy_rows(np.random.default_rng(2), 24)
+    recomputed = Objective(loss_options={"proximal": "recomputed"}, learning_rate=1e-3)
+    in_the_pass, before_it = (TorchTrainer(model, TorchSettings(micro_batch_tokens=64)) for _ in range(2))
+    for _ in range(2):
+        assert in_the_pass.step(rows, policy()) == before_it.step(rows, recomputed)
+    assert_same_bits(copies(in_the_pass), copies(before_it))
+
+    prepared = before_it.prepare(rows, recomputed, loss_of(recomputed))
+    assert [row.trajectory_id for row in prepared] == [row.trajectory_id for row in rows if row.advantages.any()]
+    nll = before_it.step(rows, Objective(loss="sft"))["nll"]
+    every = before_it._filled(rows, ["proximal"])
+    assert -np.concatenate([row.columns["proximal"][row.mask == 1] for row in every]).mean() == pytest.approx(nll)
+    assert not any(row.columns["proximal"][row.mask == 0].any() for row in every)
+
+
+class Distillation(Loss, frozen=True):
+    """Sampled reverse KL to a teacher, whose log-probs come with the rows."""
+
+    uses_advantages = False
+    needs = ("teacher",)
+
+    def __call__(self, logprobs, tokens):
+        reward = (tokens.columns["teacher"] - logprobs).detach()
+        return -(tokens.weights * reward * logprobs).sum(), {"tokens": (tokens.weights > 0).sum()}
+
+
+def test_a_loss_of_ones_own_reads_columns_of_the_rows_or_of_another_scorer(model, trainer, monkeypatch):
+    monkeypatch.setitem(LOSSES, "distillation", Distillation)
+    objective, rows = Objective(loss="distillation"), policy_rows(np.random.default_rng(2), 6)
+
+    with pytest.raises(RowError, match=r'p0: the objective needs the column "teacher", .* fills only proximal'):
+        trainer.step(rows, objective)
+    given = [dataclasses.replace(row, columns={"teacher": np.full(len(row.tokens), -1.0, np.float32)}) for row in rows]
+    assert trainer.step(given, objective)["grad_norm"] > 0
+    trainer.scorers["teacher"] = trainer._policy
+    assert trainer.step(rows, objective)["grad_norm"] == 0  # a model is no distance from itself
+
+
+def test_an_advantage_of_tokens_is_made_of_columns(trainer, monkeypatch):
+    def of_row(row):
+        return row.advantages - row.columns["proximal"]
+
+    monkeypatch.setitem(ADVANTAGES, "of tokens", Estimator(list, of_row=of_row, needs=("proximal",)))
+    rows, objective = policy_rows(np.random.default_rng(2), 6), Objective(advantage="of tokens")
+
+    made = trainer.prepare(rows, objective, loss_of(objective))
+
+    assert len(made) == len(rows)  # those whose reward gave no advantage have one now
+    for row, was in zip(made, rows, strict=True):
+        assert np.array_equal(row.advantages, was.advantages - row.columns["proximal"])
 
 
 def test_a_step_without_gradient_still_moves_by_momentum(trainer):
     rows = policy_rows(np.random.default_rng(2), 6)
-    trainer.step(rows, grpo(1))
+    trainer.step(rows, policy())
     before = copies(trainer)
 
-    found = trainer.step([rows[0], rows[3]], grpo(2))
+    found = trainer.step([rows[0], rows[3]], policy())
 
     assert (found["loss"], found["grad_norm"], found["rows_skipped"]) == (0.0, 0.0, 2)
     assert any(not torch.equal(before[name], tensor) for name, tensor in copies(trainer).items())
@@ -182,18 +255,18 @@ def test_training_resumes_bit_equal(model, tmp_path):
     rng = np.random.default_rng(3)
     batches = [policy_rows(rng, 12) for _ in range(4)]
     whole, first, second = (TorchTrainer(model) for _ in range(3))
-    for step, rows in enumerate(batches, 1):
-        whole.step(rows, grpo(step))
-    for step, rows in enumerate(batches[:2], 1):
-        first.step(rows, grpo(step))
+    for rows in batches:
+        whole.step(rows, policy())
+    for rows in batches[:2]:
+        first.step(rows, policy())
     save(first, tmp_path)
     random = torch.get_rng_state()
     torch.rand(3)
     second.load(tmp_path)
 
     assert torch.equal(torch.get_rng_state(), random)
-    for step, rows in enumerate(batches[2:], 3):
-        second.step(rows, grpo(step))
+    for rows in batches[2:]:
+        second.step(rows, policy())
     assert_same_bits(copies(whole), copies(second))
 
 
@@ -205,36 +278,36 @@ def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
         trainer.load(tmp_path / "saved")
 
 
-@pytest.mark.parametrize("broken", [{"advantage": float("nan")}, {"weight": float("inf")}])
+@pytest.mark.parametrize("broken", [("advantages", float("nan")), ("weights", float("inf"))])
 def test_a_loss_that_is_no_number_names_its_trajectory_and_leaves_the_weights(model, broken):
     trainer, untouched = TorchTrainer(model), TorchTrainer(model)
     rows = policy_rows(np.random.default_rng(4), 8)
     for one in (trainer, untouched):
-        one.step(rows, grpo(1))
+        one.step(rows, policy())
     before = copies(trainer)
 
-    with pytest.raises(NonFiniteLoss, match=r"step 2: loss .* 1 of 5 rows, of trajectories p4;"):
-        trainer.step([*rows[:4], dataclasses.replace(rows[4], **broken), *rows[5:]], grpo(2))
+    with pytest.raises(NonFiniteLoss, match=r"loss .* 1 of 5 rows, of trajectories p4;"):
+        trainer.step([*rows[:4], filled(rows[4], *broken), *rows[5:]], policy())
 
     assert_same_bits(before, copies(trainer))
     for one in (trainer, untouched):
-        one.step(rows, grpo(2))
+        one.step(rows, policy())
     assert_same_bits(copies(untouched), copies(trainer))
 
 
 def test_a_row_the_model_cannot_read_is_refused(trainer):
     row = policy_rows(np.random.default_rng(5), 2)[1]
     with pytest.raises(RowError, match="p1: 33 tokens, the model's context is 32"):
-        trainer.step([dataclasses.replace(row, tokens=np.zeros(33, np.int32))], grpo(1))
+        trainer.step([dataclasses.replace(row, tokens=np.zeros(33, np.int32))], policy())
     with pytest.raises(RowError, match="p1: tokens 3 to 30, the model has 30"):
-        trainer.step([dataclasses.replace(row, tokens=np.array([3, 30], np.int32))], grpo(1))
+        trainer.step([dataclasses.replace(row, tokens=np.array([3, 30], np.int32))], policy())
     with pytest.raises(RowError, match="p1: sampled at temperature 0"):
-        trainer.step([dataclasses.replace(row, temperature=0.0)], grpo(1))
+        trainer.step([dataclasses.replace(row, temperature=0.0)], policy())
 
 
 def test_an_exported_directory_is_a_model(model, tmp_path):
     trainer = TorchTrainer(model)
-    trainer.step(policy_rows(np.random.default_rng(6), 6), grpo(1))
+    trainer.step(policy_rows(np.random.default_rng(6), 6), policy())
     (tmp_path / "out").mkdir()
     write_model(tmp_path / "out", trainer.copy_weights().files(), trainer.source)
 
@@ -248,7 +321,7 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
     rows = policy_rows(np.random.default_rng(7), 9)
     rounded = TorchTrainer(model, TorchSettings(dtype="bfloat16"))
 
-    found, expected = rounded.step(rows, grpo(1)), trainer.step(rows, grpo(1))
+    found, expected = rounded.step(rows, policy()), trainer.step(rows, policy())
 
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
     assert {tensor.dtype for tensor in copies(rounded).values()} == {torch.bfloat16}
@@ -258,9 +331,9 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_recomputing_activations_changes_nothing(model, trainer):
     rows = policy_rows(np.random.default_rng(8), 9)
-    trainer.step(rows, grpo(1))
+    trainer.step(rows, policy())
     sparing = TorchTrainer(model, TorchSettings(recompute=True))
-    sparing.step(rows, grpo(1))
+    sparing.step(rows, policy())
     assert_same_bits(copies(sparing), copies(trainer))
 
 
@@ -269,7 +342,7 @@ import faulthandler, sys
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch.distributed as dist
-from tests.training.test_torch_trainer import TorchTrainer, grpo, policy_rows, copies, save
+from tests.training.test_torch_trainer import TorchTrainer, policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
@@ -280,8 +353,8 @@ trainer = TorchTrainer(model)
 assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
 batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2)]
 share = slice(0, 24) if ranks == 1 else (slice(0, 3), slice(3, 24))[rank]
-for step, rows in enumerate(batches, 1):
-    found = trainer.step(rows[share], grpo(step))
+for rows in batches:
+    found = trainer.step(rows[share], policy())
 state = out / "state"
 if rank == 0:
     state.mkdir()
@@ -318,8 +391,8 @@ def test_sharded_training_equals_plain_training(model, trainer, tmp_path, ranks)
             process.kill()
     assert [process.returncode for process in processes] == [0] * ranks
 
-    for step, seed in enumerate((1, 2), 1):
-        expected = trainer.step(policy_rows(np.random.default_rng(seed), 24), grpo(step))
+    for seed in (1, 2):
+        expected = trainer.step(policy_rows(np.random.default_rng(seed), 24), policy())
     found = [float(value) for value in output[0].split()]
     assert found == pytest.approx([expected[key] for key in ("loss", "grad_norm", "ess", "ratio_max")], rel=1e-3)
     sharded = load_file(tmp_path / "weights.safetensors")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.state.audit.group import Drop, Group, Key, end_text
 from asyncrl.state.audit.opening import Opening
@@ -48,8 +49,9 @@ def _missing_group_cause(group: Group, drop: Drop, opening: Opening) -> str:
     if drop.reason == "lag":
         fresh = [grade for grade in live.values() if not _is_old(grade, drop, opening)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
-    flat = opening.drops_zero_variance and len({grade.reward for grade in live.values()}) == 1
-    return "" if flat else "equal rewards of all its members, and buffer.zero_variance = drop"
+    if drop.reason not in opening.filters or drop.reason not in FILTERS:
+        return "a reason that is known, or a filter of buffer.filters"
+    return "" if FILTERS[drop.reason](list(live.values())) else "a group that this filter drops"
 
 
 _OLD = "tokens that are older than the next batch may hold"

@@ -21,7 +21,7 @@ _FIXED = (
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",
-    "buffer.zero_variance",
+    "buffer.filters",
     "buffer.group_deadline_s",
     "learner.publish_every",
 )
@@ -79,9 +79,9 @@ class Opening:
         return _real(_setting(self.settings, "buffer.min_fresh")) if stale == "mask" else 1.0
 
     @property
-    def drops_zero_variance(self) -> bool:
-        """Return whether groups with equal rewards are dropped."""
-        return bool(_setting(self.settings, "buffer.zero_variance") == "drop")
+    def filters(self) -> list[str]:
+        """Names of the filters that drop groups."""
+        return _setting(self.settings, "buffer.filters") or []
 
     def batch_groups(self, stage: Stage) -> int | None:
         """Groups of a batch."""

@@ -1,9 +1,12 @@
 """Ends, groups, lag and batches are decided by the buffer alone, as a pure function of what it read."""
 
+import msgspec
 import pytest
 
+from actors.buffer.fold import Plan
+from asyncrl.config.settings import Config
 from harness.buffer_feed import feed
-from topics.batches import BatchPacked
+from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
@@ -150,7 +153,7 @@ def test_a_group_of_one_needs_one_grade():
 
 
 def test_groups_without_variance_can_be_dropped():
-    fed = feed(drop_zero_variance=True)
+    fed = feed(filters=("zero_variance",))
     fed.group("p000000", (1.0, 1.0)).group("p000001", (0.0, 1.0)).group("p000002", (1.0, 0.0))
 
     assert messages(fed.read_back(fed.fold.decide(0))) == [
@@ -252,3 +255,21 @@ def test_an_end_that_is_read_before_the_issue_and_the_grade_counts(again):
     group = fed.fold.state.groups["p000000"]
     assert 0 not in group.graded
     assert (group.attempts, group.dropped) == (({0: 1}, set()) if again else ({}, {0}))
+
+
+def test_a_batch_records_the_objective_of_its_step_as_the_settings_are_then():
+    settings = {"learner": {"lr": 1.0, "lr_warmup_steps": 4, "loss": "ppo", "loss_options": {"clip_low": 0.1}}}
+    tables = {**settings, "warmup": {"steps": 2, "lr": 3.0, "lr_warmup_steps": 0}, "rollout": {"temperature": 0.7}}
+    config = msgspec.convert(tables, Config)
+    slower = msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, lr=0.5))
+
+    def packed(config):
+        fed = feed(objective=Plan.of(config).objective).group("p000000").group("p000001")
+        return only_batch(fed.fold.decide(0)).objective
+
+    options = {"clip_low": 0.1, "clip_high": 0.28}
+    assert packed(config) == Objective(
+        loss="ppo", loss_options=options, learning_rate=0.25, temperature=0.7, constant_tokens=256
+    )
+    assert packed(slower).learning_rate == 0.125
+    assert Plan.of(config).objective(0) == Objective(loss="sft", advantage="none", learning_rate=3.0)

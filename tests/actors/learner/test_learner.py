@@ -19,7 +19,7 @@ from asyncrl.training.trainers import open_trainer
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, until
 from topics.actors import KeeperSnapshot
-from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.batches import BATCH_TRAINED, BatchTrained, Objective
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
@@ -183,14 +183,14 @@ async def test_without_a_readable_checkpoint_training_begins_anew_where_the_toke
 
 
 async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_when_asked(opened: Open, bus: Bus):
-    first = await opened(learner={"advantage": "none", "checkpoint_every": 3})
+    first = await opened(learner={"checkpoint_every": 3})
     await train(bus, 1, 2)
-    await pack(bus, 3, rewards=(0.0, 1e30))  # a gradient that is not finite
+    await pack(bus, 3, rewards=(0.0, 1e30), objective=Objective(advantage="none"))  # a gradient that is not finite
     await pack(bus, 4)
     with pytest.raises(ActorFault) as failed:
         await first.task
     command = f"to go on without this batch: asyncrl up --resume {first.context.files.root} --skip-batch 3"
-    assert str(failed.value).startswith("batch 3: step 3: loss ")
+    assert str(failed.value).startswith("batch 3: loss ")
     assert str(failed.value).endswith(command)
     for wrong in (2, 5):
         with pytest.raises(LaunchError, match="batches up to 2 are trained, and batches 3 to 4 wait"):
@@ -237,7 +237,7 @@ async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monke
     made = []
     monkeypatch.setattr(
         "actors.learner.rank.build_rows",
-        lambda *given: (made.append(threading.current_thread()), build_rows(*given))[1],
+        lambda *given, **named: (made.append(threading.current_thread()), build_rows(*given, **named))[1],
     )
     await opened()
     await pack(bus, 1)
@@ -245,3 +245,19 @@ async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monke
 
     assert made
     assert threading.main_thread() not in made
+
+
+async def test_a_learner_obeys_the_objective_of_each_batch_whatever_its_config(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2, "lr": 1e-3})
+    for step, rate in enumerate((1e-3, 0.0, 2e-3), 1):
+        await pack(bus, step, objective=Objective(learning_rate=rate))
+    await until(lambda: trained(bus, 3), "step 3")
+    await first.kill()
+
+    await opened(learner={"checkpoint_every": 2, "lr": 5e-4, "advantage": "none", "max_grad_norm": 1e-3})
+    await pack(bus, 4, objective=Objective(learning_rate=3e-3))  # step 3 is trained again before it, as it was
+    await until(lambda: trained(bus, 4), "step 4")
+
+    log = await log_of(bus)
+    assert [message.metrics["learning_rate"] for message in log[BATCH_TRAINED]] == [1e-3, 0.0, 2e-3, 3e-3]
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}

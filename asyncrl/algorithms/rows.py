@@ -1,0 +1,40 @@
+"""One segment as a trainer sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from topics.wire import Float32Array, Int32Array, UInt8Array
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainRow:
+    """A segment with what its tokens weigh. Arrays have one length T."""
+
+    trajectory_id: str
+    tokens: Int32Array  # [T]
+    mask: UInt8Array  # [T] 1 where the token is trained on, after stale masking; 0 at position 0
+    logprobs: Float32Array  # [T] natural log of the sampler's probability at `temperature`
+    versions: Int32Array  # [T]
+    advantages: Float32Array  # [T]
+    weights: Float32Array  # [T], see `aggregation`; counts only where the mask is 1
+    temperature: float = 1.0
+    columns: dict[str, Float32Array] = field(default_factory=dict)  # [T] each: what the objective needs besides
+
+
+def weightless(columns: Sequence[str] = ()) -> TrainRow:
+    """A row that changes nothing, with zeros in these columns."""
+    zeros = np.zeros(2, np.float32)
+    return TrainRow(
+        trajectory_id="",
+        tokens=np.zeros(2, np.int32),
+        mask=np.array([0, 1], np.uint8),
+        logprobs=zeros,
+        versions=np.full(2, -1, np.int32),
+        advantages=zeros,
+        weights=zeros,
+        columns=dict.fromkeys(columns, zeros),
+    )

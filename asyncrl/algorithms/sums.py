@@ -1,0 +1,43 @@
+"""Figures of a step, from sums over its tokens.
+
+A loss returns sums by the name of the figure: a sum over tokens is shown as their mean, a name that ends in `_max` as
+the largest value, and one that begins with `_` only helps to compute others.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+
+Sums: TypeAlias = dict[str, torch.Tensor]
+
+
+def merge_sums(parts: list[Sums]) -> Sums:
+    """Add the sums of micro-batches or ranks; `*_max` takes the largest."""
+    merged: Sums = {}
+    for name in parts[0] if parts else ():
+        values = torch.stack([part[name].float() for part in parts])
+        merged[name] = values.max() if name.endswith("_max") else values.sum()
+    return merged
+
+
+def metrics(sums: Sums) -> dict[str, float]:
+    """Turn sums into the numbers of a step; empty where no token was trained on.
+
+    Args:
+        sums: merged, with `tokens`, their number.
+
+    Returns:
+        Each figure, per token; and, of a loss that gives `ratio_mean` and `_ratio_squared`, `ess`: the effective sample
+        share (sum r)^2 / (N sum r^2), as in PipelineRL, arXiv 2509.19128.
+    """
+    value = {name: float(total) for name, total in sums.items()}
+    tokens = value.pop("tokens", 0.0)
+    if not tokens:
+        return {}
+    shown = {name: total for name, total in value.items() if not name.startswith("_")}
+    found = {name: total if name.endswith("_max") else total / tokens for name, total in shown.items()}
+    if "_ratio_squared" in value:
+        found["ess"] = value["ratio_mean"] ** 2 / (tokens * value["_ratio_squared"])
+    return found
