@@ -20,11 +20,11 @@ class PaddedRows(NamedTuple):
     tokens: Tokens  # [N] each
 
 
-def pad_rows(rows: Sequence[TrainRow], device: torch.device) -> PaddedRows:
+def pad_rows(rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = ()) -> PaddedRows:
     """Pad rows; the last token of a row predicts nothing and is only a target.
 
     Args:
-        rows: at least one, each with at least two tokens; all have the columns of the first.
+        rows: at least one, each with at least two tokens, and with these columns.
         device: where the tensors are put.
     """
     lengths = np.array([len(row.tokens) for row in rows])
@@ -56,7 +56,7 @@ def pad_rows(rows: Sequence[TrainRow], device: torch.device) -> PaddedRows:
             advantages=of_tokens([row.advantages for row in rows]),
             weights=of_tokens([row.weights for row in rows]),
             rows=on_device(owner),
-            columns={name: of_tokens([row.columns[name] for row in rows]) for name in rows[0].columns},
+            columns={name: of_tokens([row.columns[name] for row in rows]) for name in columns},
         ),
     )
 

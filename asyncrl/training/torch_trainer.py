@@ -181,7 +181,7 @@ class TorchTrainer:
         return self._reduced_sums(merge_sums(parts)), float(_full(norm))
 
     def _backward(self, rows: Sequence[TrainRow], loss: Loss) -> Sums:
-        batch = pad_rows(rows, self._device)
+        batch = pad_rows(rows, self._device, loss.needs)
         logprobs, entropy = self._scored(self._policy, batch)
         total, sums = loss(logprobs, batch.tokens)
         # FSDP2 averages gradients over ranks; the weights are shares of the whole batch, so they add up.
