@@ -86,13 +86,17 @@ def test_every_file_named_is_there(page: str) -> None:
             assert (ROOT / span).exists(), f"{page} names {span}"
 
 
+DICTIONARIES = "".join(file.read_text() for file in sorted((ROOT / "asyncrl" / "algorithms").glob("*.py")))
+
+
 @EVERY_PAGE
 def test_every_topic_setting_and_stream_named_exists(page: str) -> None:
     own = re.findall(r'Topic\(\s*"([a-z.]+)"', text_of(page))
     tables = [table.key for table in documented_tables() if table.key]
     nouns = {name.split(".")[0] for name in (*BY_NAME, *tables)}
     known = {*BY_NAME, *known_settings(), *tables, *own}
-    streams = {stream.name for stream in STREAMS}
+    tables_in_code = re.findall(r"^([A-Z]+): dict|^([A-Z]+) = \{", DICTIONARIES, flags=re.MULTILINE)
+    streams = {stream.name for stream in STREAMS} | {name for names in tables_in_code for name in names}
     for span in code_spans(page):
         name = span.partition(" = ")[0]
         if (
