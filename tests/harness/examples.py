@@ -19,6 +19,8 @@ def example(kind: Any) -> Any:
         return arguments[0]
     if origin is list:
         return [example(arguments[0])]
+    if origin is tuple:
+        return tuple(example(argument) for argument in arguments)
     if origin is dict:
         return {example(arguments[0]): example(arguments[1])}
     if origin in (typing.Union, types.UnionType):
