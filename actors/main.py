@@ -15,7 +15,7 @@ from actors.runtime.actor import ActorFault, Login, module_of, open_context, run
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import FATAL
+from asyncrl.process import DENIED, FATAL
 from asyncrl.run.user_actors import ActorsError
 from asyncrl.telemetry.logs import open_log
 from topics.roles import OWN
@@ -28,9 +28,11 @@ async def run(login: Login) -> int:
     try:
         context = await open_context(login, log)
         module = module_of(login.role)
-    except (AsyncRLError, OSError, ValueError) as error:
+    except (AsyncRLError, OSError) as error:
         log.error("actor did not start", reason=str(error))
-        return FATAL if isinstance(error, BusDenied | ActorFault | ActorsError) else 1
+        if isinstance(error, BusDenied):
+            return DENIED
+        return FATAL if isinstance(error, ActorFault | ActorsError) else 1
     return await run_actor(context, module.main)
 
 

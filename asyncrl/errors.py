@@ -1,14 +1,10 @@
-"""User-facing errors."""
+"""The root of all errors, and those that belong to no package."""
 
 from __future__ import annotations
 
 import traceback
 
-
-class AsyncRLError(Exception):
-    """Base of all errors that a user can fix; the message states what is wrong and what to do."""
-
-    exit_code = 1  # of the command that it ends
+from topics.errors import AsyncRLError as AsyncRLError
 
 
 class WrongUsage(AsyncRLError):

@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from asyncrl.errors import AsyncRLError
+
 READ_BYTES = 1 << 16
 _encoder = msgspec.msgpack.Encoder()
 
@@ -21,7 +23,7 @@ def pack(message: msgspec.Struct) -> bytes:
     return bytes(frame)
 
 
-class FrameError(Exception):
+class FrameError(AsyncRLError):
     """Bytes that cannot be frames."""
 
 

@@ -232,6 +232,7 @@ class ChildProcess:
 
 
 FATAL = 3  # exit code of an actor that another start cannot help
+DENIED = 4  # and of one whose login the server refuses: it cannot publish that itself
 
 
 _HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew

@@ -48,6 +48,7 @@ rows_per_trajectory = 16
 workers = 2
 group_size = 4
 max_new_tokens = 7
+[workers]
 lease_s = {_LEASE_S}
 [buffer]
 batch_groups = 8

@@ -141,7 +141,7 @@ class Stage:
         self.files.make_engine_key()
         address = await self._server.start()
         self.bus = await Bus.connect(address, self.config.run, name="bench")
-        await provision(self.bus, ROOMY, lease_s=self.config.rollout.lease_s)
+        await provision(self.bus, ROOMY, lease_s=self.config.workers.lease_s)
         await publish(self.bus, run_opened(self.config, self.files))
 
     async def _seen(self, stream: Stream, topic: Topic[Any], count: int) -> None:

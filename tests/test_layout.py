@@ -1,6 +1,7 @@
 """The shape of the code: imports go one way, files and functions stay small."""
 
 import ast
+import builtins
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -116,6 +117,19 @@ def test_files_and_functions_stay_small(module: str):
         assert node.end_lineno is not None
         length = node.end_lineno - node.lineno + 1
         assert length <= FUNCTION_LINES, f"{module}.{node.name} has {length} lines"
+
+
+def test_all_errors_have_one_root():
+    known = {name for name, value in vars(builtins).items() if isinstance(value, type) and name.endswith("Error")}
+    known |= {"Exception", "BaseException"}
+    roots = [
+        f"{module}.{node.name}"
+        for module in FILES
+        for node in ast.walk(parse(module))
+        if isinstance(node, ast.ClassDef) and node.bases and ast.unparse(node.bases[0]) in known
+    ]
+
+    assert roots == ["topics.errors.AsyncRLError"]
 
 
 def safe_loads(tree: ast.AST) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -95,14 +95,46 @@ class SkipRequested(Message):
     step: Step
 
 
+WaitKind: TypeAlias = Literal[
+    "function",  # for nobody: the user's function, or the grader, is at work
+    "engine",  # for the answer of an engine
+    "retry",  # to ask an engine again, which failed
+    "version",  # for an engine with a version of the weights
+    "tool",
+    "reward",
+    "evaluation",  # for answers and their rewards
+    "publish",
+    "turn",  # to run in a process of its own
+    "isolated",  # for that process
+]
+
+
+class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a piece of work waits for."""
+
+    on: WaitKind = "function"
+    name: str = ""  # of the engine or tool
+    version: Count = 0  # of the weights, or a newer one
+    fault: str = ""  # of the engine, for people
+
+
 class HeldWork(msgspec.Struct, omit_defaults=True):
     """A piece of work that an actor has had for seconds."""
 
     id: str  # "p000042-3"
     held_s: float  # since it was received
     quiet_s: float  # since it last came further
-    place: str = ""  # what it waits for: "engine-1", "an engine with version 7", "tool search"; "" for the function
+    waiting: Waiting = Waiting()
     tokens: int = 0  # sampled so far
+
+
+class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an actor is busy with."""
+
+    kind: Literal[
+        "", "loading", "training", "publishing", "saving", "awaiting batch", "making row", "standby", "taking over"
+    ] = ""
+    number: int = 0  # of the batch, checkpoint or row
 
 
 class Vitals(Message):
@@ -114,7 +146,7 @@ class Vitals(Message):
     at_s: float  # seconds since the epoch, the actor's clock
     values: dict[str, float]
     held: list[HeldWork] = msgspec.field(default_factory=list)  # the oldest few
-    doing: str = ""  # "trains batch 7"; for how long is in values as `doing_s`
+    doing: Activity = Activity()  # for how long is in values as `doing_s`
     denied: str = ""  # the newest refusal of the server, verbatim
 
 
@@ -145,6 +177,7 @@ class DeadLetter(Message):
     reason: str
     headers: dict[str, str]
     body: bytes  # its beginning
+    poison: bool = False  # it can be read, and ended worker after worker
 
     @property
     def place(self) -> str:

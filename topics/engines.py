@@ -42,14 +42,12 @@ def version_of(key: str) -> tuple[int, int]:
     return int(lineage), int(version)
 
 
-ENGINE_STOPPED = "stopped"  # reason of an engine that was asked to leave
-
-
 class EngineGone(Message):
     """The server takes no more requests."""
 
     engine_id: Id
     reason: str
+    asked: bool = False  # to leave
 
 
 _SUBSCRIBERS = ("rollout", "evaluator", "recorder", "supervisor")

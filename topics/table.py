@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from topics import actors, batches, engines, evals, groups, prompts, stalls, streams, trajectories, weights
+from topics import actors, batches, engines, evals, groups, prompts, runs, stalls, streams, trajectories, weights
 from topics.roles import ROLE_NAMES, ROLES, Role, add_role
 from topics.topic import STREAMS, Stream, Topic
 from topics.wire import Message
@@ -19,6 +19,7 @@ TOPICS: list[Topic[Any]] = [
     *weights.TOPICS,
     *engines.TOPICS,
     *evals.TOPICS,
+    *runs.TOPICS,
     *stalls.TOPICS,
     *streams.TOPICS,
     *actors.TOPICS,

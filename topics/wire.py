@@ -12,6 +12,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from topics.errors import AsyncRLError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -56,7 +58,7 @@ Real: TypeAlias = Annotated[float, Meta(ge=-GREATEST, le=GREATEST)]  # no NaN, n
 Seconds: TypeAlias = Annotated[float, Meta(ge=0.0, le=GREATEST)]
 
 
-class WireError(ValueError):
+class WireError(AsyncRLError, ValueError):
     """A message cannot be encoded or decoded as its type requires."""
 
 

@@ -17,7 +17,6 @@ from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from topics.engines import (
-    ENGINE_STOPPED,
     EngineGone,
     EngineReady,
     EngineUpdating,
@@ -94,7 +93,7 @@ class EngineActor:
 
     async def _probe(self) -> None:
         """Ask the server for its health all the time: a frozen one takes requests and answers none."""
-        lease_s, answered_at = self.context.config.keepers.lease_s, time.monotonic()
+        lease_s, answered_at = self.context.config.supervision.silence_s, time.monotonic()
         while True:
             began = time.monotonic()
             with contextlib.suppress(TimeoutError, EngineError):
@@ -201,6 +200,6 @@ class EngineActor:
         await publish(self.context.bus, message)
 
     async def _leave(self) -> None:
-        await self._publish(EngineGone(self.context.actor_id, ENGINE_STOPPED))
+        await self._publish(EngineGone(self.context.actor_id, "stopped", asked=True))
         await self._listener.close()
         await self._server.close()

@@ -21,6 +21,7 @@ from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.generator import Generator
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from topics.actors import Waiting
 from topics.evals import EvalRequested, EvalScored
 from topics.trajectories import Answer
 
@@ -82,7 +83,7 @@ class Evaluator:
         count = min(request.prompts, self._rows.opened.rows_per_epoch or request.prompts)
         self._rows.want(range(count))
         answering = (self._answer(number, request) for number in range(count))
-        with delivery.waiting("answers and their rewards"):  # each row, request and reward has a limit of its own
+        with delivery.waiting(Waiting("evaluation")):  # each row, request and reward has a limit of its own
             answers = await asyncio.gather(*answering)
         crash_point("eval.answered")
         versions: Counter[int] = Counter()

@@ -22,7 +22,7 @@ from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, RowError
-from topics.actors import SKIP_REQUESTED
+from topics.actors import SKIP_REQUESTED, Activity
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.streams import CHECKPOINT_REQUESTED
@@ -104,7 +104,7 @@ class Learner:
 
         Only then is the log claimed; and a learner that stands by has none of this in memory.
         """
-        self.context.doing("loads the model")
+        self.context.doing(Activity("loading"))
         await self.group.open()
         for saved in reversed(self.fold.state.checkpoints):
             try:
@@ -184,7 +184,7 @@ class Learner:
     async def _trained_on(self, batch: Batch) -> StepResult:
         """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
         began, step = time.monotonic(), batch.packed.step
-        self.context.doing(f"trains batch {step}")
+        self.context.doing(Activity("training", step))
         training = asyncio.create_task(self.group.step(batch))
         while self.fold.sequence(step + 1) is None and not (training.done() or self.context.stop.is_set()):
             news = asyncio.create_task(self.keeper.changes())
@@ -221,7 +221,7 @@ class Learner:
     async def _publish(self) -> None:
         """Copy the weights away; they are written and announced beside the next step."""
         await self._written()
-        self.context.doing(f"copies version {self.step}")
+        self.context.doing(Activity("publishing", self.step))
         await self.group.copy_weights()
         self._version = asyncio.create_task(self._write_version(self.lineage, self.step))
         self.outbox.put(self._version)
@@ -253,7 +253,7 @@ class Learner:
         await self._saved()
         if any(saved.step == self.step and saved.lineage == self.lineage for saved in self.fold.state.checkpoints):
             return
-        self.context.doing(f"copies checkpoint {self.step}")
+        self.context.doing(Activity("saving", self.step))
         digest = "" if self._publishes(self.step) else await self._digest()
         await self.group.copy_state()
         self._begun = self.step
@@ -295,7 +295,7 @@ class Learner:
     async def _batch(self, step: int) -> Batch | None:
         """A batch, once it is packed; None when the actor shall stop first."""
         began = time.monotonic()
-        self.context.doing(f"waits for batch {step}")
+        self.context.doing(Activity("awaiting batch", step))
         while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
             self._check()
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):

@@ -15,7 +15,7 @@ from actors.runtime.rows import as_faults, open_rows
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
 from asyncrl.data.sources import label_reader
-from topics.actors import REISSUE_REQUESTED
+from topics.actors import REISSUE_REQUESTED, Activity
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PromptIssued, PromptRow
@@ -106,7 +106,7 @@ class Prompter:
         """Let the vital signs show the row that everything waits for, and for how long."""
         if row != self._waits_for:
             self._waits_for = row
-            self._context.doing("" if row is None else f"makes row {row}")
+            self._context.doing(Activity() if row is None else Activity("making row", row))
 
 
 def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:

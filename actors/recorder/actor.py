@@ -28,7 +28,7 @@ _LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
     EVALS: (),
     ENGINES: (),
 }
-_COUNTED_BYTES = 512  # of a message that counts as one of keepers.snapshot_every
+_COUNTED_BYTES = 512  # of a message that counts as one of supervision.snapshot_every
 _ROWS = 1024  # rows that wait for being written
 
 
@@ -124,7 +124,7 @@ class Recorder:
             self.fold.apply(topic, message, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
-        if self._since >= self.context.config.keepers.snapshot_every:
+        if self._since >= self.context.config.supervision.snapshot_every:
             self._write_rows()
             self._since = 0
             self._file.store(self._positions, self.fold.state)

@@ -11,6 +11,7 @@ from actors.runtime.worker import Delivery, Produced, WorkerLoop
 from asyncrl.bus.publish import body_of
 from asyncrl.rewards.functions import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
+from topics.actors import Waiting
 from topics.trajectories import (
     FailureReason,
     Outcome,
@@ -86,7 +87,7 @@ class RewardWorker:
             trajectory_id=generated.trajectory_id,
         )
         try:
-            with delivery.waiting("its reward"):  # in the queue of the grader, then for its time limit at most
+            with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
                 result = await self._grader.grade(request)
         except RewardFailed as error:
             return self._fail(generated, delivery, "reward", str(error))

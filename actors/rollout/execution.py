@@ -23,9 +23,10 @@ from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.errors import last_lines
+from asyncrl.errors import AsyncRLError, last_lines
 from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction
 from asyncrl.rollout.journal import Diverged
+from topics.actors import Waiting
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
@@ -39,7 +40,7 @@ from topics.trajectories import (
 from topics.wire import Int32Array
 
 
-class RolloutFailed(Exception):
+class RolloutFailed(AsyncRLError):
     """The user's rollout function raised."""
 
 
@@ -136,7 +137,7 @@ class Execution(Watch):
 
     async def _engine_there(self) -> None:
         """Wait until an engine could take a request."""
-        with self.waiting(f"an engine with version {self._issued.min_version}"):
+        with self.waiting(Waiting("version", version=self._issued.min_version)):
             self._tools.fleet.release(await self._tools.fleet.choose(self._issued.min_version))
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
@@ -162,20 +163,20 @@ class Execution(Watch):
             )
         finally:
             self._progress.left -= most - len(answer.tokens)
-            self._delivery.place = ""
+            self._delivery.waits_for = Waiting()
 
     async def before(self, unreported: int) -> None:
         """Store progress that would exceed the bound: a short request reports nothing while it is under way."""
         if self._progress.unsaved + unreported > self._settings.progress_limit:
             await self.keep()
 
-    def waiting(self, place: str) -> AbstractContextManager[None]:
+    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """The time of something that has a limit of its own, or waits for an engine."""
-        return self._delivery.waiting(place)
+        return self._delivery.waiting(waits_for)
 
     def requested(self, engine_id: str) -> None:
         """A request is under way."""
-        self._delivery.place = engine_id
+        self._delivery.waits_for = Waiting("engine", engine_id)
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """New tokens came: progress may be due."""

@@ -35,6 +35,7 @@ from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import (
     RUN_OPENED,
     VITALS_TAKEN,
+    Activity,
     ActorStarted,
     ActorStopped,
     DeadLetter,
@@ -56,7 +57,7 @@ class ActorFault(AsyncRLError):
     """An error that another start would not mend; the message states what to do."""
 
 
-class ActorDown(Exception):
+class ActorDown(AsyncRLError):
     """An actor lost something it needs; another start may help."""
 
 
@@ -76,7 +77,7 @@ class Context:
     faults: list[BaseException] = field(default_factory=list)
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
     handed: Callable[[Callable[[Msg], None]], Source] | None = None  # source of work other than a queue
-    _doing: tuple[str, float] = ("", 0.0)
+    _doing: tuple[Activity, float] = (Activity(), 0.0)
     _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
     _rejecting: asyncio.Task[None] | None = None
@@ -90,14 +91,14 @@ class Context:
         """Add to one of the actor's counters."""
         self.vitals[name] = self.vitals.get(name, 0) + by
 
-    def doing(self, what: str) -> None:
+    def doing(self, what: Activity) -> None:
         """Set the current activity, which the vital signs report with its duration."""
         self._doing = (what, time.monotonic())
 
     def take_vitals(self) -> Vitals:
         """Its vital signs at this moment."""
         doing, since = self._doing
-        values = dict(self.vitals) | ({"doing_s": round(time.monotonic() - since, 1)} if doing else {})
+        values = dict(self.vitals) | ({"doing_s": round(time.monotonic() - since, 1)} if doing.kind else {})
         return Vitals(
             self.role,
             self.actor_id,
@@ -142,9 +143,9 @@ class Context:
         says = isinstance(error, WireError | BlobMissing)
         self.reject_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
 
-    async def reject(self, record: Record, reason: str) -> None:
-        """Keep a message that cannot be read, or that ends its workers, with the reason."""
-        await self._keep_letter(self._letter(record, reason))
+    async def reject(self, record: Record, reason: str, *, poison: bool = False) -> None:
+        """Keep a message that cannot be read, or that ends its workers (poison), with the reason."""
+        await self._keep_letter(self._letter(record, reason, poison=poison))
 
     def reject_soon(self, record: Record, reason: str) -> None:
         """Reject a message beside the work that goes on; however many come, few are under way at once."""
@@ -153,7 +154,7 @@ class Context:
             self._rejecting = asyncio.create_task(self._keep_letters())
             self.watch(self._rejecting)
 
-    def _letter(self, record: Record, reason: str) -> DeadLetter:
+    def _letter(self, record: Record, reason: str, *, poison: bool = False) -> DeadLetter:
         topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name
         self.count("dead_letters")
         most = _LETTER_BYTES if len(self._letters) < _LETTERS_WHOLE else _LETTER_BYTES >> 8
@@ -162,7 +163,7 @@ class Context:
             self.log.warning(
                 "message rejected", topic=topic, stream=stream, sequence=record.sequence, reason=reason[:1024]
             )
-        return DeadLetter(topic, stream, record.sequence, reason[:1024], headers, record.data[:most])
+        return DeadLetter(topic, stream, record.sequence, reason[:1024], headers, record.data[:most], poison)
 
     async def _keep_letters(self) -> None:
         while self._letters:
@@ -300,4 +301,4 @@ async def _publish_vitals(context: Context) -> None:
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))
-        await asyncio.sleep(min(VITALS_S, context.config.keepers.lease_s / 4))
+        await asyncio.sleep(min(VITALS_S, context.config.supervision.silence_s / 4))

@@ -78,7 +78,7 @@ class IsolatedProcess:
                 own_session=True,
                 inherits=(theirs.fileno(),),
             )
-        made = cls(process, await asyncio.open_connection(sock=ours), context.config.keepers.lease_s)
+        made = cls(process, await asyncio.open_connection(sock=ours), context.config.supervision.silence_s)
         ready = False
         try:
             ready = await made._next(_START_S) is not None
@@ -107,7 +107,7 @@ class IsolatedProcess:
             if result.state == "over":
                 return ""
             if result.held is not None:
-                delivery.place, delivery.tokens = result.held.place, result.held.tokens
+                delivery.waits_for, delivery.tokens = result.held.waiting, result.held.tokens
                 delivery.advanced_at = time.monotonic() - result.held.quiet_s
         silent = self.alive
         await self.end(_LEAVE_S if not silent else 0.0)

@@ -22,7 +22,7 @@ from asyncrl.bus.log import Record, read_message, read_newest, retry_until_deadl
 from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
-from topics.actors import KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
+from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
 from topics.table import BY_NAME, TOPICS, topic_for
 from topics.topic import Stream, Topic
 from topics.wire import Message, prepare
@@ -93,7 +93,7 @@ class Keeper:
         crash_point("keeper.claiming")
         await self._claim()
         crash_point("keeper.claimed")
-        self.context.doing("")
+        self.context.doing(Activity())
 
     async def close(self) -> None:
         """Stop reading."""
@@ -126,17 +126,17 @@ class Keeper:
         bus, links = self.context.bus, self.context.bus.reconnects
         while not self.context.stop.is_set():
             if (left_s := self._rival_lease_s()) > 0:
-                self.context.doing("stands by")
+                self.context.doing(Activity("standby"))
                 await self.changes(until=self.now() + left_s)
                 if bus.reconnects != links or not bus.client.is_connected:  # it could not be read
                     links, self._rival_at = bus.reconnects, time.monotonic()
             elif await self.append([self._heartbeat()]):
-                self.context.doing("takes over")
+                self.context.doing(Activity("taking over"))
                 return
 
     def _rival_lease_s(self) -> float:
         """Seconds for which the own log is still another process's; an earlier start of this one has ended."""
-        return self._rival_at + self.context.config.keepers.lease_s - time.monotonic()
+        return self._rival_at + self.context.config.supervision.silence_s - time.monotonic()
 
     async def _append(self, decisions: Sequence[Message]) -> int:
         """Append a prefix of the decisions; returns its length."""
@@ -299,5 +299,5 @@ class Keeper:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            await asyncio.sleep(min(HEARTBEAT_S, self.context.config.keepers.lease_s / 3))
+            await asyncio.sleep(min(HEARTBEAT_S, self.context.config.supervision.silence_s / 3))
             await self.append([self._heartbeat()])

@@ -17,12 +17,10 @@ from actors.runtime.isolation import IsolatedProcess
 from actors.runtime.worker import Delivery
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
-from topics.actors import WORK_ISOLATED, WorkIsolated
+from topics.actors import WORK_ISOLATED, Waiting, WorkIsolated
 from topics.topic import ACTORS
 from topics.wire import WireError
 
-TURN = "its turn"
-_ALONE = "alone"
 _SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone
 
@@ -36,7 +34,7 @@ class PoisonGuard:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        most = context.config.rollout.poison_after
+        most = context.config.workers.poison_after
         self._beside = min(_SUSPECTED, most)  # runs beside other work
         self._alone = max(1, most - self._beside)  # and alone, after which work is poison
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -64,7 +62,7 @@ class PoisonGuard:
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:
                 poison = f"{self._beside} runs without progress, then {tries} alone that ended in {known.how}"
-                await self._context.reject(record, f"poison: {poison}")
+                await self._context.reject(record, f"poison: {poison}", poison=True)
                 return poison
             self._context.count("isolated")
             how = await self._run(delivery)
@@ -80,11 +78,11 @@ class PoisonGuard:
 
     async def _run(self, delivery: Delivery[Any]) -> str:
         """One run in a process of its own; returns how it ended that process, or nothing."""
-        with delivery.waiting(TURN):
+        with delivery.waiting(Waiting("turn")):
             await self._places.acquire()
         process = None
         try:
-            with delivery.waiting(_ALONE):
+            with delivery.waiting(Waiting("isolated")):
                 process = await self._take_process()
                 how = await process.do(delivery) if process is not None else ""
         except asyncio.CancelledError:

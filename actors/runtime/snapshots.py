@@ -44,7 +44,7 @@ class Snapshots:
     @property
     def due(self) -> bool:
         """Return whether so much was folded that the next start should not fold it again."""
-        return self.topic is not None and self.since >= self._context.config.keepers.snapshot_every
+        return self.topic is not None and self.since >= self._context.config.supervision.snapshot_every
 
     def take(self, positions: Mapping[str, int]) -> KeeperSnapshot:
         """The fold as it is now, between two records.

@@ -14,19 +14,18 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from actors.runtime.actor import Context
-from asyncrl.bus.connection import Disconnected
-from asyncrl.bus.errors import BusError
+from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, Fenced, publish, publish_if_latest, read
 from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.crash import crash_point
-from topics.actors import HeldWork
+from topics.actors import HeldWork, Waiting
 from topics.table import QUEUES, topic_for
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
 
-PUBLISHING = "a publish"  # a message has nats.publish_deadline_s to be stored
+PUBLISHING = Waiting("publish")  # a message has nats.publish_deadline_s to be stored
 _REPORTED = 8  # pieces of held work that the vital signs list
 _REPORTED_AFTER_S = 2.0
 
@@ -43,7 +42,6 @@ class Delivery(Generic[M]):
         "lease_s",
         "lost",
         "message",
-        "place",
         "record",
         "renewed_at",
         "settled",
@@ -51,6 +49,7 @@ class Delivery(Generic[M]):
         "tokens",
         "verdict",
         "waiting_on_others",
+        "waits_for",
     )
 
     def __init__(self, context: Context, record: Record, at: Position, raw: Msg) -> None:
@@ -59,8 +58,8 @@ class Delivery(Generic[M]):
         self.at = at
         self.message = raw
         self.began_at = self.advanced_at = self.renewed_at = time.monotonic()
-        self.lease_s, self.lost = context.config.rollout.lease_s, False
-        self.place = ""  # what it waits for, or which part of it runs, for the vital signs
+        self.lease_s, self.lost = context.config.workers.lease_s, False
+        self.waits_for = Waiting()  # for the vital signs
         self.tokens = 0  # sampled so far
         self.waiting_on_others = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
         self.task: asyncio.Task[None] | None = None
@@ -96,23 +95,23 @@ class Delivery(Generic[M]):
         self.advanced_at = time.monotonic()
 
     @contextmanager
-    def waiting(self, place: str) -> Iterator[None]:
+    def waiting(self, waits_for: Waiting) -> Iterator[None]:
         """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
         self.waiting_on_others += 1
-        self.place = place
+        self.waits_for = waits_for
         try:
             yield
         finally:
             self.waiting_on_others -= 1
-            if self.place == place:
-                self.place = ""
+            if self.waits_for == waits_for:
+                self.waits_for = Waiting()
             self.advanced()
 
     def vitals_entry(self, now: float) -> HeldWork:
         """Return its entry in the vital signs."""
         name = self.record.subject.rsplit(".", 1)[1]
         held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
-        return HeldWork(name, held_s, quiet_s, self.place, self.tokens)
+        return HeldWork(name, held_s, quiet_s, self.waits_for, self.tokens)
 
     @property
     def lapsed(self) -> bool:
@@ -193,7 +192,7 @@ class WorkerLoop(Generic[M]):
         held = self._held.get(record.sequence)
         if held is not None:
             # The lease ran out under our own hands: go on with it, unless that work hangs.
-            if time.monotonic() - held.advanced_at < self._context.config.rollout.stall_s or held.waiting_on_others:
+            if time.monotonic() - held.advanced_at < self._context.config.workers.stall_s or held.waiting_on_others:
                 held.granted_again(raw)
                 self._source.grant()
                 return
@@ -268,7 +267,7 @@ class WorkerLoop(Generic[M]):
         return [delivery.vitals_entry(now) for delivery in oldest if now - delivery.began_at > _REPORTED_AFTER_S]
 
     async def _renew_leases(self) -> None:
-        settings = self._context.config.rollout
+        settings = self._context.config.workers
         while True:
             await asyncio.sleep(settings.lease_s / 3)
             now = time.monotonic()

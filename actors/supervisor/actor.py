@@ -10,13 +10,15 @@ from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Input, Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState, supervisor_inputs
 from actors.supervisor.stall_monitor import watch_for_stalls
+from actors.supervisor.state_publisher import publish_state
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
+from asyncrl.bus.publish import publish
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
-from asyncrl.process import FATAL, RestartPolicy
+from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import Placed, actor_job
-from topics.actors import FleetScaled
+from topics.actors import ActorStopped, FleetScaled
 from topics.roles import ROLES, SUPERVISOR, Role
 from topics.topic import FLEET
 
@@ -39,7 +41,7 @@ def first_fleet(config: Config) -> dict[str, int]:
 def _first_count(role: Role, config: Config) -> int:
     if role.setting:
         return int(attrgetter(role.setting)(config))
-    return 1 + config.keepers.spares if role.kind == "keeper" else role.processes
+    return 1 + config.supervision.spares if role.kind == "keeper" else role.processes
 
 
 class _Child:
@@ -69,7 +71,7 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._failed = asyncio.Event()
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
-        self._liveness = Liveness(context.bus, context.config.keepers.lease_s, self._on_silent)
+        self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
         self._failure = ""
         inputs = [Input(stream, topics) for stream, topics in supervisor_inputs(context.config).items()]
         self.keeper = Keeper(context, FLEET, inputs, self.fold)
@@ -85,6 +87,7 @@ class Supervisor:
         self.context.watch(
             asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self._state.trained))
         )
+        self.context.watch(asyncio.create_task(publish_state(self.context, self.keeper.now)))
         trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold.room).run())
         self.context.watch(trimming)
         if not self._state.wanted:
@@ -158,13 +161,19 @@ class Supervisor:
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
-            if code == FATAL or child.deaths.should_give_up:
+            if code == DENIED:
+                await self._publish_denied(child, reason)
+            if code in (FATAL, DENIED) or child.deaths.should_give_up:
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
                 self._failed.set()
                 self.context.stop.set()
                 return
             self.context.count("restarts")
             await asyncio.sleep(child.deaths.pause_s)  # back-off: nothing announces that a cause has gone
+
+    async def _publish_denied(self, child: _Child, reason: str) -> None:
+        """Publish the end of an actor whose login the server refuses."""
+        await publish(self.context.bus, ActorStopped(child.role, child.actor_id, reason, denied=True))
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""

@@ -35,8 +35,8 @@ async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[
         if not found and time.monotonic() - since < _QUIET_S:
             continue
         try:
-            picture = await look_from_inside(context.bus, context.files.root)
-            found_now = [finding for finding in diagnose(picture) if finding.cause not in _REPORTED_ELSEWHERE]
+            state = await look_from_inside(context.bus, context.files.root)
+            found_now = [finding for finding in diagnose(state) if finding.cause not in _REPORTED_ELSEWHERE]
         except (
             Exception
         ) as error:  # whatever it is, a doctor's mistake must not end the supervisor, which heals the run
@@ -46,9 +46,9 @@ async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[
             return  # an actor that leaves now was asked to
         findings = {(finding.cause, finding.object): finding for finding in found_now}
         decisions: list[Message] = [
-            StallFound(*key, new.evidence, new.advice) for key, new in findings.items() if key not in picture.stalls
+            StallFound(*key, new.evidence, new.advice) for key, new in findings.items() if key not in state.stalls
         ]
-        decisions += [StallEnded(old.cause, old.object) for key, old in picture.stalls.items() if key not in findings]
+        decisions += [StallEnded(old.cause, old.object) for key, old in state.stalls.items() if key not in findings]
         found = bool(findings)
         for decision in decisions:
             context.log.warning(topic_for(decision).name, **msgspec.to_builtins(decision))

@@ -20,17 +20,13 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.acks import PASSING, Ack, read_ack
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable
+from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.refusals import denied_subject, refusal
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 
 _LAST_ERROR_S = 3.0  # for a server to take in what was published before the connection is closed
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
-
-
-class Disconnected(Exception):
-    """The connection was lost while a request was under way; whether it was carried out is unknown."""
 
 
 class Bus:

@@ -34,6 +34,10 @@ class WrongSequence(BusError):
     """A compare-and-set append lost: the log, or the fence, has moved on."""
 
 
+class Disconnected(AsyncRLError):
+    """The connection was lost while a request was under way; whether it was carried out is unknown."""
+
+
 class ProvisionError(BusError):
     """The server cannot hold this run's streams."""
 

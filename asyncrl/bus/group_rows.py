@@ -8,6 +8,7 @@ from collections import OrderedDict
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_first
 from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.errors import AsyncRLError
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import PROMPTS
 from topics.wire import WireError
@@ -15,7 +16,7 @@ from topics.wire import WireError
 _KEPT_GROUPS = 64  # members of a group arrive together; one that arrives much later costs a request
 
 
-class RowsUnreadable(Exception):
+class RowsUnreadable(AsyncRLError):
     """The message that carries the rows of a group is missing, or cannot be read."""
 
 

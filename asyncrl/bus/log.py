@@ -14,8 +14,8 @@ import msgspec
 import nats.errors
 from nats.aio.msg import Msg
 
-from asyncrl.bus.connection import Bus, Disconnected
-from asyncrl.bus.errors import BusError, BusGone, BusRefused, BusUnreachable
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.pull import Puller, position
 from topics.topic import Stream
 

@@ -97,7 +97,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
     except BusRefused as error:
         raise ProvisionError(
             f"work queue {queue.name} on {stream} could not be made: {error.description}; "
-            "was the run provisioned with another rollout.lease_s?"
+            "was the run provisioned with another workers.lease_s?"
         ) from error
 
 

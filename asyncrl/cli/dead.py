@@ -28,8 +28,6 @@ from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
-_POISON = "poison"  # beginning of the reason of a letter that holds a readable message
-
 
 class NotReissued(AsyncRLError):
     """Nothing can be issued again there."""
@@ -90,6 +88,7 @@ class Letter:
             "sequence": letter.sequence,
             "trajectory": letter.headers.get("trajectory", ""),
             "reason": letter.reason,
+            "poison": letter.poison,
             "bytes": len(letter.body),
         }
 
@@ -104,11 +103,6 @@ class Letter:
                 decoded["message"]["rows"] = await GroupRows(bus).of(tapped.message)
         values = {**self.figures(), "headers": self.letter.headers, "message": decoded["message"], **body}
         return msgspec.json.encode(values)
-
-    @property
-    def poison(self) -> bool:
-        """Return whether it could be read, and ended its workers."""
-        return self.letter.reason.startswith(_POISON)
 
 
 class _Letters:
@@ -148,7 +142,7 @@ async def reissue(bus: Bus, name: str) -> str:
     letter = next((letter for letter in await read_letters(bus) if letter.number == int(name)), None)
     if letter is None:
         raise NotReissued(f"there is no dead letter {name}")
-    if letter.poison:
+    if letter.letter.poison:
         return await _reissue_prompt(bus, letter.letter.headers.get("trajectory", name))
     return await _publish_again(bus, letter)
 

@@ -23,9 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
     found = find_run(arguments)
-    picture = asyncio.run(look_from_outside(found.address, found.run, found.root))
-    findings = diagnose(picture)
-    line = headline(picture)
+    state = asyncio.run(look_from_outside(found.address, found.run, found.root))
+    findings = diagnose(state)
+    line = headline(state)
     if arguments.json:
         values = {"run": found.run, "state": line, "findings": [_values(finding) for finding in findings]}
         print(msgspec.json.format(msgspec.json.encode(values)).decode())

@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.errors import BusError
 from asyncrl.bus.provision import remove_streams
 from asyncrl.cli.find import find_run, is_remote
 from asyncrl.cli.options import add_directory, add_server
@@ -58,7 +57,7 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
         try:
             found = FoundRun(config.run, BusAddress.read(files.address), root)
             about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
-        except (BusError, RunNotFound, OSError) as error:
+        except (AsyncRLError, OSError) as error:
             raise AsyncRLError(
                 f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove the directory alone, "
                 f"delete {root}"

@@ -10,7 +10,7 @@ from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, connected
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import ScaleRequested
 from topics.roles import SCALABLE
@@ -56,34 +56,34 @@ def read_counts(words: list[str]) -> dict[str, int]:
 
 
 async def _scale(found: FoundRun, counts: list[str], wait_s: float) -> dict[str, int]:
-    view = RunView(found.run)
+    state = RunState(found.run)
     async with connected(found, "scale") as bus:
         wanted = read_counts(counts)
-        watch = Watch(bus, view)
+        watch = Watch(bus, state)
         await watch.start()
         await publish(bus, ScaleRequested(wanted))
         try:
             async with asyncio.timeout(wait_s):
-                await watch.until(lambda: view.state != "running" or _reached(view, wanted))
+                await watch.until(lambda: state.phase != "running" or _reached(state, wanted))
         except TimeoutError:
-            raise AsyncRLError(_shortfall(view, wanted, wait_s)) from None
+            raise AsyncRLError(_shortfall(state, wanted, wait_s)) from None
         else:
-            if not _reached(view, wanted):
-                raise AsyncRLError(f"run {found.run} is {view.state}; it takes no more requests")
+            if not _reached(state, wanted):
+                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
             return wanted
         finally:
             await watch.close()
 
 
-def _live(view: RunView, role: str) -> int:
-    return sum(actor.live for actor in view.fleet if actor.role == role)
+def _live(state: RunState, role: str) -> int:
+    return sum(actor.live for actor in state.fleet if actor.role == role)
 
 
-def _reached(view: RunView, wanted: dict[str, int]) -> bool:
-    return all(view.wanted.get(role) == count == _live(view, role) for role, count in wanted.items())
+def _reached(state: RunState, wanted: dict[str, int]) -> bool:
+    return all(state.wanted.get(role) == count == _live(state, role) for role, count in wanted.items())
 
 
-def _shortfall(view: RunView, wanted: dict[str, int], wait_s: float) -> str:
-    found = ", ".join(f"{role} {_live(view, role)} of {count}" for role, count in wanted.items())
-    words = next((actor.last_error for actor in view.fleet if actor.role in wanted and actor.last_error), "")
+def _shortfall(state: RunState, wanted: dict[str, int], wait_s: float) -> str:
+    found = ", ".join(f"{role} {_live(state, role)} of {count}" for role, count in wanted.items())
+    words = next((actor.error for actor in state.fleet if actor.role in wanted and actor.error), "")
     return f"after {wait_s:.0f} s there are: {found}{'; last error: ' + words if words else ''}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -14,8 +13,9 @@ from rich.text import Text
 
 from asyncrl.cli.summary import own_metrics
 from asyncrl.config.room import CHECKPOINT_SHARE
-from asyncrl.state.view import RunView
-from topics.roles import ROLE_NAMES
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import curve
+from topics.roles import ROLE_NAMES, SUPERVISOR
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -33,44 +33,44 @@ _STATES = {
 }
 
 
-def render(view: RunView, now_ns: int, width: int | None = None) -> RenderableType:
+def render(state: RunState, now_ns: int, width: int | None = None) -> RenderableType:
     """A panel with everything that is known of a run at a time of the server's clock, `width` cells wide."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
     facts.add_column(no_wrap=True, overflow="ellipsis")
     for name, value in (
-        ("step", _progress(view)),
-        ("reward", _reward(view)),
-        ("accuracy", _evals(view)),
-        ("answers", _answers(view)),
-        ("metrics", _metrics(view)),
-        ("lag", _lag(view)),
-        ("speed", _speed(view)),
-        ("learner", _learner(view)),
-        ("queues", _queues(view)),
-        ("groups", _groups(view)),
-        ("streams", _streams(view)),
-        ("engines", _engines(view)),
+        ("step", _progress(state)),
+        ("reward", _reward(state)),
+        ("accuracy", _evals(state)),
+        ("answers", _answers(state)),
+        ("metrics", _metrics(state)),
+        ("lag", _lag(state)),
+        ("speed", _speed(state)),
+        ("learner", _learner(state)),
+        ("queues", _queues(state)),
+        ("groups", _groups(state)),
+        ("streams", _streams(state)),
+        ("engines", _engines(state)),
     ):
         if value is not None:
             facts.add_row(name, value)
     parts: list[RenderableType] = [facts]
-    if view.actors and not view.over:
-        parts += ["", _fleet(view, now_ns)]
-    warnings = [str(trouble) for trouble in (view.failed, view.dead) if trouble.count]
-    warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in view.stalls.values()]
-    if view.failure:
-        warnings.append(view.failure)
+    if state.actors and not state.over:
+        parts += ["", _fleet(state, now_ns)]
+    warnings = [str(trouble) for trouble in (state.failed, state.dead) if trouble.count]
+    warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in state.stalls.values()]
+    if state.failure:
+        warnings.append(state.failure)
     parts += [Text(f"▲ {warning}", style="yellow", overflow="ellipsis", no_wrap=True) for warning in warnings]
     return Panel(
         Padding(Group(*parts), (1, 1)),
-        title=Text.assemble((" asyncrl ", "dim"), (f"{view.run} ", "bold")),
+        title=Text.assemble((" asyncrl ", "dim"), (f"{state.run} ", "bold")),
         title_align="left",
         subtitle=Text.assemble(
-            (f" {view.state} ", _STATES[view.state]), (f"· {duration((now_ns - view.first_ns) / 1e9)} ", "dim")
+            (f" {state.phase} ", _STATES[state.phase]), (f"· {duration((now_ns - state.first_ns) / 1e9)} ", "dim")
         )
-        if view.first_ns
-        else Text(f" {view.state} ", "yellow"),
+        if state.first_ns
+        else Text(f" {state.phase} ", "yellow"),
         subtitle_align="right",
         border_style="bright_black",
         width=width,
@@ -89,9 +89,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not values:
         return ""
     low, high = min(0.0, *values), max(1.0, *values)
-    cells = min(width, len(values))
-    bounds = [len(values) * cell // cells for cell in range(cells + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    means = curve(values, width)
     return "".join(_BLOCKS[1 + round((mean - low) / (high - low) * (len(_BLOCKS) - 2))] for mean in means)
 
 
@@ -101,20 +99,20 @@ def bar(share: float, width: int) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
 
 
-def _progress(view: RunView) -> RenderableType:
-    newest = view.step
+def _progress(state: RunState) -> RenderableType:
+    newest = state.newest
     if newest is None:
         return Text("no step yet", style="dim")
     if newest.stage == "warmup":
-        done, total, name = newest.step + view.warmup_steps, view.warmup_steps, "of warm-up"
+        done, total, name = newest.step + state.warmup_steps, state.warmup_steps, "of warm-up"
     else:
-        done, total, name = newest.step, view.total, ""
+        done, total, name = newest.step, state.total, ""
     text = Text.assemble((f"{done:,}", "bold"), (f" of {total:,} {name}".rstrip() if total else "", ""))
-    if view.version is not None:
-        lineage = f" of lineage {view.lineage}" if view.lineage else ""
-        text.append(f"   version {view.version}{lineage}", style="dim")
-    if view.checkpoint is not None:
-        text.append(f"   checkpoint {view.checkpoint}", style="dim")
+    if state.version is not None:
+        lineage = f" of lineage {state.lineage}" if state.lineage else ""
+        text.append(f"   version {state.version}{lineage}", style="dim")
+    if state.checkpoint is not None:
+        text.append(f"   checkpoint {state.checkpoint}", style="dim")
     if not total:
         return text
     row = Table.grid(padding=(0, 2))
@@ -124,27 +122,27 @@ def _progress(view: RunView) -> RenderableType:
     return row
 
 
-def _reward(view: RunView) -> RenderableType | None:
-    if not view.rewards:
+def _reward(state: RunState) -> RenderableType | None:
+    if not state.rewards:
         return None
     return Text.assemble(
-        (sparkline(view.rewards, _SPARK).ljust(_SPARK), "cyan"), "  ", (f"{view.rewards[-1]:.3f}", "bold")
+        (sparkline(state.rewards, _SPARK).ljust(_SPARK), "cyan"), "  ", (f"{state.rewards[-1]:.3f}", "bold")
     )
 
 
-def _evals(view: RunView) -> RenderableType | None:
-    if not view.evals:
+def _evals(state: RunState) -> RenderableType | None:
+    if not state.evals:
         return None
     text = Text()
-    shown = view.evals if len(view.evals) <= 4 else [view.evals[0], *view.evals[-3:]]
+    shown = state.evals if len(state.evals) <= 4 else [state.evals[0], *state.evals[-3:]]
     for number, scored in enumerate(shown):
-        text.append(" … " if number == 1 and len(shown) < len(view.evals) else "   " if number else "")
+        text.append(" … " if number == 1 and len(shown) < len(state.evals) else "   " if number else "")
         text.append(f"v{scored.version} ", style="dim").append(f"{scored.accuracy:.3f}", style="bold")
     return text
 
 
-def _answers(view: RunView) -> RenderableType | None:
-    figures = view.figures
+def _answers(state: RunState) -> RenderableType | None:
+    figures = state.figures
     if "response_tokens_mean" not in figures:
         return None
     found = [(f"{figures['response_tokens_mean']:,.0f}", "tokens mean")]
@@ -154,20 +152,20 @@ def _answers(view: RunView) -> RenderableType | None:
     return _listed(found)
 
 
-def _metrics(view: RunView) -> RenderableType | None:
+def _metrics(state: RunState) -> RenderableType | None:
     """Return what the reward gave beside itself."""
-    own = [(f"{value:.3f}", name.removeprefix("reward/")) for name, value in own_metrics(view.figures)]
+    own = [(f"{value:.3f}", name.removeprefix("reward/")) for name, value in own_metrics(state.figures)]
     return _listed(own) if own else None
 
 
-def _learner(view: RunView) -> RenderableType | None:
+def _learner(state: RunState) -> RenderableType | None:
     names = {"train_s": "s training", "wait_s": "s waiting", "issue_to_grade_s_mean": "s from issue to grade"}
-    found = view.metrics
+    found = state.metrics
     return _listed([(f"{found[key]:,.{_digits(found[key])}f}", names[key]) for key in names if key in found]) or None
 
 
-def _lag(view: RunView) -> RenderableType | None:
-    lags, mean = view.lags, view.mean_lag
+def _lag(state: RunState) -> RenderableType | None:
+    lags, mean = state.lags, state.mean_lag
     if mean is None:
         return None
     total = sum(lags.values())
@@ -178,8 +176,8 @@ def _lag(view: RunView) -> RenderableType | None:
     return text
 
 
-def _speed(view: RunView) -> RenderableType | None:
-    rates = view.rates()
+def _speed(state: RunState) -> RenderableType | None:
+    rates = state.rates()
     names = {
         "sampled_tokens": "tokens/s sampled",
         "trained_tokens": "tokens/s trained",
@@ -191,75 +189,73 @@ def _speed(view: RunView) -> RenderableType | None:
     return _listed([(f"{rates[key]:,.{_digits(rates[key])}f}", what) for key, what in names.items() if key in rates])
 
 
-def _queues(view: RunView) -> RenderableType | None:
-    if not view.queues:
+def _queues(state: RunState) -> RenderableType | None:
+    if not state.queues:
         return None
     text = Text()
     for number, role in enumerate(("rollout", "reward")):
-        state = view.queues[role]
+        queue = state.queues[role]
         text.append("   " if number else "").append(f"{role} ", style="dim")
-        text.append(f"{state['waiting']:,}", style="bold").append(" waiting ")
-        text.append(f"{state['under_way']:,}", style="bold").append(" under way")
+        text.append(f"{queue['waiting']:,}", style="bold").append(" waiting ")
+        text.append(f"{queue['under_way']:,}", style="bold").append(" under way")
     return text
 
 
-def _groups(view: RunView) -> RenderableType | None:
+def _groups(state: RunState) -> RenderableType | None:
     found = [
         (gauge, what)
         for gauge, what in (
-            (view.gauge("prompter", "open_groups"), "open"),
-            (view.gauge("buffer", "ready_groups"), "ready"),
+            (state.gauge("prompter", "open_groups"), "open"),
+            (state.gauge("buffer", "ready_groups"), "ready"),
         )
         if gauge is not None
     ]
     return _listed([(f"{gauge:,.0f}", what) for gauge, what in found]) if found else None
 
 
-def _streams(view: RunView) -> RenderableType | None:
-    if not view.streams:
+def _streams(state: RunState) -> RenderableType | None:
+    if not state.streams:
         return None
     text = Text()
-    for name, filled in view.streams.items():
+    for name, fill in state.streams.items():
         text.append("   " if text else "").append(f"{name.lower()} ", style="dim")
-        text.append(f"{filled.bytes / 1e6:,.1f}", style="bold").append(f" of {filled.max_bytes / 1e6:,.0f} MB")
-        text.append(f" {100 * filled.share:.0f} %", style="yellow" if filled.share > CHECKPOINT_SHARE else "")
-    if view.trims:
-        text.append(f"   {view.trimmed_bytes / 1e6:,.1f} MB", style="bold").append(f" trimmed in {view.trims:,}")
-    if view.paused:
+        text.append(f"{fill.bytes / 1e6:,.1f}", style="bold").append(f" of {fill.max_bytes / 1e6:,.0f} MB")
+        text.append(f" {100 * fill.share:.0f} %", style="yellow" if fill.share > CHECKPOINT_SHARE else "")
+    if state.trims:
+        text.append(f"   {state.trimmed_bytes / 1e6:,.1f} MB", style="bold").append(f" trimmed in {state.trims:,}")
+    if state.paused:
         text.append("   admission paused", style="yellow")
     return text
 
 
-def _engines(view: RunView) -> RenderableType | None:
-    if not view.engines:
+def _engines(state: RunState) -> RenderableType | None:
+    shown = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
+    if not shown:
         return None
     text = Text()
-    shown = sorted(view.engines.values())
     for engine in shown[:6]:
         colour = "green" if engine.state == "ready" else "yellow"
-        text.append("● ", style=colour).append(engine.engine_id, style="dim").append(
-            f" v{engine.version}", style="bold"
-        )
+        text.append("● ", style=colour).append(engine.engine_id, style="dim").append(f" v{engine.shown}", style="bold")
         text.append(f" {engine.state}   " if engine.state != "ready" else "   ")
     if len(shown) > 6:
         text.append(f"and {len(shown) - 6} more", style="dim")
     return text
 
 
-def _fleet(view: RunView, now_ns: int) -> Table:
+def _fleet(state: RunState, now_ns: int) -> Table:
     """One row per role: how many live, of how many wanted, how busy, how often started again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("actors")
     table.add_column("live", justify="right")
     table.add_column("cores", justify="right")
     table.add_column("", no_wrap=True)
-    for role in sorted({*view.wanted, *(actor.role for actor in view.fleet)}, key=_order):
-        if not view.wanted.get(role, 1):
+    for role in sorted({*state.wanted, *(actor.role for actor in state.fleet)}, key=_order):
+        if not state.wanted.get(role, 1):
             continue
-        actors = [actor for actor in view.fleet if actor.role == role]
+        actors = [actor for actor in state.fleet if actor.role == role]
         live = [actor for actor in actors if actor.live]
-        wanted = view.wanted.get(role, 1)
-        cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)
+        wanted = state.wanted.get(role, 1)
+        cores = sum(actor.gauge("cpu_share") or 0.0 for actor in live)
         silent = [actor for actor in live if actor.seen_ns and now_ns - actor.seen_ns > _SILENT_S * 1e9]
         restarts = sum(actor.restarts for actor in actors)
         note = Text()
@@ -267,7 +263,7 @@ def _fleet(view: RunView, now_ns: int) -> Table:
             note.append(f"{len(silent)} silent ", style="yellow")
         if restarts:
             note.append(f"{restarts} restart{'s' if restarts > 1 else ''} ", style="yellow")
-        last = next((actor.last_error for actor in actors if actor.last_error), "")
+        last = next((actor.error for actor in actors if actor.error), "")
         note.append(last, style="dim")
         count = str(len(live)) if len(live) == wanted else f"{len(live)} of {wanted}"
         table.add_row(
@@ -276,10 +272,9 @@ def _fleet(view: RunView, now_ns: int) -> Table:
             f"{cores:.2f}",
             Text.assemble((bar(cores / max(1, len(live)), _BAR).ljust(_BAR), "cyan"), " ", note),
         )
-    server = [actor.vitals["nats_cpu_share"] for actor in view.actors.values() if "nats_cpu_share" in actor.vitals]
-    if server:
-        share = Text(bar(server[-1], _BAR), style="cyan")
-        table.add_row("nats", "", f"{server[-1]:.2f}", share)
+    server = state.gauge(SUPERVISOR, "nats_cpu_share")
+    if server is not None:
+        table.add_row("nats", "", f"{server:.2f}", Text(bar(server, _BAR), style="cyan"))
     return table
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from asyncrl.cli.screen import duration, render
 from asyncrl.state.events import Event
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 
 REFRESH_S = 0.5
 _STEP_LINE_S = 1.0  # between two lines about steps
@@ -24,10 +24,10 @@ _STYLES = {"step": "", "news": "bold", "warning": "yellow"}
 class Show(Protocol):
     """The display of a run."""
 
-    def refresh(self, view: RunView) -> None:
+    def refresh(self, state: RunState) -> None:
         """Show what is new."""
 
-    def close(self, view: RunView) -> None:
+    def close(self, state: RunState) -> None:
         """Show the rest, and leave the terminal as it was."""
 
 
@@ -38,29 +38,29 @@ class Lines:
         self._waiting: Event | None = None  # the newest step, not yet shown
         self._step_at = float("-inf")
 
-    def refresh(self, view: RunView) -> None:
+    def refresh(self, state: RunState) -> None:
         """Print what is new."""
-        for event in view.take_events():
+        for event in state.take_events():
             if event.kind == "step":
                 self._waiting = event
                 continue
-            self._flush(view)
-            self._print(event, view)
+            self._flush(state)
+            self._print(event, state)
         if time.monotonic() - self._step_at >= _STEP_LINE_S:
-            self._flush(view)
+            self._flush(state)
 
-    def close(self, view: RunView) -> None:
+    def close(self, state: RunState) -> None:
         """Print the last step too."""
-        self.refresh(view)
-        self._flush(view)
+        self.refresh(state)
+        self._flush(state)
 
-    def _flush(self, view: RunView) -> None:
+    def _flush(self, state: RunState) -> None:
         if self._waiting is not None:
-            self._print(self._waiting, view)
+            self._print(self._waiting, state)
             self._waiting, self._step_at = None, time.monotonic()
 
-    def _print(self, event: Event, view: RunView) -> None:
-        print(event_line(event, view), flush=True)
+    def _print(self, event: Event, state: RunState) -> None:
+        print(event_line(event, state), flush=True)
 
 
 class Screen:
@@ -71,33 +71,33 @@ class Screen:
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._live.start()
 
-    def refresh(self, view: RunView) -> None:
+    def refresh(self, state: RunState) -> None:
         """Draw the panel."""
-        for event in view.take_events():
+        for event in state.take_events():
             if event.kind != "step":
-                self._console.print(Text(event_line(event, view), _STYLES[event.kind]), soft_wrap=True)
+                self._console.print(Text(event_line(event, state), _STYLES[event.kind]), soft_wrap=True)
         # Room for the ^C that a terminal writes behind the panel: one that wraps would shift everything.
-        self._live.update(render(view, time.time_ns(), self._console.width - 3), refresh=True)
+        self._live.update(render(state, time.time_ns(), self._console.width - 3), refresh=True)
 
-    def close(self, view: RunView) -> None:
+    def close(self, state: RunState) -> None:
         """Take the panel away; what happened stays."""
-        self.refresh(view)
+        self.refresh(state)
         self._live.stop()
 
 
-def event_line(event: Event, view: RunView) -> str:
+def event_line(event: Event, state: RunState) -> str:
     """`  0:12  version 0 published`."""
-    return f"{duration((event.time_ns - view.first_ns) / 1e9):>6}  {event.text}"
+    return f"{duration((event.time_ns - state.first_ns) / 1e9):>6}  {event.text}"
 
 
 @contextlib.asynccontextmanager
-async def shown(view: RunView, console: Console) -> AsyncIterator[None]:
+async def shown(state: RunState, console: Console) -> AsyncIterator[None]:
     """Show a run for as long as the block runs."""
     show: Show = Screen(console) if console.is_terminal else Lines()
 
     async def refresh() -> None:
         while True:
-            show.refresh(view)
+            show.refresh(state)
             await asyncio.sleep(REFRESH_S)  # a picture is drawn by the clock, not once per message
 
     task = asyncio.create_task(refresh())
@@ -105,4 +105,4 @@ async def shown(view: RunView, console: Console) -> AsyncIterator[None]:
         yield
     finally:
         task.cancel()
-        show.close(view)
+        show.close(state)

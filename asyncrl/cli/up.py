@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
 from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_settings
@@ -22,11 +21,12 @@ from asyncrl.cli.show import shown
 from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 
 T = TypeVar("T")
@@ -90,16 +90,16 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
 
 async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None) -> int:
     """Start a prepared run, watch it and end it; returns the exit code."""
-    view = RunView(launch.config.run, launch.config.learner.steps)
-    launch.report = lambda text: view.report("warning", time.time_ns(), text)
-    stop = _on_interrupt(launch, view)
+    state = RunState(launch.config.run, launch.config.learner.steps)
+    launch.report = lambda text: state.report("warning", time.time_ns(), text)
+    stop = _on_interrupt(launch, state)
     bus: Bus | None = None
     try:
         bus = await _unless(stop, launch.start())
         if bus is not None:
             on_started()
-        reason = "" if bus is None else await _watch(launch, bus, view, stop)
-    except (BusError, LaunchError) as error:
+        reason = "" if bus is None else await _watch(launch, bus, state, stop)
+    except AsyncRLError as error:
         reason = str(error)
     finally:
         await launch.stop()
@@ -114,24 +114,24 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     return 1 if reason else 0
 
 
-async def _watch(launch: Launch, bus: Bus, view: RunView, stop: asyncio.Event) -> str:
+async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event) -> str:
     """Show the run until it has ended; returns why it failed, or nothing."""
-    watch = Watch(bus, view)
+    watch = Watch(bus, state)
     await watch.start()
-    async with shown(view, Console()):
+    async with shown(state, Console()):
         code = await _unless(stop, launch.ended())
         if code is None:
-            view.state = "stopping"
+            state.phase = "stopping"
             code = await launch.dismiss()
         await watch.wait_for_end()
     await watch.close()
     await bus.close()
     if launch.killed:
         return "killed by a second interrupt"
-    return launch.failure or view.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
+    return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 
-def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
+def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
     """An event that the first Ctrl-C (or SIGTERM) sets; the second kills."""
     stop = asyncio.Event()
 
@@ -140,10 +140,10 @@ def _on_interrupt(launch: Launch, view: RunView) -> asyncio.Event:
             launch.kill()
             return
         stop.set()
-        if view.state == "starting":
+        if state.phase == "starting":
             print("stopping", file=sys.stderr, flush=True)  # nothing is shown yet
         else:
-            view.report(
+            state.report(
                 "news", time.time_ns(), "stopping: all actors finish or hand back their work; Ctrl-C again kills"
             )
 

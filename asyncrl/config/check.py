@@ -176,17 +176,17 @@ def _warmup(config: Config) -> Iterator[Finding]:
 
 
 def _leases(config: Config) -> Iterator[Finding]:
-    rollout = config.rollout
-    for key, lease_s in (("rollout.lease_s", rollout.lease_s), ("keepers.lease_s", config.keepers.lease_s)):
+    workers = config.workers
+    for key, lease_s in (("workers.lease_s", workers.lease_s), ("supervision.silence_s", config.supervision.silence_s)):
         if lease_s < LEAST_LEASE_S:
             message = f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: an actor busy for so long is killed"
             yield Finding((key,), message)
-    if rollout.lease_s >= rollout.stall_s:
+    if workers.lease_s >= workers.stall_s:
         message = (
-            f"rollout.lease_s = {rollout.lease_s:g} s is not below rollout.stall_s = {rollout.stall_s:g} s; lower it: "
+            f"workers.lease_s = {workers.lease_s:g} s is not below workers.stall_s = {workers.stall_s:g} s; lower it: "
             "a lease is renewed several times before a worker counts as stalled"
         )
-        yield Finding(("rollout.lease_s", "rollout.stall_s"), message)
+        yield Finding(("workers.lease_s", "workers.stall_s"), message)
 
 
 def _limits(config: Config) -> Iterator[Finding]:

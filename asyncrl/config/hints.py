@@ -53,10 +53,10 @@ def _speed_hints(config: Config) -> Iterator[str]:
 
 
 def _meaning_hints(config: Config) -> Iterator[str]:
-    stall_s, deadline_s = config.rollout.stall_s, config.buffer.group_deadline_s
+    stall_s, deadline_s = config.workers.stall_s, config.buffer.group_deadline_s
     if stall_s >= deadline_s:
         yield (
-            f"rollout.stall_s = {stall_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: groups may end "
+            f"workers.stall_s = {stall_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: groups may end "
             "first"
         )
     if config.model.path and config.model.create != CreateModelSettings():

@@ -28,6 +28,13 @@ _PATHS = {
     "engine.api_key_file",
 }
 """Settings that may begin with `~`."""
+_RENAMED = {
+    "rollout.lease_s": "workers.lease_s",
+    "rollout.stall_s": "workers.stall_s",
+    "rollout.poison_after": "workers.poison_after",
+    "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
+}
+"""Names of earlier versions, and what they are called now."""
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -331,7 +338,9 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
 
 
 def _unknown(key: str, siblings: list[str]) -> Finding:
-    """An unknown key, with the nearest known one: in its own table first, then anywhere."""
+    """An unknown key, with its new name, or the nearest known one: in its own table first, then anywhere."""
+    if key in _RENAMED:
+        return Finding((key,), f"it has another name now: {_RENAMED[key]}")
     prefix, _, name = key.rpartition(".")
     near = [join_key(prefix, sibling) for sibling in difflib.get_close_matches(name, siblings, n=1)]
     if not near:

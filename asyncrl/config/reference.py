@@ -76,7 +76,7 @@ def type_text(kind: types.Type) -> str:
         case types.StrType():
             return "string"
         case types.LiteralType():
-            return "one of " + ", ".join(toml_text(value) for value in kind.values)
+            return "one of " + ", ".join(toml_text(value) for value in kind.values if value != settings.SCRIPTED)
         case types.ListType(item_type=types.LiteralType()):
             return f"array, each {type_text(kind.item_type)}"
         case types.ListType():
@@ -117,6 +117,11 @@ def is_table(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, settings.Settings)
 
 
+def for_benchmarks(annotation: Any) -> bool:
+    """Return whether a setting is of no use to a user."""
+    return any(getattr(meta, "extra", None) == settings.BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
+
+
 def field_default(field: msgspec.structs.FieldInfo) -> Any:
     """Default of a field, made anew."""
     return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
@@ -149,7 +154,7 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
             doc=_sentences(table.__module__)[table.__name__, field.name],
         )
         for field in fields
-        if not is_table(field.type)
+        if not is_table(field.type) and not for_benchmarks(field.type)
     ]
     yield TableDoc(key, " ".join((table.__doc__ or "").split()), leaves)
     for field in fields:

@@ -205,7 +205,7 @@ def _logged(config: Config, members: int) -> dict[Stream, float]:
     """Bytes that snapshots add to each keeper's log with every step of so many trajectories."""
     large = (_PACKED + members * _MEMBER) / _COUNTED  # a batch.packed counts as several messages
     folded = {PROMPTS: members + large, BATCHES: 2 * members + large, TRAINING: large, FLEET: large}
-    every = config.keepers.snapshot_every
+    every = config.supervision.snapshot_every
     return {
         stream: folded[stream] / every * (size if size <= INLINE_BYTES else _NAMED)
         for stream, size in _snapshot_bytes(config).items()

@@ -18,6 +18,8 @@ Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Rate: TypeAlias = Annotated[float, Meta(gt=0)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+SCRIPTED = "scripted"  # kind of trainer and engine, for benchmarks and tests
+BENCHMARKS = {"benchmarks": True}  # marks settings that the reference leaves out
 
 
 class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -97,7 +99,6 @@ class ModelSettings(Settings):
     path: str = ""
     """Hugging Face model directory (Qwen3, Qwen2.5 or Llama); empty makes one from `model.create`."""
     create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
-    """Shape of the model that is made when `path` is empty."""
 
 
 class TaskSettings(Settings):
@@ -161,21 +162,26 @@ class RolloutSettings(Settings):
     progress_tokens: Count = 0
     """Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
     of 512 and a quarter of `max_new_tokens`, but no fewer than 64."""
-    lease_s: Seconds = 10.0
-    """Seconds after which the work of a silent worker passes on."""
-    stall_s: Seconds = 120.0
-    """Seconds without any progress after which a worker stops renewing a lease; what has a limit of its own (a tool,
-    a reward, a request) may take longer."""
     tool_limit_s: Seconds = 120.0
     """Seconds one call of `context.tool` may take, unless it names another limit, before it has failed."""
-    poison_after: Positive = 5
-    """Runs without progress that ended their process, after which work ends as poison. After the first three it is done
-    in a process of its own, and only what ends that one counts: workers that are killed make nothing poison."""
 
     @property
     def progress_limit(self) -> int:
         """Tokens of one trajectory that may be lost with its worker."""
         return self.progress_tokens or max(_LEAST_PROGRESS, min(_MOST_PROGRESS, self.max_new_tokens // 4))
+
+
+class WorkerSettings(Settings):
+    """Leases of the workers: rollout, reward and evaluator."""
+
+    lease_s: Seconds = 10.0
+    """Seconds after which the work of a silent worker passes on."""
+    stall_s: Seconds = 120.0
+    """Seconds without any progress after which a worker stops renewing a lease; what has a limit of its own (a tool,
+    a reward, a request) may take longer."""
+    poison_after: Positive = 5
+    """Runs without progress that ended their process, after which work ends as poison. After the first three it is done
+    in a process of its own, and only what ends that one counts: workers that are killed make nothing poison."""
 
 
 class WarmupSettings(Settings):
@@ -217,7 +223,7 @@ class LearnerSettings(Settings):
     """The optimiser and its objective."""
 
     trainer: Literal["torch", "scripted"] = "torch"
-    """`torch`: transformers model; `scripted`: takes `scripted_step_s` a step and changes nothing (benchmarks)."""
+    """`torch`: transformers model."""
     steps: Count = 100
     """RL optimiser steps of the run; 0 ends it after the warm-up (supervised training alone)."""
     lr: Rate = 1e-6
@@ -254,7 +260,7 @@ class LearnerSettings(Settings):
     """Checkpoints kept, the newest ones."""
     keep_versions: Annotated[int, Meta(ge=2)] = 4
     """Published weights kept in the store, the newest ones."""
-    scripted_step_s: NonNegative = 0.0
+    scripted_step_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
     """Seconds a scripted step takes."""
 
 
@@ -262,10 +268,9 @@ class EngineSettings(Settings):
     """Inference servers."""
 
     kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
-    """`embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers),
-    `scripted` (no model: lengths drawn, tokens made up; benchmarks)."""
+    """`embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers)."""
     count: Positive = 1
-    """Servers at start (embedded, sglang, scripted)."""
+    """Servers at start (embedded, sglang)."""
     addresses: list[str] = msgspec.field(default_factory=list)
     """Addresses of external servers, `http://host:port`."""
     api_key_file: str = ""
@@ -283,11 +288,11 @@ class EngineSettings(Settings):
     """Seconds one weight update may take before the server counts as gone."""
     start_deadline_s: Seconds = 300.0
     """Seconds a server may take to start."""
-    scripted_mean_s: NonNegative = 0.0
+    scripted_mean_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
     """Mean duration of a scripted generation, lognormal with `scripted_sigma`; 0 answers at once."""
-    scripted_sigma: NonNegative = 1.2
+    scripted_sigma: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 1.2
     """Sigma of the logarithm of scripted durations."""
-    scripted_tokens: Positive = 16
+    scripted_tokens: Annotated[int, Meta(ge=1, extra=BENCHMARKS)] = 16
     """Tokens of a scripted completion."""
 
 
@@ -306,13 +311,13 @@ class EvalSettings(Settings):
     """Sampling temperature; 0 is greedy."""
 
 
-class KeeperSettings(Settings):
-    """Prompter, buffer and learner: one writes, others may stand by."""
+class SupervisionSettings(Settings):
+    """Liveness of all processes; spares and snapshots of the keepers (prompter, buffer, learner, supervisor)."""
 
+    silence_s: Seconds = 10.0
+    """Seconds without a heartbeat after which a process is killed and started again, and a spare takes over."""
     spares: Annotated[int, Meta(ge=0, le=4)] = 0
-    """Processes per keeper that fold all the time and take over when the writer falls silent."""
-    lease_s: Seconds = 10.0
-    """Seconds of silence after which a spare takes over."""
+    """Standby processes of prompter, buffer and learner each; one takes over when the active one falls silent."""
     snapshot_every: Positive = 20_000
     """Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log."""
 
@@ -353,31 +358,19 @@ class Config(Settings):
     actors: list[str] = []
     """Files or modules with actors of your own, each with `ROLE`, `TOPICS` and `main`."""
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
-    """NATS: the server that holds the topics."""
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
-    """The model that is trained."""
     task: TaskSettings = msgspec.field(default_factory=TaskSettings)
-    """The task: prompts and the rollout function."""
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
-    """The reward: how trajectories are graded."""
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
-    """Rollout workers."""
+    workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
     warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
-    """Supervised steps before RL."""
     buffer: BufferSettings = msgspec.field(default_factory=BufferSettings)
-    """Batches and lag."""
     learner: LearnerSettings = msgspec.field(default_factory=LearnerSettings)
-    """The optimiser."""
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
-    """Inference servers."""
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
-    """Evaluation."""
-    keepers: KeeperSettings = msgspec.field(default_factory=KeeperSettings)
-    """Single writers and their spares."""
+    supervision: SupervisionSettings = msgspec.field(default_factory=SupervisionSettings)
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
-    """Files for people."""
     start: StartSettings = msgspec.field(default_factory=StartSettings)
-    """The checkpoint that training begins with."""
 
     @property
     def origin(self) -> int:

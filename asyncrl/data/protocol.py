@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Protocol
 
+from asyncrl.errors import AsyncRLError
 from topics.prompts import PromptRow
 
 
-class DataError(ValueError):
+class DataError(AsyncRLError):
     """Data that cannot serve as the prompts of a task."""
 
 

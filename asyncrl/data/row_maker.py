@@ -18,6 +18,7 @@ import msgspec
 
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import Opened, RowMade, RowSetup, RowsWanted
+from asyncrl.errors import AsyncRLError
 from asyncrl.framing import Frames, pack
 from asyncrl.process import ChildProcess, python
 from topics.prompts import PromptRow
@@ -30,7 +31,7 @@ _TICKS = 8  # of the limit of one row: time in which this process was stopped co
 _made = msgspec.msgpack.Decoder(RowMade)
 
 
-class RowMakerDown(Exception):
+class RowMakerDown(AsyncRLError):
     """The process that makes rows has ended; another one may do better."""
 
 

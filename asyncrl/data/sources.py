@@ -141,7 +141,7 @@ def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[
         try:
             found = msgspec.json.decode(value) if isinstance(value, bytes) else value
             rows.append(_encode_row(found, keys, labels_for))
-        except (ValueError, OverflowError, TypeError) as error:
+        except (DataError, ValueError, OverflowError, TypeError) as error:
             problems.append(f"{place}: {error}")
     if problems:
         more = len(problems) - _SHOWN_PROBLEMS

@@ -16,11 +16,12 @@ from tokenizers import Encoding, Tokenizer
 from asyncrl.data.messages import has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.data.templates import ChatTemplate, Span
+from asyncrl.errors import AsyncRLError
 from topics.prompts import PromptRow
 from topics.wire import Int32Array, UInt8Array
 
 
-class TokenizerError(ValueError):
+class TokenizerError(AsyncRLError):
     """A tokenizer that cannot be loaded, or a row that it cannot turn into tokens."""
 
 

@@ -13,6 +13,7 @@ from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
+from asyncrl.errors import AsyncRLError
 from asyncrl.files import write_private
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python, state_of
@@ -24,7 +25,7 @@ _ENVIRONMENT = {
 }
 
 
-class EngineFailed(Exception):
+class EngineFailed(AsyncRLError):
     """A server did not start, or ended; the message holds its last output."""
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from asyncrl.errors import AsyncRLError
 
-class EngineError(RuntimeError):
+
+class EngineError(AsyncRLError):
     """The engine cannot do what was asked: what was found, what was expected, what to do."""
 
 

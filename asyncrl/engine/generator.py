@@ -15,6 +15,7 @@ from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet
 from asyncrl.engine.stops import Decode, reach_of, stop_string
+from topics.actors import Waiting
 from topics.engines import version_of
 from topics.trajectories import Answer
 from topics.wire import Float32Array, Int32Array
@@ -35,7 +36,7 @@ class Watch:
     async def before(self, unreported: int) -> None:
         """A request follows; so many tokens may come before `on_tokens` is called for the first of them."""
 
-    def waiting(self, place: str) -> AbstractContextManager[None]:
+    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """A context for the time in which the generation waits for another process."""
         return nullcontext()
 
@@ -97,7 +98,7 @@ class Generator:
         watch, faults = watch or Watch(), _Faults()
         while (budget := self._budget(ids, answer, sampling)) > 0:
             await watch.before(min(budget, self.quiet_tokens))
-            with watch.waiting(f"an engine with version {version}"):
+            with watch.waiting(Waiting("version", version=version)):
                 engine = await self._fleet.choose(version, exact=exact)
             had = len(answer.tokens)
             try:
@@ -115,7 +116,8 @@ class Generator:
             if fruitful := len(answer.tokens) > had:
                 engine.doubts = 0
             if pause_s := faults.pause_s(fruitful=fruitful):
-                with watch.waiting(f"{engine.engine_id} after {faults.words or 'an answer without a token'}"):
+                fault = faults.words or "an answer without a token"
+                with watch.waiting(Waiting("retry", engine.engine_id, fault=fault)):
                     await asyncio.sleep(pause_s)
         answer.done, answer.finish = True, "length"
         return answer

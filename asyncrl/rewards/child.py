@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from asyncrl.errors import last_lines
+from asyncrl.errors import AsyncRLError, last_lines
 from asyncrl.framing import READ_BYTES, Frames, first_frame, pack, take_pipes
 from asyncrl.process import descendants, living_processes
 from asyncrl.rewards.frames import (
@@ -162,7 +162,7 @@ def main() -> None:
         if setup.arguments is not None:
             function = function(**setup.arguments)
         signature = read_signature(function)
-    except ValueError as error:  # FunctionError, DataError, or a function without a readable signature
+    except (AsyncRLError, ValueError) as error:  # FunctionError, DataError, or a function without a readable signature
         memory = isinstance(error.__cause__, MemoryError) and setup.memory_mb
         _send(outbox, Ready(f"{error}\nit may take {memory_text(setup.memory_mb)}" if memory else str(error)))
         return

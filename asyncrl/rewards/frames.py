@@ -9,6 +9,7 @@ from typing import Any, Literal, SupportsFloat, TypeAlias
 
 import msgspec
 
+from asyncrl.errors import AsyncRLError
 from topics.trajectories import METRICS, NAME_CHARS
 from topics.wire import GREATEST
 
@@ -27,7 +28,7 @@ class GradeRequest(msgspec.Struct):
     trajectory_id: str = ""
 
 
-class RewardFailed(Exception):
+class RewardFailed(AsyncRLError):
     """A reward that could not be had for one trajectory.
 
     `reason` is `raised`, `value` (no finite number came back), `time_limit`, `memory`, `exited` (the function ended

@@ -15,10 +15,10 @@ from typing import Any
 
 import xxhash
 
-from asyncrl.errors import last_lines
+from asyncrl.errors import AsyncRLError, last_lines
 
 
-class FunctionError(ValueError):
+class FunctionError(AsyncRLError):
     """A user's function that cannot be found or loaded."""
 
 

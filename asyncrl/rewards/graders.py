@@ -10,6 +10,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from asyncrl.errors import AsyncRLError
 from asyncrl.rewards.frames import GradeRequest, RewardFailed, read_score, reward_setup
 from asyncrl.rewards.sandbox import Sandbox
 
@@ -20,7 +21,7 @@ _SHOWN_CHARS = 300
 _ANSWER_BYTES = 1 << 20
 
 
-class GraderError(ValueError):
+class GraderError(AsyncRLError):
     """A reward that no grader is known for."""
 
 

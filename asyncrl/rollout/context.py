@@ -15,8 +15,10 @@ import msgspec
 import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.errors import AsyncRLError
 from asyncrl.rewards.frames import check_name, finite, read_metrics
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
+from topics.actors import Waiting
 from topics.prompts import PromptRow
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, Answer, Outcome, Segment
 from topics.wire import Int32Array
@@ -25,7 +27,7 @@ Replay: TypeAlias = Literal["journal", "rerun"]
 RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
 
 
-class ToolFailed(Exception):
+class ToolFailed(AsyncRLError):
     """A tool raised; the text names what."""
 
 
@@ -78,7 +80,7 @@ class Host(Protocol):
         """Publish the journal as it is now; returns when it is stored."""
         ...
 
-    def waiting(self, place: str) -> AbstractContextManager[None]:
+    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """The time of something that has a limit of its own: the trajectory keeps its lease for so long."""
         ...
 
@@ -173,7 +175,7 @@ class RolloutContext:
             return result
         task = asyncio.ensure_future(result)
         try:
-            with self._host.waiting(f"tool {name}"):
+            with self._host.waiting(Waiting("tool", name)):
                 await asyncio.wait({task}, timeout=limit_s)  # it may ignore its cancellation
             if not task.done():
                 raise TimeoutError(f"no answer within {limit_s:g} s")

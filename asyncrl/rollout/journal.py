@@ -18,11 +18,12 @@ import msgspec
 import numpy as np
 import xxhash
 
+from asyncrl.errors import AsyncRLError
 from topics.trajectories import Answer
 from topics.wire import Int32Array, WireError
 
 
-class Diverged(Exception):
+class Diverged(AsyncRLError):
     """A replayed rollout function asked something else than it did the first time."""
 
 

@@ -27,7 +27,7 @@ from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile
 from asyncrl.ports import Listen
-from asyncrl.process import FATAL, RestartPolicy
+from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.make_model import LaunchError, create_model_aside
@@ -180,7 +180,7 @@ class Launch:
             making.cancel()
         await self._start_supervisor()
         self._over = asyncio.get_running_loop().create_future()
-        liveness = Liveness(bus, self.config.keepers.lease_s, self._on_silent)
+        liveness = Liveness(bus, self.config.supervision.silence_s, self._on_silent)
         self._keep(self._keep_supervisor(liveness))
         self._keep(liveness.watch())
         for server in self._server.nodes if self._server is not None else []:
@@ -230,7 +230,7 @@ class Launch:
 
     async def _watch_server(self, server: EmbeddedServer) -> None:
         """Kill a server that accepts connections but does not send INFO: it is frozen."""
-        silence_s = self.config.keepers.lease_s
+        silence_s = self.config.supervision.silence_s
         seen_at = time.monotonic()
         while True:
             began = time.monotonic()
@@ -297,7 +297,7 @@ class Launch:
         assert self._supervisor is not None and self._over is not None
         deaths = RestartPolicy()
         liveness.begin(SUPERVISOR)
-        while (code := await self._supervisor.wait()) not in (0, FATAL) and not self._leaving.is_set():
+        while (code := await self._supervisor.wait()) not in (0, FATAL, DENIED) and not self._leaving.is_set():
             liveness.end(SUPERVISOR)
             deaths.add()
             if deaths.should_give_up:
@@ -341,7 +341,7 @@ class Launch:
         try:
             bus = await Bus.connect(self.address, self.config.run, name="up again")
             try:
-                lease_s, copies = self.config.rollout.lease_s, self.config.nats.copies
+                lease_s, copies = self.config.workers.lease_s, self.config.nats.copies
                 await provision(bus, self._sizes, lease_s=lease_s, copies=copies)
             finally:
                 await bus.close()

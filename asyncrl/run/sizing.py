@@ -317,7 +317,7 @@ async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> d
 
 async def _provisioned(bus: Bus, planned: Plan) -> dict[str, int]:
     sizes, config = planned.sizes, planned.config
-    await provision(bus, sizes, lease_s=config.rollout.lease_s, copies=config.nats.copies)
+    await provision(bus, sizes, lease_s=config.workers.lease_s, copies=config.nats.copies)
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""Diagnose a run from its picture: a pure function that names causes, and not their consequences.
+"""Diagnose a run from its state: a pure function that names causes, and not their consequences.
 
 Some facts are wrong by themselves, whether training goes on or not. Why nothing is trained is then asked along the way
 of a batch, backwards: the learner waits for a batch, the buffer for groups, groups for their members, members for
@@ -13,13 +13,16 @@ from itertools import pairwise
 
 from asyncrl.state.facts import faults
 from asyncrl.state.findings import Finding
-from asyncrl.state.picture import Actor, Picture
-from topics.actors import HeldWork
+from asyncrl.state.parts import Actor
+from asyncrl.state.run_state import RunState
+from asyncrl.state.words import activity_text, waiting_text
+from topics.actors import Activity, HeldWork
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than so many steps
 _FIRST_S = 10.0  # before there is a pace to compare with
 _FEW_STEPS = 4  # of a stage, which make no pace
+_PACE_STEPS = 8  # the newest, from which a pace is taken
 _COMPILING_S = 120.0  # after a server on a GPU is ready for the first time
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
@@ -31,171 +34,183 @@ _UNEXPLAINED_S = 60.0
 _BESIDE = ("dead letters", "clock off")  # no process waits for these
 
 
-def diagnose(picture: Picture) -> list[Finding]:
+def diagnose(state: RunState) -> list[Finding]:
     """Everything that keeps a run from coming further, root causes only.
 
     Args:
-        picture: the run at one moment; its `now_ns` is the time of the diagnosis.
+        state: of the run at one moment; its `now_ns` is the time of the diagnosis.
 
     Returns:
         Findings, in the order in which to look at them; none for a run that is well, or over.
     """
-    found = list(faults(picture))
-    if picture.finished or picture.stopping:
+    found = list(faults(state))
+    if state.finished or state.stop_requested:
         return [finding for finding in found if finding.blocks]  # processes and servers leave one after the other
-    if not picture.opened_ns or any(finding.blocks for finding in found):
+    if not state.opened_ns or any(finding.blocks for finding in found):
         return found
-    if stalled_s(picture) > patience_s(picture) and not _compiles(picture):
-        found += _stall(picture, found)
+    if stalled_s(state) > patience_s(state) and not _compiles(state):
+        found += _stall(state, found)
     return found
 
 
-def stalled_s(picture: Picture) -> float:
+def stalled_s(state: RunState) -> float:
     """Return the seconds since a batch was trained, or since all actors were there to train the first one."""
-    starts = [actor.starts[-1] for actor in picture.actors.values() if actor.starts]
-    newest = picture.steps[-1].time_ns if picture.steps else 0
-    if newest < picture.opened_ns:  # nothing was trained since the run was opened
-        newest = max([picture.opened_ns, *starts])
-    return picture.since_s(newest)
+    starts = [actor.starts[-1] for actor in state.actors.values() if actor.starts]
+    newest = state.steps[-1].time_ns if state.steps else 0
+    if newest < state.opened_ns:  # nothing was trained since the run was opened
+        newest = max([state.opened_ns, *starts])
+    return state.since_s(newest)
 
 
-def patience_s(picture: Picture) -> float:
+def patience_s(state: RunState) -> float:
     """Seconds without a step that are no stall at the pace this run had."""
-    pace_s = _pace_s(picture)
+    pace_s = _pace_s(state)
     return _FIRST_S if pace_s is None else max(_LEAST_S, _STEPS * pace_s)
 
 
-def _pace_s(picture: Picture) -> float | None:
+def _pace_s(state: RunState) -> float | None:
     """Seconds between two steps of the stage that the run is in; None as long as it has done few of them."""
-    warm = picture.trained < 0
-    steps = [step for step in picture.steps if step.time_ns >= picture.opened_ns and (step.stage == "warmup") is warm]
+    warm = state.trained < 0
+    recent = [step for step in state.steps[-_PACE_STEPS:] if step.time_ns >= state.opened_ns]
+    steps = [step for step in recent if (step.stage == "warmup") is warm]
     if len(steps) <= _FEW_STEPS:
         return None
     return statistics.median((after.time_ns - before.time_ns) / 1e9 for before, after in pairwise(steps))
 
 
-def headline(picture: Picture) -> str:
+def headline(state: RunState) -> str:
     """Describe the run in one line, where nothing was found."""
-    if picture.finished or picture.stopping:
+    if state.finished or state.stop_requested:
         return "stopping"
-    newest = picture.steps[-1] if picture.steps else None
-    if not picture.opened_ns:
+    newest = state.steps[-1] if state.steps else None
+    if not state.opened_ns:
         return "starting: not opened yet"
-    if newest is None or newest.time_ns < picture.opened_ns:
-        return f"starting: opened {picture.since_s(picture.opened_ns):.0f} s ago, no step yet"
-    total = f" of {picture.config.learner.steps}" if newest.stage == "rl" else " (warm-up)"
-    learnt = [step.spread for step in picture.steps if step.stage == "rl"]
+    if newest is None or newest.time_ns < state.opened_ns:
+        return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
+    total = f" of {state.total}" if newest.stage == "rl" else " (warm-up)"
+    learnt = [step.spread for step in state.steps[-_PACE_STEPS:] if step.stage == "rl"]
     flat = len(learnt) >= _FLAT_STEPS and not any(learnt)
     remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
-    return f"healthy: step {newest.step}{total}, {max(0.0, picture.since_s(newest.time_ns)):.1f} s ago{remark}"
+    return f"healthy: step {newest.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
 
 
-def _stall(picture: Picture, known: list[Finding]) -> list[Finding]:
+def _stall(state: RunState, known: list[Finding]) -> list[Finding]:
     """Return the causes for which no batch is trained."""
-    if picture.trained >= picture.config.learner.steps:
+    if state.trained >= state.total:
         return []
-    if picture.packed is not None and picture.packed > picture.trained:
-        return [] if _explains(known, "learner") else list(_learner(picture))
-    learner = next(iter(picture.of_role("learner")), None)
-    if learner is not None and learner.vitals is not None and learner.vitals.doing == "loads the model":
-        return list(_learner(picture))
-    if _starts(picture) or _explains(known, "buffer", "prompter"):
+    if state.packed is not None and state.packed > state.trained:
+        return [] if _explains(known, "learner") else list(_learner(state))
+    learner = next(iter(state.of_role("learner")), None)
+    if learner is not None and learner.vitals is not None and learner.vitals.doing.kind == "loading":
+        return list(_learner(state))
+    if _starts(state) or _explains(known, "buffer", "prompter"):
         return []
     ill = {finding.object for finding in known}
-    found = [*_idle(picture), *_reward(picture, ill), *_rollout(picture, ill)]
+    found = [*_idle(state), *_reward(state, ill), *_rollout(state, ill)]
     if not _explains(known, "engine"):
-        found += _version(picture, ill)
-    if not (found or _recovers(picture) or any(finding.cause not in _BESIDE for finding in known)):
-        found += _credit(picture)
+        found += _version(state, ill)
+    if not (found or _recovers(state) or any(finding.cause not in _BESIDE for finding in known)):
+        found += _credit(state)
     return found
 
 
-def _starts(picture: Picture) -> bool:
+def _starts(state: RunState) -> bool:
     """Return whether the inference servers of a run that was just opened may still take their time."""
-    begun = any(step.time_ns > picture.opened_ns for step in picture.steps)
-    ready = any(engine.ready_ns > picture.opened_ns for engine in picture.engines.values())
-    return not (begun or ready) and picture.since_s(picture.opened_ns) < picture.config.engine.start_deadline_s
+    begun = any(step.time_ns > state.opened_ns for step in state.steps)
+    ready = any(engine.ready_ns > state.opened_ns for engine in state.engines.values())
+    return not (begun or ready) and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
 
 
-def _compiles(picture: Picture) -> bool:
+def _compiles(state: RunState) -> bool:
     """Return whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
-    if picture.config.engine.kind in ("embedded", "scripted"):
+    if state.config.engine.kind in ("embedded", "scripted"):
         return False
-    begun = any(step.stage == "rl" and step.time_ns > picture.opened_ns for step in picture.steps)
-    ready = min((engine.ready_ns for engine in picture.engines.values() if engine.ready_ns), default=0)
-    return not begun and bool(ready) and picture.since_s(max(ready, picture.opened_ns)) < _COMPILING_S
+    begun = any(step.stage == "rl" and step.time_ns > state.opened_ns for step in state.steps)
+    ready = min((engine.ready_ns for engine in state.engines.values() if engine.ready_ns), default=0)
+    return not begun and bool(ready) and state.since_s(max(ready, state.opened_ns)) < _COMPILING_S
 
 
 def _explains(known: list[Finding], *roles: str) -> bool:
     return any(finding.object.rsplit("-", 1)[0] in roles for finding in known)
 
 
-def _recovers(picture: Picture) -> bool:
+def _recovers(state: RunState) -> bool:
     """Return whether a worker or engine was started so recently that earlier work may still be on lease."""
-    lease_s = picture.config.rollout.lease_s + _LEAST_S
-    workers = [actor for role in ("rollout", "reward", "engine") for actor in picture.of_role(role)]
-    return any(actor.starts and picture.since_s(actor.starts[-1]) < lease_s for actor in workers)
+    lease_s = state.config.workers.lease_s + _LEAST_S
+    workers = [actor for role in ("rollout", "reward", "engine") for actor in state.of_role(role)]
+    return any(actor.starts and state.since_s(actor.starts[-1]) < lease_s for actor in workers)
 
 
-def _held(picture: Picture, role: str, ill: set[str]) -> list[tuple[Actor, HeldWork]]:
+def _held(state: RunState, role: str, ill: set[str]) -> list[tuple[Actor, HeldWork]]:
     """Return the held work of healthy workers that has been waiting for seconds: reports of others are old."""
-    return [(actor, work) for actor, work in picture.held(role) if actor.actor_id not in ill]
+    return [(actor, work) for actor, work in state.held(role) if actor.actor_id not in ill]
 
 
-def _learner(picture: Picture) -> Iterator[Finding]:
+def _learner(state: RunState) -> Iterator[Finding]:
     """A batch waits for the learner: is it slow?"""
-    slowest_s = max((step.train_s for step in picture.steps), default=0.0)
-    for actor in picture.of_role("learner")[:1]:
-        doing = actor.vitals.doing if actor.vitals is not None else ""
+    slowest_s = max((step.train_s for step in state.steps), default=0.0)
+    for actor in state.of_role("learner")[:1]:
+        doing = actor.vitals.doing if actor.vitals is not None else Activity()
         busy_s = actor.gauge("doing_s") or 0.0
-        waits = doing.startswith(("loads", "saves"))
-        bound_s = _LOADING_S if waits or not picture.steps else max(_LEAST_S, _STEPS * slowest_s)
-        if picture.packed_ns:
-            busy_s = min(busy_s, picture.since_s(picture.packed_ns)) if doing else picture.since_s(picture.packed_ns)
+        waits = doing.kind in ("loading", "saving")
+        bound_s = _LOADING_S if waits or not state.steps else max(_LEAST_S, _STEPS * slowest_s)
+        if state.packed_ns:
+            packed_s = state.since_s(state.packed_ns)
+            busy_s = min(busy_s, packed_s) if doing.kind else packed_s
         if busy_s <= bound_s:
             continue
-        batch = f"batch {picture.trained + 1} is packed" if picture.packed_ns else "no batch is packed yet"
-        evidence = f"{batch}; the learner {doing or 'has not reported its activity'} for {busy_s:.0f} s"
+        batch = f"batch {state.trained + 1} is packed" if state.packed_ns else "no batch is packed yet"
+        evidence = f"{batch}; the learner {activity_text(doing)} for {busy_s:.0f} s"
         yield Finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
 
 
-def _idle(picture: Picture) -> Iterator[Finding]:
+def _idle(state: RunState) -> Iterator[Finding]:
     """Find work that waits in a queue without a consumer."""
     for role in ("rollout", "reward"):
-        queue = picture.queues.get(role, {})
-        living = [actor for actor in picture.of_role(role) if actor.live and not actor.process]
+        queue = state.queues.get(role, {})
+        living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
         if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
-            wanted = picture.wanted.get(role, 0)
+            wanted = state.wanted.get(role, 0)
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
             evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
             yield Finding("no worker", role, evidence)
 
 
-def _reward(picture: Picture, ill: set[str]) -> Iterator[Finding]:
+def _reward(state: RunState, ill: set[str]) -> Iterator[Finding]:
     """Trajectories that are being graded for too long."""
     seen: set[str] = set()
-    for actor, work in _held(picture, "reward", ill):
-        if work.quiet_s < _HELD_S or work.place == "its turn" or actor.actor_id in seen:
+    for actor, work in _held(state, "reward", ill):
+        if work.quiet_s < _HELD_S or work.waiting.on == "turn" or actor.actor_id in seen:
             continue
         seen.add(actor.actor_id)
         done = int((actor.gauge("graded") or 0) + (actor.gauge("failed") or 0))
-        queue = picture.queues.get("reward", {})
+        queue = state.queues.get("reward", {})
         evidence = (
             f"grades {work.id} for {work.held_s:.0f} s, {done:,} done before; reward workers have "
             f"{queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; reward.time_limit_s is "
-            f"{picture.config.reward.time_limit_s:g}"
+            f"{state.config.reward.time_limit_s:g}"
         )
         yield Finding("reward hanging", actor.actor_id, evidence)
 
 
-def _version(picture: Picture, ill: set[str]) -> Iterator[Finding]:
+def _patient_s(work: HeldWork) -> float:
+    """Seconds without progress after which work hangs: requests, tools and rewards take longer than functions."""
+    return _HELD_S if work.waiting.on == "function" else _REQUEST_S
+
+
+def _at_engine(work: HeldWork) -> bool:
+    """Return whether it waits for an answer of the engine that it names."""
+    return work.waiting.on in ("engine", "retry")
+
+
+def _version(state: RunState, ill: set[str]) -> Iterator[Finding]:
     """Trajectories that wait for an engine, and none may serve them; before version 0 is published none can."""
-    waiting = [work for _, work in _held(picture, "rollout", ill) if work.place.startswith("an engine")]
-    if not waiting or picture.published is None:
+    waiting = [work for _, work in _held(state, "rollout", ill) if work.waiting.on == "version"]
+    if not waiting or state.version is None:
         return
-    least = min(int(work.place.rsplit(" ", 1)[1]) for work in waiting)
-    of_role = picture.of_role("engine")
-    started_engines = [(picture.engines.get(actor.actor_id), actor.starts) for actor in of_role]
+    least = min(work.waiting.version for work in waiting)
+    of_role = state.of_role("engine")
+    started_engines = [(state.engines.get(actor.actor_id), actor.starts) for actor in of_role]
     ready = [
         engine
         for engine, starts in started_engines
@@ -203,104 +218,108 @@ def _version(picture: Picture, ill: set[str]) -> Iterator[Finding]:
     ]
     evidence = f"{waiting[0].id} waits for version {least} or newer for {waiting[0].held_s:.0f} s"
     if not ready:
-        ages = [picture.since_s(actor.starts[-1]) for actor in of_role]
+        ages = [state.since_s(actor.starts[-1]) for actor in of_role]
         started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
         yield Finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")
     elif all(engine.version is not None and engine.version < least for engine in ready):
         newest = max(engine.version or 0 for engine in ready)
-        evidence += f"; engines have {newest} at most, the newest published is {picture.published}"
+        evidence += f"; engines have {newest} at most, the newest published is {state.version}"
         yield Finding("version not loaded", f"version {least}", evidence)
 
 
-def _rollout(picture: Picture, ill: set[str]) -> Iterator[Finding]:
+def _rollout(state: RunState, ill: set[str]) -> Iterator[Finding]:
     """Trajectories that their groups wait for: those that hang, and those that are slow."""
-    held = _held(picture, "rollout", ill)
-    waits = ("an engine", "its turn", *ill)
-    works = [(actor, work) for actor, work in held if not work.place.startswith(waits)]
+    held = _held(state, "rollout", ill)
+    works = [
+        (actor, work)
+        for actor, work in held
+        if work.waiting.on not in ("version", "turn") and not (_at_engine(work) and work.waiting.name in ill)
+    ]
     # An engine is judged by its own signs first; only then does a request hang there by itself.
-    stuck = [(actor, work) for actor, work in works if work.quiet_s >= (_REQUEST_S if work.place else _HELD_S)]
+    stuck = [entry for entry in works if entry[1].quiet_s >= _patient_s(entry[1])]
     slow = [entry for entry in works if entry[1].held_s >= _HELD_S and entry[1].quiet_s < _MOVES_S and not stuck]
-    slow = slow if _too_slow(picture) else []
+    slow = slow if _too_slow(state) else []
     hanging: dict[str, list[HeldWork]] = {}
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
-        if 0 < _mates(picture, work.id) < picture.config.rollout.group_size:
+        if 0 < _mates(state, work.id) < state.config.rollout.group_size:
             late.setdefault(work.id.rsplit("-", 1)[0], (actor, work))
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)
     if not stuck and (len(late) < len({work.id.rsplit("-", 1)[0] for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: what is missing is credit
     for actor_id, pieces in hanging.items():
-        where = pieces[0].place or "in the rollout function"
-        evidence = f"{_times(pieces[0])} {where}, and {len(pieces) - 1} more hang for seconds"
+        evidence = f"{_times(pieces[0])} {waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang for seconds"
         yield Finding("rollout hanging", actor_id, evidence)
     for actor, work in list(late.values())[:_BRIEF]:
-        size, done = picture.config.rollout.group_size, _mates(picture, work.id)
-        where = work.place or "in the rollout function"
-        evidence = f"{done} of its group of {size} are done; {_times(work)} on {actor.actor_id}, {where}"
+        size, done = state.config.rollout.group_size, _mates(state, work.id)
+        where = f"on {actor.actor_id}, {waiting_text(work.waiting)}"
+        evidence = f"{done} of its group of {size} are done; {_times(work)} {where}"
         yield Finding("straggler", work.id, evidence)
 
 
-def _credit(picture: Picture) -> Iterator[Finding]:
+def _credit(state: RunState) -> Iterator[Finding]:
     """Nothing is stuck: is there credit, are there prompts, is everything thrown away?"""
-    config, warm = picture.config, picture.trained < 0
+    config, warm = state.config, state.trained < 0
     groups = config.warmup.batch_rows // config.warmup.rows_per_trajectory if warm else config.buffer.batch_groups
-    limit = min(config.buffer.max_lag + 1, _left(picture)) * groups
-    open_groups = picture.gauge("prompter", "open_groups")
-    ready = int(picture.gauge("buffer", "ready_groups") or 0)
-    dropped = sum(picture.drops.values())
-    doing = next((actor.vitals.doing for actor in picture.of_role("prompter") if actor.vitals is not None), "")
-    if doing.startswith("makes row"):
-        waits_s = picture.gauge("prompter", "doing_s") or 0.0
-        evidence = f"it {doing} of {config.task.source} for {waits_s:.0f} s; {open_groups or 0:.0f} groups are open"
-        yield Finding("slow data", "prompter", f"{evidence}, {limit} may be, and a batch takes {groups}")
-    elif open_groups is not None and open_groups < groups and picture.gauge("prompter", "no_more_prompts"):
+    limit = min(config.buffer.max_lag + 1, _left(state)) * groups
+    open_groups = state.gauge("prompter", "open_groups")
+    ready = int(state.gauge("buffer", "ready_groups") or 0)
+    dropped = sum(state.drops.values())
+    activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
+    doing = next(activities, Activity())
+    if doing.kind == "making row":
+        waits_s = state.gauge("prompter", "doing_s") or 0.0
+        evidence = f"it {activity_text(doing)} of {config.task.source} for {waits_s:.0f} s"
+        evidence += f"; {open_groups or 0:.0f} groups are open, {limit} may be, and a batch takes {groups}"
+        yield Finding("slow data", "prompter", evidence)
+    elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times = f"{config.task.epochs} time{'s' * (config.task.epochs > 1)}"
         evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
         yield Finding("end of data", "prompter", evidence)
     elif dropped >= groups:
-        reasons = ", ".join(f"{count} for {reason}" for reason, count in picture.drops.items())
+        reasons = ", ".join(f"{count} for {reason}" for reason, count in state.drops.items())
         yield Finding("groups dropped", "buffer", f"{dropped:,} groups were dropped since the last batch: {reasons}")
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
         yield Finding("end of data", "prompter", evidence)
-    elif open_groups is not None and open_groups >= limit and _too_slow(picture) and not _ends(picture):
-        works = [work for _, work in picture.held("rollout")]
-        held = {role: picture.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
+    elif open_groups is not None and open_groups >= limit and _too_slow(state) and not _ends(state):
+        works = [work for _, work in state.held("rollout")]
+        held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
         longest = f"; the longest: {_times(works[0])}" if works else ""
         evidence = (
             f"{open_groups:.0f} groups are open, {limit} may be; {ready} are complete, a batch takes "
             f"{groups}; {held['rollout']:,} trajectories under way, {held['reward']:,} graded{longest}"
         )
         yield Finding("no credit", "prompter", evidence)
-    elif stalled_s(picture) > max(_UNEXPLAINED_S, 4 * patience_s(picture)):
-        evidence = f"nothing was trained for {stalled_s(picture):.0f} s; {open_groups} groups open, {ready} complete"
-        yield Finding("unexplained", picture.run, evidence)
+    elif stalled_s(state) > max(_UNEXPLAINED_S, 4 * patience_s(state)):
+        evidence = f"nothing was trained for {stalled_s(state):.0f} s; {open_groups} groups open, {ready} complete"
+        yield Finding("unexplained", state.run, evidence)
 
 
-def _too_slow(picture: Picture) -> bool:
+def _too_slow(state: RunState) -> bool:
     """Return whether nothing was trained for too long although work advances.
 
     Before there is a pace the duration is unknown, and the last batches wait for all of their groups.
     """
-    known = _pace_s(picture) is not None and not _ends(picture)
-    return stalled_s(picture) > (patience_s(picture) if known else _UNEXPLAINED_S)
+    known = _pace_s(state) is not None and not _ends(state)
+    return stalled_s(state) > (patience_s(state) if known else _UNEXPLAINED_S)
 
 
-def _left(picture: Picture) -> int:
+def _left(state: RunState) -> int:
     """Batches that the warm-up, or the run, still has to train."""
-    return (0 if picture.trained < 0 else picture.config.learner.steps) - picture.trained
+    return (0 if state.trained < 0 else state.total) - state.trained
 
 
-def _ends(picture: Picture) -> bool:
+def _ends(state: RunState) -> bool:
     """Return whether no batch is left beyond those that may be open."""
-    return _left(picture) <= picture.config.buffer.max_lag + 1
+    return _left(state) <= state.config.buffer.max_lag + 1
 
 
-def _mates(picture: Picture, name: str) -> int:
+def _mates(state: RunState, name: str) -> int:
     """Members of a trajectory's group that are graded or failed."""
     prompt_id = name.rsplit("-", 1)[0]
-    return sum(ended.rsplit("-", 1)[0] == prompt_id for ended in picture.ended)
+    return sum(ended.rsplit("-", 1)[0] == prompt_id for ended in state.ended)
 
 
 def _times(work: HeldWork) -> str:

@@ -18,14 +18,16 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, read_logins
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import publish
+from asyncrl.bus.publish import publish, read
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config, NatsSettings
-from asyncrl.process import FATAL
+from asyncrl.process import DENIED, FATAL
+from asyncrl.state.collect import look_from_inside
+from asyncrl.state.diagnose import diagnose
 from harness.runs import address_of, command, up
 from harness.servers import Authority, serving, tls
 from harness.stage import Stage, until
-from topics.actors import ActorStarted
+from topics.actors import ACTOR_STOPPED, ActorStarted, ActorStopped, RunOpened
 from topics.topic import ACTORS, STREAMS
 
 AT_ONCE_S = 8.0  # far below the deadline of an answer that never comes
@@ -285,10 +287,35 @@ async def test_an_actor_whose_login_is_revoked_ends_for_good_and_says_why(tmp_pa
             assert await recorder.wait() == FATAL
         again = await stage.start("recorder")
         async with asyncio.timeout(DEADLINE_S):
-            assert await again.wait() == FATAL
+            assert await again.wait() == DENIED
     finally:
         await stage.stop()
         await server.stop()
     log = (stage.files.logs / "recorder-1.log").read_text()
     assert "the login is unknown, expired or revoked" in log
     assert login.password not in log
+
+
+async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_doctor_names_it(tmp_path: Path):
+    server = EmbeddedServer(tmp_path / "server", run="mine")
+    await server.start()
+    settings = {"run": "mine", "engine": {"kind": "scripted"}, "learner": {"trainer": "scripted"}}
+    stage = Stage(tmp_path / "run", server, msgspec.convert(settings, Config))
+    BusAddress(server.address.url, "mine-reward", "wrong").save(stage.files.credentials / "reward.json")
+    try:
+        owner = await Bus.connect(server.address, "mine")
+        await provision(owner, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
+        await publish(owner, RunOpened(5, 0, msgspec.to_builtins(stage.config)))
+
+        supervisor = await stage.start("supervisor")
+
+        async with asyncio.timeout(DEADLINE_S):
+            assert await supervisor.wait() == FATAL  # another start cannot help
+        record = await read_last(owner, ACTORS, ACTOR_STOPPED.subject("mine", "reward-1"))
+        assert record is not None and (await read(owner, ActorStopped, record)).denied
+        picture = await look_from_inside(owner, stage.files.root)
+        assert ("permission missing", "reward-1") in [(found.cause, found.object) for found in diagnose(picture)]
+        await owner.close()
+    finally:
+        await stage.stop()
+        await server.stop()

@@ -24,8 +24,8 @@ SETTINGS = {
     "learner.steps": 250,
     "learner.checkpoint_every": 5,
     "rollout.progress_tokens": 2,
-    "rollout.lease_s": 1.0,
-    "keepers.lease_s": 3.0,
+    "workers.lease_s": 1.0,
+    "supervision.silence_s": 3.0,
     "eval.prompts": 8,
     "eval.every": 10,
 }

@@ -6,17 +6,19 @@ import json
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
-from asyncrl.cli.status import figures, read_view
 from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
 from asyncrl.state.conditions import read_condition
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
+from asyncrl.state.status import run_status
+from asyncrl.state.watch import read_state
 from harness.stage import until
 from topics.actors import (
     ACTOR_STOPPED,
@@ -128,24 +130,23 @@ async def test_status_reads_everything_from_the_topics(bus):
         await publish(bus, packed, headers=WRITTEN)
         await publish(bus, trained(step), headers=WRITTEN)
 
-    view = await read_view(bus)
-    values = figures(view, view.last_ns)
+    state = await read_state(bus)
+    values = json.loads(msgspec.json.encode(run_status(state, state.last_ns)))
 
     assert (values["state"], values["step"], values["reward"]) == ("running", 2, 0.5)
     assert values["metrics"] == {"train_s": 2.0, "wait_s": 0.5, "truncated_share": 0.5, "reward/format": 0.5}
     assert values["mean_lag_versions"] == 0.4
     assert values["queues"]["rollout"]["waiting"] == 0
     assert [actor["actor_id"] for actor in values["actors"]] == [SUPERVISOR, "rollout-1"]
-    json.dumps(values)
 
 
 async def test_status_counts_what_it_cannot_read(bus):
     await bus.store(BATCH_TRAINED.subject(bus.run), b"\xc1", {"Nats-Msg-Id": "broken"})
 
-    view = await read_view(bus)
+    state = await read_state(bus)
 
-    assert view.dead.count == 1
-    assert "number 1 of TRAINING" in view.dead.last
+    assert state.dead.count == 1
+    assert "number 1 of TRAINING" in state.dead.last
 
 
 async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):

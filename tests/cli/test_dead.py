@@ -148,7 +148,7 @@ async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
     await issued(bus, "p000007")
     member = PromptIssued(prompt_id="p000007", member=1, group_size=2)
     kept = DeadLetter(
-        "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member)
+        "prompt.issued", "PROMPTS", 2, "poison: 5 deliveries", {"trajectory": "p000007-1"}, encode(member), True
     )
     await publish(bus, kept)
 
@@ -197,7 +197,7 @@ async def is_packed(folder: Path, trajectory_id: str) -> bool:
 @SLOW
 async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_never_do(tmp_path: Path):
     (tmp_path / "killer.py").write_text(KILLER)
-    settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "rollout.lease_s=1.0", "warmup.steps=0"]
+    settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0", "warmup.steps=0"]
     settings += ["learner.advantage=none", "buffer.batch_groups=8"]
     async with up(tmp_path, *settings, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)

@@ -286,7 +286,7 @@ def test_settings_are_printed_with_type_range_default_unit_and_meaning(capsys):
     assert run(["settings"]) == 0
 
     assert (
-        "  rollout.lease_s = 10.0 s  (number > 0)\n      Seconds after which the work of a silent worker passes on.\n"
+        "  workers.lease_s = 10.0 s  (number > 0)\n      Seconds after which the work of a silent worker passes on.\n"
     ) in capsys.readouterr().out
 
 
@@ -315,3 +315,27 @@ def test_the_settings_page_is_fresh(capsys):
 def test_every_setting_and_table_has_a_sentence():
     assert all(table.doc and all(setting.doc for setting in table.settings) for table in documented_tables())
     assert all(key in settings_text() and key in settings_markdown() for key in known_settings())
+
+
+@pytest.mark.parametrize(
+    ("key", "new"),
+    [("rollout.lease_s", "workers.lease_s"), ("rollout.poison_after", "workers.poison_after")],
+)
+def test_a_setting_that_was_renamed_is_refused_with_its_new_name(key: str, new: str, written):
+    assert the_problem(written(SOUND + f"{key} = 3\n")).message == f"it has another name now: {new}"
+
+
+def test_a_table_that_was_renamed_is_refused_with_its_new_name(written):
+    found = the_problem(written(SOUND + "[keepers]\nlease_s = 3.0\n"))
+
+    assert found.message == (
+        "it has another name now: supervision (silence_s instead of lease_s, spares, snapshot_every)"
+    )
+    assert (found.line, found.key) == (2, "keepers")
+
+
+def test_settings_of_benchmarks_can_be_set_and_are_in_no_reference(written):
+    config = load_config(written(SOUND), overrides=["engine.scripted_tokens=3", "learner.scripted_step_s=0.5"]).config
+
+    assert (config.engine.scripted_tokens, config.learner.scripted_step_s) == (3, 0.5)
+    assert "scripted" not in settings_markdown()

@@ -18,7 +18,7 @@ from asyncrl.engine.embedded.__main__ import parse
 from asyncrl.engine.errors import RequestFailed
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
-from harness.pictures import NOW_S, MadePicture
+from harness.states import NOW_S, MadeState
 from topics.engines import EngineReady, EngineUpdating
 
 
@@ -99,18 +99,18 @@ def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: s
 
 
 def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes_on():
-    told = MadePicture(last_step_s=NOW_S - 1)
+    told = MadeState(last_step_s=NOW_S - 1)
     told.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
     told.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
     assert told.found() == [("mislabelled", "engine-1")]
     assert told.evidence().startswith("9 s ago the server at http://e had weights called 'default', which this run did")
 
-    told.picture.now_ns += int(60e9)
+    told.state.now_ns += int(60e9)
     assert ("mislabelled", "engine-1") not in told.found()
 
 
 def test_answers_labelled_otherwise_than_the_server_says_are_a_finding():
-    told = MadePicture(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
+    told = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
 
     assert told.found() == [("mislabelled", "rollout-1")]
     assert "1,234 tokens were thrown away" in told.evidence()

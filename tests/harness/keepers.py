@@ -71,7 +71,7 @@ Open = Callable[..., Any]
 async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Open]:
     """Opens counting keepers on the same log, each with a connection of its own."""
     counting: list[Counting] = []
-    stand = stage(keepers={"lease_s": 1.0})
+    stand = stage(supervision={"silence_s": 1.0})
 
     async def open_one(actor_id: str = "supervisor-1") -> Counting:
         context = stand.context("supervisor", await connect(bus.run, name=actor_id))

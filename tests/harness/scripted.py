@@ -12,6 +12,7 @@ options = {{ letters = 4 }}
 [rollout]
 group_size = 4
 max_new_tokens = 64
+[workers]
 lease_s = 2.0
 [buffer]
 batch_groups = 8

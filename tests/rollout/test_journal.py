@@ -35,7 +35,7 @@ class Host:
         self.journal.published(news)
         self.kept.append(decode(ProgressEntry, encode(entry)).journal)
 
-    def waiting(self, place):
+    def waiting(self, waits_for):
         return contextlib.nullcontext()
 
 

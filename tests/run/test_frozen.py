@@ -25,7 +25,12 @@ def process_of(run: Run, name: str) -> int | None:
 async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
     frozen += ["evaluator-1", "recorder-1", "supervisor-1", "server"]
-    settings = ["learner.steps=100000", "learner.checkpoint_every=10", "rollout.lease_s=1.0", "keepers.lease_s=2.0"]
+    settings = [
+        "learner.steps=100000",
+        "learner.checkpoint_every=10",
+        "workers.lease_s=1.0",
+        "supervision.silence_s=2.0",
+    ]
     settings += ["eval.prompts=4", "eval.every=50"]
     async with up(tmp_path, *settings) as run:
         await two_steps_more(run, "two steps")

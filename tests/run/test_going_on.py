@@ -10,8 +10,7 @@ from actors.recorder.fold import RecorderFold
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import Config, LearnerSettings
-from asyncrl.state.picture import Picture
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 from harness.folds import Feed
 from harness.runs import command, resume, up
 from topics.actors import RUN_OPENED, RunOpened
@@ -73,16 +72,16 @@ def with_steps(steps: int) -> Config:
 def test_a_run_is_over_when_it_has_the_steps_that_are_wanted_now(steps: int, finished: bool):
     config, message = with_steps(steps), TrainingFinished(6, "steps", "/there")
     opened = RunOpened(steps, 0, {"learner": {"steps": steps}})
-    folds = [SupervisorFold(config), PrompterFold(config), RecorderFold(), Picture("run"), RunView("run", steps)]
+    folds = [SupervisorFold(config), PrompterFold(config), RecorderFold(), RunState("run", steps)]
     for fold in folds:
         Feed(fold).publish(RUN_OPENED, RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
         Feed(fold).publish(TRAINING_FINISHED, message, at_s=2).publish(RUN_OPENED, opened, at_s=3)
-    supervisor, prompter, recorder, picture, _ = folds
+    supervisor, prompter, recorder, state = folds
 
     assert supervisor.finished is finished
     assert (prompter.wanted() == []) is finished
     assert recorder.summary("run", [])["finished"] is finished
-    assert picture.finished is finished
+    assert state.finished is finished
 
 
 def test_a_batch_is_skipped_only_of_a_run_that_goes_on(capsys: pytest.CaptureFixture[str]):

@@ -186,7 +186,7 @@ async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server
 
 
 async def test_every_other_actor_killed_one_after_another_costs_no_batch(server: EmbeddedServer, tmp_path: Path):
-    settings = ["learner.steps=60", "rollout.lease_s=1.0"]
+    settings = ["learner.steps=60", "workers.lease_s=1.0"]
     victims = ("rollout-1", "reward-1", "buffer-1", "prompter-1", "engine-1", "recorder-1")
     async with outliving(server, tmp_path, *settings) as (run, bus):
         for victim in victims:

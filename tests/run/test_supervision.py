@@ -14,7 +14,7 @@ from asyncrl.config.settings import Config
 from asyncrl.process import RestartPolicy
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 from harness.audited import assert_audited, assert_consistent, assert_within_lag, messages_on, topics_left_by
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
@@ -65,7 +65,7 @@ async def has_vitals(folder: Path) -> bool:
 
 @SLOW
 async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=80", "rollout.lease_s=1.0") as run:
+    async with up(tmp_path, "learner.steps=80", "workers.lease_s=1.0") as run:
         await two_steps_more(run, "two steps")
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
@@ -162,7 +162,7 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 
 @SLOW
 async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=40", "learner.checkpoint_every=7", "rollout.lease_s=1.0") as killed:
+    async with up(tmp_path, "learner.steps=40", "learner.checkpoint_every=7", "workers.lease_s=1.0") as killed:
         await killed.reaches(lambda: len(killed.steps()) >= 9, "a step behind a checkpoint")
         kill(killed.process.pid)
         await killed.ended()
@@ -286,7 +286,7 @@ def test_while_a_run_rests_no_deadline_comes_nearer():
 
 
 def test_what_was_shown_before_a_run_was_resumed_is_no_news():
-    fed = Feed(RunView("demo"))
+    fed = Feed(RunState("demo"))
     fed.publish(RUN_OPENED, OPENED, at_s=1).publish(
         ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), at_s=2
     )

@@ -119,7 +119,7 @@ def letters(r: Recorded, reason: str) -> None:
     """Every issue has a dead letter."""
     log = [*r.records(PROMPT_ISSUED), *r.records(TRAJECTORY_GENERATED)]
     for number, record in enumerate(log, 1):
-        letter = DeadLetter("any", record.stream.name, record.sequence, reason, {}, b"")
+        letter = DeadLetter("any", record.stream.name, record.sequence, reason, {}, b"", reason.startswith("poison"))
         subject = DEAD_LETTER.subject(r.run, letter.place)
         body = encode(letter)
         r.logs["DEAD"].append(

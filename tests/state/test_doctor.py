@@ -1,4 +1,4 @@
-"""The doctor: every cause it can find, from pictures told by hand."""
+"""The doctor: every cause it can find, from states made by hand."""
 
 import io
 import re
@@ -6,24 +6,26 @@ import re
 from rich.console import Console
 
 from asyncrl.cli.screen import render
-from asyncrl.cli.status import figures
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.findings import ADVICE, CAUSES
-from asyncrl.state.picture import Disk, Letter, Picture
-from asyncrl.state.view import RunView
+from asyncrl.state.parts import Disk, Letter
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import run_status
 from harness.folds import Feed
-from harness.pictures import NOW_S, ROOT, MadePicture, work
+from harness.states import AT_ENGINE, NOW_S, ROOT, MadeState, work
 from topics import actors, groups, weights
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
     FLEET_SCALED,
     RUN_OPENED,
+    Activity,
     ActorStarted,
     ActorStopped,
     FleetScaled,
     RunOpened,
+    Waiting,
 )
 from topics.engines import EngineGone, EngineUpdating
 from topics.groups import GroupDropped
@@ -32,95 +34,98 @@ from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 
 def test_a_run_that_trains_has_no_finding():
-    told = MadePicture(last_step_s=NOW_S - 0.4)
+    told = MadeState(last_step_s=NOW_S - 0.4)
 
     assert told.found() == []
-    assert headline(told.picture) == "healthy: step 5 of 100, 0.4 s ago"
+    assert headline(told.state) == "healthy: step 5 of 100, 0.4 s ago"
 
 
 def test_a_run_whose_rewards_are_all_equal_learns_nothing():
-    told = MadePicture()
+    told = MadeState()
     for step in range(6, 14):
         told.trained(step, at_s=NOW_S - 14 + step, spread=0.0)
         told.packed(step)
 
-    assert headline(told.picture).endswith(
+    assert headline(told.state).endswith(
         "ago; all rewards of a batch were equal in its last 8 steps: nothing is learned"
     )
     assert told.found() == []  # no stall
 
 
 def test_what_is_short_beside_the_pace_of_the_run_is_no_stall():
-    told = MadePicture(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    told = MadeState(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
     assert told.found() == [("reward hanging", "reward-1")]  # its steps took a second each
 
-    slow = MadePicture(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    slow = MadeState(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
     for step in range(6, 14):
         slow.trained(step, at_s=NOW_S - 40 - 50 * (13 - step)).packed(step)
     assert slow.found() == []  # its steps take fifty
 
 
 def test_a_server_that_cannot_be_asked_is_all_there_is_to_say():
-    picture = Picture("demo", unreachable="NATS at nats://here did not answer within 3 s")
+    state = RunState("demo")
+    state.unreachable = "NATS at nats://here did not answer within 3 s"
 
-    [finding] = diagnose(picture)
+    [finding] = diagnose(state)
 
-    assert (finding.cause, finding.object, finding.evidence) == ("server unreachable", "demo", picture.unreachable)
+    assert (finding.cause, finding.object, finding.evidence) == ("server unreachable", "demo", state.unreachable)
 
 
 def test_what_the_doctor_may_not_see_it_says():
-    assert [finding.cause for finding in diagnose(Picture("demo", denied="not yours"))] == ["permission missing"]
+    state = RunState("demo")
+    state.denied = "not yours"
+    assert [finding.cause for finding in diagnose(state)] == ["permission missing"]
 
 
 def test_a_full_disk_explains_whatever_waits():
-    told = MadePicture().vitals("reward-1", work("p000007-0"))
-    told.picture.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
+    told = MadeState().vitals("reward-1", work("p000007-0"))
+    told.state.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
 
     assert told.found() == [("disk full", "/runs/demo")]
     assert told.evidence() == "40 of 100,000 MB are free"
 
 
 def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():
-    told = MadePicture().vitals("reward-1", work("p000007-0"))
-    told.picture.streams["TRAJECTORIES"].update(bytes=995)
+    told = MadeState().vitals("reward-1", work("p000007-0"))
+    told.state.streams["TRAJECTORIES"].bytes = 995
     assert told.found() == [("stream full", "TRAJECTORIES")]
 
-    told.picture.streams["TRAJECTORIES"].update(bytes=920)
+    told.state.streams["TRAJECTORIES"].bytes = 920
     assert told.found() == [("stream full", "TRAJECTORIES"), ("reward hanging", "reward-1")]
 
 
 def test_a_clock_that_is_off_is_found_while_training_goes_on():
-    told = MadePicture(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
+    told = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
 
     assert told.found() == [("clock off", "rollout-1")]
     assert told.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
 
 
 def test_letters_of_the_last_minute_are_told_of():
-    told = MadePicture(last_step_s=NOW_S - 1)
-    told.picture.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
+    told = MadeState(last_step_s=NOW_S - 1)
+    told.state.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
     assert told.found() == []
 
-    told.picture.letters.append(Letter("trajectory.graded", "not a TrajectoryGraded", int((NOW_S - 9) * 1e9)))
+    told.state.letters.append(Letter("trajectory.graded", "not a TrajectoryGraded", int((NOW_S - 9) * 1e9)))
     assert told.found() == [("dead letters", "DEAD")]
 
 
 def test_an_actor_without_a_sign_of_life_is_found_and_not_what_it_holds():
-    told = MadePicture().vitals("rollout-1", work("p000007-0", place="engine-1"), at_s=NOW_S - 9)
+    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE), at_s=NOW_S - 9)
 
     assert told.found() == [("actor silent", "rollout-1")]
     assert told.evidence().startswith("no vital sign for 9 s; process 1 on elsewhere is silent")
 
 
 def test_a_stopped_process_of_this_machine_is_found_at_once():
-    told = MadePicture(last_step_s=NOW_S - 1)
-    told.picture.actors["buffer-1"].process = "stopped"
+    told = MadeState(last_step_s=NOW_S - 1)
+    told.state.actors["buffer-1"].process = "stopped"
 
     assert told.found() == [("actor silent", "buffer-1")]
 
 
 def test_an_actor_that_dies_again_and_again_is_found_with_its_last_words():
-    told = MadePicture().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
+    told = MadeState().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
     for before_s in (9, 6, 2):
         told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
 
@@ -130,86 +135,86 @@ def test_an_actor_that_dies_again_and_again_is_found_with_its_last_words():
 
 def test_a_refusal_by_the_server_is_a_missing_permission():
     denied = "NATS at nats://here does not allow user 'demo-reward' to publish to asyncrl.demo.weights.published"
-    assert MadePicture().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
+    assert MadeState().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
 
     stopped = ActorStopped("buffer", "buffer-1", "the login has expired", denied=True)
-    told = MadePicture().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
+    told = MadeState().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
     assert told.found() == [("permission missing", "buffer-1")]
 
 
 def test_a_log_that_no_keeper_writes_is_found():
-    told = MadePicture()
-    told.picture.streams["BATCHES"]["last_ns"] = int((NOW_S - 30) * 1e9)
+    told = MadeState()
+    told.state.streams["BATCHES"].last_ns = int((NOW_S - 30) * 1e9)
 
     assert told.found() == [("no writer", "buffer")]
 
 
 def test_work_that_nobody_asks_for_is_found():
-    told = MadePicture().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
+    told = MadeState().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
 
     assert told.found() == [("no worker", "rollout")]
     assert told.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
 def test_a_server_that_does_not_answer_is_a_dead_engine():
-    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
-    told.vitals("rollout-1", work("p000007-0", place="engine-1"))
+    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
+    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
 
     assert told.found() == [("engine dead", "engine-1")]
     assert told.evidence() == "the server at http://e has not answered for 7 s"
 
 
 def test_an_engine_that_left_is_dead():
-    told = MadePicture().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
+    told = MadeState().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
 
     assert told.found() == [("engine dead", "engine-1")]
 
 
 def test_an_engine_whose_actor_dies_is_dead():
-    told = MadePicture().engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 3)
+    told = MadeState().engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
     told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
 
     assert told.found() == [("engine dead", "engine-1")]
 
 
 def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
-    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 4"))
+    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=4)))
     told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
     told.vitals("engine-1")
     assert told.found() == [("engine dead", "engine")]
 
-    told.picture.opened_ns = int((NOW_S - 100) * 1e9)
-    told.picture.steps = []
+    told.state.opened_ns = int((NOW_S - 100) * 1e9)
+    told.state.steps = []
     assert told.found() == []  # the first start takes its time
 
 
 def test_a_server_that_answers_and_samples_nothing_is_paused():
-    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
-    told.vitals("rollout-1", work("p000007-0", place="engine-1"))
+    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
+    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
 
     assert told.found() == [("engine paused", "engine-1")]
     assert "holds 12 requests and has sampled no token for 49 s; p000007-0 waits for 60 s" in told.evidence()
 
 
 def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
-    told = MadePicture().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
-    told.vitals("rollout-1", work("p000007-0", place="engine-1"), work("p000008-0"))
+    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
+    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE), work("p000008-0"))
     assert told.found() == [("engine paused", "engine-1"), ("rollout hanging", "rollout-1")]
 
-    soon = MadePicture(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, place="engine-1"))
+    soon = MadeState(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, waiting=AT_ENGINE))
     assert soon.found() == []  # the engine's own signs may come a little later
 
 
 def test_a_version_that_no_engine_loads_is_found():
-    told = MadePicture().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
+    told = MadeState().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
 
     assert told.found() == [("version not loaded", "engine-1")]
     assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
 
 
 def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
-    told = MadePicture().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
-    told.engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 5)
+    told = MadeState().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
+    told.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 5)
     told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
 
     assert told.found() == [("version not loaded", "engine-1")]
@@ -217,24 +222,24 @@ def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
 
 
 def test_no_engine_is_blamed_while_the_warm_up_stands_still():
-    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 0"))
+    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=0)))
     told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
     told.vitals("engine-1")
-    told.picture.published = None
+    told.state.version = None
 
     assert "engine dead" not in [cause for cause, _ in told.found()]
 
 
 def test_work_for_a_version_that_was_never_published_is_found():
-    told = MadePicture().vitals("rollout-1", work("p000007-0", place="an engine with version 9"))
+    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=9)))
 
     assert told.found() == [("version not loaded", "version 9")]
     assert "engines have 5 at most, the newest published is 5" in told.evidence()
 
 
 def test_a_learner_that_is_slower_than_ever_is_behind():
-    told = MadePicture().packed(6, at_s=NOW_S - 60)
-    told.vitals("learner-1", doing="trains batch 6", doing_s=60.0)
+    told = MadeState().packed(6, at_s=NOW_S - 60)
+    told.vitals("learner-1", doing=Activity("training", 6), doing_s=60.0)
     assert told.found() == [("learner behind", "learner-1")]
     assert told.evidence() == "batch 6 is packed; the learner trains batch 6 for 60 s, its slowest step took 0.5 s"
 
@@ -246,7 +251,7 @@ def test_a_learner_that_is_slower_than_ever_is_behind():
 
 
 def test_a_learner_that_does_not_live_is_behind():
-    told = MadePicture().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
+    told = MadeState().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
 
     assert told.found() == [("learner behind", "learner-1")]
     assert told.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
@@ -254,9 +259,7 @@ def test_a_learner_that_does_not_live_is_behind():
 
 def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
     told = (
-        MadePicture()
-        .vitals("reward-1", work("p000007-0", held_s=60), graded=140)
-        .queue("reward", under_way=9, waiting=3)
+        MadeState().vitals("reward-1", work("p000007-0", held_s=60), graded=140).queue("reward", under_way=9, waiting=3)
     )
     told.vitals("prompter-1", open_groups=6)
 
@@ -267,15 +270,15 @@ def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
 
 
 def test_a_hanging_rollout_function_is_found():
-    told = MadePicture().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
+    told = MadeState().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
 
     assert told.found() == [("rollout hanging", "rollout-1")]
     assert told.evidence().startswith("p000007-0 is under way for 60 s, came no further for 60 s in the rollout")
 
 
 def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
-    told = MadePicture().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, place="engine-1"))
-    told.picture.ended = {f"p000007-{member}" for member in range(7) if member != 3}
+    told = MadeState().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, waiting=AT_ENGINE))
+    told.state.ended = {f"p000007-{member}" for member in range(7) if member != 3}
 
     assert told.found() == [("straggler", "p000007-3")]
     assert told.evidence() == (
@@ -285,7 +288,7 @@ def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
 
 
 def test_groups_that_are_dropped_one_after_another_are_found():
-    told = MadePicture().vitals("rollout-1")
+    told = MadeState().vitals("rollout-1")
     for number in range(4):
         told.publish(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
 
@@ -294,9 +297,9 @@ def test_groups_that_are_dropped_one_after_another_are_found():
 
 
 def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
-    works = [work(f"p00000{number}-0", quiet_s=0.1, place="engine-1", tokens=900) for number in range(6)]
+    works = [work(f"p00000{number}-0", quiet_s=0.1, waiting=AT_ENGINE, tokens=900) for number in range(6)]
     told = (
-        MadePicture().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+        MadeState().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
     )
 
     assert told.found() == [("no credit", "prompter")]
@@ -306,34 +309,34 @@ def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
 
 
 def test_credit_without_prompts_is_the_end_of_data():
-    assert MadePicture().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
+    assert MadeState().vitals("prompter-1", open_groups=0).found() == [("end of data", "prompter")]
 
 
 def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
-    told = MadePicture().vitals("prompter-1", open_groups=1, doing="makes row 17", doing_s=42.4)
+    told = MadeState().vitals("prompter-1", open_groups=1, doing=Activity("making row", 17), doing_s=42.4)
 
     assert told.found() == [("slow data", "prompter")]
     assert told.evidence() == ("it makes row 17 of reverse for 42 s; 1 groups are open, 6 may be, and a batch takes 2")
 
 
 def test_a_stall_that_nothing_explains_says_so_after_a_minute():
-    assert MadePicture(last_step_s=NOW_S - 50).found() == []
-    assert MadePicture(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
+    assert MadeState(last_step_s=NOW_S - 50).found() == []
+    assert MadeState(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
 
 
 def test_a_run_that_ends_is_not_stalled():
-    told = MadePicture().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
+    told = MadeState().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
     assert told.found() == []
-    assert MadePicture().publish(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
+    assert MadeState().publish(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
 
 
 def test_what_the_supervisor_finds_is_shown_until_it_ends():
-    fed = Feed(RunView("demo")).publish(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
+    fed = Feed(RunState("demo")).publish(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
     fed.publish(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
     shown = io.StringIO()
     Console(file=shown, width=120).print(render(fed.fold, int(3e9)))
     assert "reward hanging: reward-1: grades p000007-0 for 8 s" in shown.getvalue()
-    assert [stall["cause"] for stall in figures(fed.fold, int(3e9))["stalls"]] == ["reward hanging"]
+    assert [stall.cause for stall in run_status(fed.fold, int(3e9)).stalls] == ["reward hanging"]
 
     fed.publish(STALL_ENDED, StallEnded("reward hanging", "reward-1"), at_s=9)
 

@@ -1,6 +1,6 @@
 """What is no finding: stops that were asked for, new processes, servers that compile, groups that are done."""
 
-from harness.pictures import NOW_S, MadePicture, work
+from harness.states import AT_ENGINE, NOW_S, MadeState, work
 from topics.actors import (
     ACTOR_STARTED,
     FLEET_SCALED,
@@ -16,59 +16,59 @@ from topics.weights import TRAINING_FINISHED, TrainingFinished
 
 
 def test_an_engine_that_was_asked_to_leave_is_not_dead():
-    told = MadePicture(last_step_s=NOW_S - 1)
+    told = MadeState(last_step_s=NOW_S - 1)
 
-    assert told.engine(EngineGone("engine-1", "stopped"), at_s=NOW_S - 0.5).found() == []
+    assert told.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 0.5).found() == []
     assert told.engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
 
 
 def test_while_a_run_ends_nobody_is_missed():
     asked, finished = StopRequested("asyncrl down"), TrainingFinished(100, "steps")
     for topic, message in ((STOP_REQUESTED, asked), (TRAINING_FINISHED, finished)):
-        told = MadePicture(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
+        told = MadeState(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
         told.vitals("rollout-1", at_s=NOW_S - 60)
         assert told.found()
         assert told.publish(topic, message).found() == []
 
 
 def test_a_process_that_was_just_asked_for_may_take_its_time():
-    told = MadePicture(last_step_s=NOW_S - 1)
+    told = MadeState(last_step_s=NOW_S - 1)
     told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
     assert told.found() == []
 
-    told = MadePicture(last_step_s=NOW_S - 1)
+    told = MadeState(last_step_s=NOW_S - 1)
     told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
     assert told.found() == [("actor silent", "rollout")]
     assert told.evidence() == "1 of 2 never started, 100 s after they were asked for"
 
 
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
-    told = MadePicture(last_step_s=NOW_S - 1)
+    told = MadeState(last_step_s=NOW_S - 1)
     for at_s in (NOW_S - 50, NOW_S - 40, NOW_S - 2):
         told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
     assert told.vitals("buffer-1").found() == [("actor dying", "buffer-1")]
 
-    settings = told.picture.config
+    settings = told.state.config
     opened = RunOpened(100, 0, {"buffer": {"batch_groups": settings.buffer.batch_groups}})
     assert told.publish(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
 
 
 def test_a_group_whose_every_member_is_done_has_no_straggler():
-    told = MadePicture().vitals("rollout-1", work("p000007-0", quiet_s=0.5, place="engine-1"))
-    told.picture.ended = {f"p000007-{member}" for member in range(1, 8)}
+    told = MadeState().vitals("rollout-1", work("p000007-0", quiet_s=0.5, waiting=AT_ENGINE))
+    told.state.ended = {f"p000007-{member}" for member in range(1, 8)}
     assert ("straggler", "p000007-0") in told.found()
 
-    told.picture.ended.add("p000007-0")
+    told.state.ended.add("p000007-0")
     assert ("straggler", "p000007-0") not in told.found()
 
 
 def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
     def starting(kind):
-        told = MadePicture()
-        told.picture.config.engine.kind = kind
-        told.picture.steps, told.picture.packed = [], None
-        told.picture.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
-        told.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, place="engine-1"))
+        told = MadeState()
+        told.state.config.engine.kind = kind
+        told.state.steps, told.state.packed = [], None
+        told.state.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
+        told.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE))
         return told
 
     assert starting("sglang").found() == []
@@ -77,8 +77,8 @@ def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
 
 def beginning(last_step_s):
     """A run whose warm-up was quick and whose first two steps of RL were not; its work advances."""
-    told = MadePicture()
-    told.picture.steps, told.picture.packed = [], None
+    told = MadeState()
+    told.state.steps, told.state.packed = [], None
     for step in range(-5, 1):
         told.trained(step, at_s=last_step_s - 10 + step / 10, stage="warmup")
     for step in (1, 2):
@@ -87,25 +87,25 @@ def beginning(last_step_s):
 
 
 def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
-    many = [work(f"p00000{number}-0", quiet_s=1, place="engine-1") for number in range(6)]
+    many = [work(f"p00000{number}-0", quiet_s=1, waiting=AT_ENGINE) for number in range(6)]
     for late, cause in ((many, ("no credit", "prompter")), (many[:1], ("straggler", "p000000-0"))):
         for quiet_s, found in ((20, []), (70, [cause])):
             told = beginning(NOW_S - quiet_s).vitals("rollout-1", *late)
-            told.picture.ended = {"p000000-1"} if late == many[:1] else set()
+            told.state.ended = {"p000000-1"} if late == many[:1] else set()
             assert told.found() == found
     hanging = beginning(NOW_S - 20).vitals("rollout-1", work("p000007-0"))
     assert hanging.found() == [("rollout hanging", "rollout-1")]
 
 
 def test_the_last_batches_wait_for_their_own_groups():
-    told = MadePicture(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
-    assert told.vitals("rollout-1", work("p000007-0", quiet_s=1, place="engine-1")).found() == [
+    told = MadeState(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    assert told.vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE)).found() == [
         ("no credit", "prompter")
     ]
 
-    told.picture.config.learner.steps = 8  # three more, as many as may be open
+    told.state.total = 8  # three more, as many as may be open
     assert told.found() == []
-    told.picture.ended = {"p000007-1"}
+    told.state.ended = {"p000007-1"}
     assert told.found() == []
     told.vitals("rollout-1", work("p000007-0", quiet_s=5))
     assert told.found() == [("straggler", "p000007-0")]

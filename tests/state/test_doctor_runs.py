@@ -114,7 +114,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
     (tmp_path / "switches.py").write_text(SWITCHES)
     functions = ["reward.function=switches.py:reward", "task.rollout=switches.py:rollout"]
     small = ["buffer.batch_groups=2", "buffer.max_lag=0", "warmup.steps=0", "learner.steps=9000"]
-    async with up(tmp_path, *functions, *small, "keepers.lease_s=90", "learner.checkpoint_every=9000") as run:
+    async with up(tmp_path, *functions, *small, "supervision.silence_s=90", "learner.checkpoint_every=9000") as run:
         await run.reaches(lambda: len(run.steps()) >= 3, "three steps", 120)
         assert await examined(tmp_path) == {}
         for switch, cause, evidence in (

@@ -70,7 +70,7 @@ class Injector:
         self._folder = stage.crash_folder
         self._witness = witness
         config = RunFiles(stage.root).read_config()
-        self._wake_s = config.rollout.lease_s + 1.0  # a second more than a lease
+        self._wake_s = config.workers.lease_s + 1.0  # a second more than a lease
         self._workers = config.rollout.workers
         self._insist = insist
         self._dice = dice

@@ -55,9 +55,9 @@ async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: floa
     address = RunFiles(stage.root).address
     findings, queues = [f"the run has no server; its last output: {stage.words.strip() or 'none'}"], {}
     if address.exists():
-        picture = await look_from_outside(BusAddress.read(address), stage.root.name, stage.root)
-        findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(picture)]
-        queues = picture.queues
+        state = await look_from_outside(BusAddress.read(address), stage.root.name, stage.root)
+        findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(state)]
+        queues = state.queues
     stopped = []
     for part in parts(stage.crash_folder):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, unpack_headers
@@ -27,6 +27,13 @@ from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, TRAINING_FINISHED,
 _KEPT = {stream.name for stream in STREAMS if stream.keeper}
 
 
+class LetterNote(NamedTuple):
+    """What the audit keeps of a dead letter."""
+
+    reason: str
+    poison: bool  # its message can be read, and ended worker after worker
+
+
 class Ledger:
     """Takes in every message of a run: how it was opened and the learner's log first, then the others.
 
@@ -47,7 +54,7 @@ class Ledger:
         )
         self.batches = self.groups.batches
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
-        self.letters: dict[tuple[str, int], str] = {}  # reasons of dead letters, by stream and sequence
+        self.letters: dict[tuple[str, int], LetterNote] = {}  # by stream and sequence
         self.later_versions: set[int] = set()  # published after the learner's log was read
         self.unreadable = 0
         self.first_result = first_result
@@ -138,4 +145,4 @@ class Ledger:
         self.trimmed = max(self.trimmed, message.below)
 
     def _on_dead_letter(self, message: DeadLetter, _: Record) -> None:
-        self.letters[message.stream, message.sequence] = message.reason
+        self.letters[message.stream, message.sequence] = LetterNote(message.reason, message.poison)

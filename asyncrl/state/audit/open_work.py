@@ -13,7 +13,6 @@ from asyncrl.state.audit.violations import Violation
 from topics.topic import BATCHES
 
 _LATE_S = 30.0  # for the buffer to act on a deadline
-_POISON = "poison"  # beginning of the reason of a dead letter whose message is readable and kills workers
 
 
 class Queue(NamedTuple):
@@ -72,8 +71,8 @@ def _lost(ledger: Ledger, queue: Queue, work: Work) -> Iterator[Violation]:
         return
     if letter is None:
         yield Violation("lost", str(key), found, _EXPECTED)
-    elif place in ledger.groups.legible and not letter.startswith(_POISON):
-        found = f"{found}; its dead letter gives the reason {letter[:120]!r}, and the message can be read"
+    elif place in ledger.groups.legible and not letter.poison:
+        found = f"{found}; its dead letter gives the reason {letter.reason[:120]!r}, and the message can be read"
         yield Violation("hidden loss", str(key), found, _EXPECTED)
 
 

@@ -93,7 +93,7 @@ class Opening:
     @property
     def lease_s(self) -> float | None:
         """Seconds that a silent worker keeps its work."""
-        return _real(_setting(self.settings, "rollout.lease_s"))
+        return _real(_setting(self.settings, "workers.lease_s"))
 
     @property
     def start_step(self) -> int:

@@ -71,7 +71,10 @@ async def make(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Callable[
     made: list[Player] = []
 
     def make(address: str) -> Player:
-        tables: dict[str, Any] = {"engine": {"kind": "external", "addresses": [address]}, "keepers": {"lease_s": 1.0}}
+        tables: dict[str, Any] = {
+            "engine": {"kind": "external", "addresses": [address]},
+            "supervision": {"silence_s": 1.0},
+        }
         made.append(Player(bus, stage(**tables).context("engine", bus)))
         return made[-1]
 

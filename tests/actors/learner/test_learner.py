@@ -68,7 +68,7 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkey
 
     async def open_one(number: int = 1, **tables: object) -> Playing:
         if not stands or tables:
-            stands.append(stage(**{**SMALL, "keepers": {"lease_s": 1.0}, **tables}))
+            stands.append(stage(**{**SMALL, "supervision": {"silence_s": 1.0}, **tables}))
             stands[-1].make_model()
         context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
         context.actor_id = f"learner-{number}"
@@ -92,13 +92,13 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     await pack(bus, 1)
     await until(lambda: trained(bus, 1), "step 1")
     spare = await opened(2)
-    await until(lambda: spare.context.take_vitals().doing == "stands by", "the spare stands by")
+    await until(lambda: spare.context.take_vitals().doing.kind == "standby", "the spare stands by")
 
     await first.kill()
     await pack(bus, 2)
     await until(lambda: trained(bus, 2), "the spare trains step 2")
     again = await opened(1)
-    await until(lambda: again.context.take_vitals().doing == "stands by", "the first stands by")
+    await until(lambda: again.context.take_vitals().doing.kind == "standby", "the first stands by")
     await pack(bus, 3)
     await until(lambda: trained(bus, 3), "step 3")
 
@@ -123,7 +123,7 @@ async def saved(bus: Bus, step: int) -> bool:
 
 
 async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Open, bus: Bus, monkeypatch):
-    first = await opened(learner={"checkpoint_every": 4}, keepers={"lease_s": 1.0, "snapshot_every": 10})
+    first = await opened(learner={"checkpoint_every": 4}, supervision={"silence_s": 1.0, "snapshot_every": 10})
     await train(bus, 1, 10)
     await first.kill()
     newest = await read_last(bus, TRAINING, BY_NAME["learner.snapshot"].subject(bus.run))

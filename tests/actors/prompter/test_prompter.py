@@ -17,7 +17,7 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.process import FATAL
 from harness import gyms
 from harness.stage import Stage, until
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped, Vitals
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, Activity, ActorStopped, Vitals
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import ACTORS, PROMPTS, VITALS
@@ -73,7 +73,7 @@ def slow(stage: Callable[..., Stage], how: str = "slow", lease_s: float = 10.0, 
         task={"source": f"reasoning-gym:{how}", **task},
         rollout={"group_size": SIZE},
         buffer={"batch_groups": 64},
-        keepers={"lease_s": lease_s},
+        supervision={"silence_s": lease_s},
     )
 
 
@@ -104,7 +104,7 @@ async def test_each_group_is_issued_as_soon_as_its_row_is_made_and_heartbeats_go
     for before, after in pairwise(firsts):
         assert after - before > 0.5e9
         assert any(before < beat < after for beat in heard.beats)
-    assert {vitals.doing for vitals in heard.vitals} >= {"makes row 1", "makes row 2"}
+    assert {vitals.doing for vitals in heard.vitals} >= {Activity("making row", 1), Activity("making row", 2)}
 
 
 async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(

@@ -54,7 +54,7 @@ class Scene:
 
 @pytest.fixture
 async def scene(bus: Bus, stage: Callable[..., Stage]) -> Scene:
-    made = Scene(stage(keepers={"snapshot_every": 7}, recorder={"plot": False}), bus)
+    made = Scene(stage(supervision={"snapshot_every": 7}, recorder={"plot": False}), bus)
     await publish(bus, RunOpened(12, 0, {}))
     return made
 

@@ -62,9 +62,10 @@ class Scene:
 async def scene(stage, bus, tmp_path):
     opened = []
 
-    async def make(function, **rollout):
-        settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "lease_s": 1.0, "slots": 8}
-        made = stage(task={"rollout": f"{HERE / 'rollouts.py'}:{function}"}, rollout={**settings, **rollout})
+    async def make(function, lease_s=1.0, **rollout):
+        settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "slots": 8}
+        task = {"rollout": f"{HERE / 'rollouts.py'}:{function}"}
+        made = stage(task=task, rollout={**settings, **rollout}, workers={"lease_s": lease_s})
         make_endless_model(made.files.model)
         settings = EngineSettings(max_running=16, arguments=["--weight-version", KEY])
         server = EmbeddedControl(EngineHome("engine-1", settings, made.files.model, tmp_path / "engine.log", None))
@@ -308,7 +309,7 @@ async def test_a_worker_killed_inside_a_parallel_pair_of_generates(scene):
 
 
 async def test_a_worker_asked_to_leave_hands_its_work_on_at_once(scene):
-    scene = await scene("five_turns", lease_s=60.0, stall_s=120.0)
+    scene = await scene("five_turns", lease_s=60.0)
     first = await scene.stage.start("rollout", 1)
     await scene.issue("p000001-0", hold=2)
     calls = scene.tmp / "p000001-0.calls"

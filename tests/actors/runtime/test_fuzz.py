@@ -20,7 +20,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.audit import audit_run
 from asyncrl.config.settings import Config
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from benchmarks.engine import save_random_model, served
 from harness.fuzz import Wrong, WrongRequest, wrong_messages, wrong_requests
@@ -47,7 +47,8 @@ CONFIG = {
     "task": {"options": {"letters": 4}},
     "engine": {"kind": "scripted", "scripted_tokens": 4},
     "learner": {"trainer": "scripted", "steps": 1_000_000, "scripted_step_s": 0.05},
-    "rollout": {"group_size": 2, "slots": 16, "lease_s": LEASE_S},
+    "rollout": {"group_size": 2, "slots": 16},
+    "workers": {"lease_s": LEASE_S},
     "buffer": {"batch_groups": 2, "group_deadline_s": 5.0},
     "recorder": {"plot": False},
 }
@@ -220,10 +221,10 @@ async def counted_late(bus: Bus, count: float) -> bool:
 
 async def everybody_can_look(bus: Bus) -> None:
     """`status` and `tap` read what is there without a fault."""
-    watch = Watch(bus, RunView(bus.run))
+    watch = Watch(bus, RunState(bus.run))
     await watch.start()
     await watch.close()
-    assert watch.view.step is not None
+    assert watch.state.newest is not None
     for stream in STREAMS:
         for record in await records_of(bus, stream):
             tapped = FormattedMessage.of_record(record)

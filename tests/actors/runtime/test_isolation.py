@@ -126,8 +126,8 @@ def scene(bus: Bus, stage: Callable[..., Stage], tmp_path: Path) -> Callable[...
     def make(**tables: Any) -> Scene:
         (tmp_path / "rollouts.py").write_text(ROLLOUTS)
         task = {"rollout": f"{tmp_path / 'rollouts.py'}:rollout"}
-        rollout = {"lease_s": 0.5} | tables.pop("rollout", {})
-        made = stage(engine={"kind": "scripted"}, task=task, rollout=rollout, **tables)
+        tables["workers"] = {"lease_s": 0.5} | tables.get("workers", {})
+        made = stage(engine={"kind": "scripted"}, task=task, **tables)
         made.make_model()
         return Scene(made, bus, tmp_path)
 
@@ -216,7 +216,7 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
 
 
 async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus: Bus, scene: Any):
-    play = scene(rollout={"lease_s": 30.0})
+    play = scene(workers={"lease_s": 30.0})
     await play.engine()
     await play.suspect("p000000-0", "holds")
     await give_back(bus, 1)
@@ -233,7 +233,7 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
 
 
 async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bus: Bus, scene: Any):
-    play = scene(keepers={"lease_s": 0.5})
+    play = scene(supervision={"silence_s": 0.5})
     await play.engine()
     await play.suspect("p000000-0", "blocks")
     await give_back(bus, 1)

@@ -1,4 +1,4 @@
-"""Work beyond `rollout.stall_s`: what has a time limit of its own keeps its lease, what hangs loses it."""
+"""Work beyond `workers.stall_s`: what has a time limit of its own keeps its lease, what hangs loses it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -84,7 +84,7 @@ async def test_a_reward_within_its_limit_and_what_queues_behind_it_keep_their_le
 ):
     (tmp_path / "reward.py").write_text(SLOW_REWARD)
     reward = {"function": f"{tmp_path / 'reward.py'}:reward", "time_limit_s": 20.0, "children": 1}
-    context = stage(reward=reward, rollout=STALL).context("reward", bus)
+    context = stage(reward=reward, workers=STALL).context("reward", bus)
     for number in range(3):
         await publish(bus, generated(number))
 
@@ -103,7 +103,7 @@ async def rolling_out(
     """A rollout worker inside the test, an engine for it, and one trajectory of this function."""
     (tmp_path / "rollouts.py").write_text(ROLLOUTS)
     task = {"rollout": f"{tmp_path / 'rollouts.py'}:{function}"}
-    scene = stage(engine={"kind": "scripted"}, task=task, rollout=STALL | rollout)
+    scene = stage(engine={"kind": "scripted"}, task=task, workers=STALL, rollout=rollout)
     scene.make_model()
     await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
     issued = PromptIssued(prompt_id="p000000", member=0, group_size=1, rows=[PromptRow("^ab=", "ba")])

@@ -182,7 +182,7 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> Asy
     keepers: list[Keeper] = []
 
     async def open_one(every: int = 50) -> Keeper:
-        config = {**SMALL, "keepers": {"snapshot_every": every}}
+        config = {**SMALL, "supervision": {"snapshot_every": every}}
         context = stage(**config).context("prompter", await connect(bus.run))
         inputs = [
             Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
@@ -317,7 +317,7 @@ async def test_a_snapshot_in_a_blob_is_restored_and_troubles_no_one(opened: Open
 
 
 async def test_a_killed_buffer_goes_on_from_its_snapshot(bus: Bus, stage: Callable[..., Stage]):
-    stand = stage(**SMALL, keepers={"snapshot_every": 20})
+    stand = stage(**SMALL, supervision={"snapshot_every": 20})
     history = History(bus, stand.config)
     await history.write(32)
     process = await stand.start("buffer")

@@ -93,7 +93,7 @@ async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened:
 
 async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open, monkeypatch):
     first, again = await opened(), await opened()
-    again.context.config.keepers.lease_s = 1000.0
+    again.context.config.supervision.silence_s = 1000.0
     await first.keeper.start()
     await killed(first)
 

@@ -43,7 +43,7 @@ async def work(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Work]:
     running: list[tuple[Context, asyncio.Task[None]]] = []
 
     def begin(handle: Handle, *, slots: int = 8) -> tuple[Context, asyncio.Task[None]]:
-        context = stage(rollout={"lease_s": LEASE_S}).context("rollout", bus)
+        context = stage(workers={"lease_s": LEASE_S}).context("rollout", bus)
         loop: WorkerLoop[PromptIssued] = WorkerLoop(context, handle, slots)
         running.append((context, asyncio.create_task(loop.run())))
         return running[-1]

@@ -174,7 +174,7 @@ task.options = { letters = 4 }
 model.create.context = 32
 rollout = { group_size = 8, max_new_tokens = 8, slots = 512 }
 buffer = { batch_groups = 900, max_lag = 1 }
-keepers.snapshot_every = 2000
+supervision.snapshot_every = 2000
 learner = { trainer = "scripted", steps = 3, checkpoint_every = 2 }
 engine = { kind = "scripted", scripted_tokens = 2 }
 """  # a batch.packed of 0.9 MB, and snapshots of the buffer of 2 MB

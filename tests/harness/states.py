@@ -1,4 +1,4 @@
-"""Pictures of a run, told by hand, for tests of the doctor."""
+"""States of a run, made by hand, for tests of the doctor."""
 
 from pathlib import Path
 
@@ -8,36 +8,45 @@ import pytest
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
-from asyncrl.state.picture import Picture
-from topics import batches, engines
+from asyncrl.state.parts import StreamFill
+from asyncrl.state.run_state import RunState
+from topics import engines
 from topics.actors import (
     ACTOR_STARTED,
     FLEET_SCALED,
     RUN_OPENED,
     VITALS_TAKEN,
+    Activity,
     ActorStarted,
     FleetScaled,
     HeldWork,
     RunOpened,
     Vitals,
+    Waiting,
 )
-from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchTrained
 from topics.engines import EngineReady, EngineUpdating
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 SLOW = pytest.mark.slow
-NOW_S = 1000.0  # of every picture told by hand
+NOW_S = 1000.0  # of every state made by hand
 ROOT = Path(__file__).parents[2]
 FLEET = {"learner": 1, "engine": 1, "prompter": 1, "buffer": 1, "rollout": 1, "reward": 1}
 GROUPS = 2  # of a batch; max_lag is 2, so 6 may be open
 
 
-class MadePicture:
-    """A picture of a run that was well until it was told otherwise: opened at 0 s, five steps, the last at 900 s."""
+IDLE = Activity()
+IN_FUNCTION = Waiting()
+AT_ENGINE = Waiting("engine", "engine-1")
+
+
+class MadeState:
+    """A state of a run that was well until it was told otherwise: opened at 0 s, five steps, the last at 900 s."""
 
     def __init__(self, last_step_s: float = 900.0) -> None:
         config = Config(buffer=msgspec.convert({"batch_groups": GROUPS}, type(Config().buffer)))
-        self.picture = Picture("demo", now_ns=int(NOW_S * 1e9))
+        self.state = RunState("demo")
+        self.state.now_ns = int(NOW_S * 1e9)
         self.publish(RUN_OPENED, RunOpened(config.learner.steps, 0, msgspec.to_builtins(config)), at_s=1.0)
         self.publish(FLEET_SCALED, FleetScaled(dict(FLEET)), at_s=1.0)
         for role in (*FLEET, "supervisor"):
@@ -48,8 +57,8 @@ class MadePicture:
         self.packed(5)
         self.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
         self.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
-        self.picture.streams = {
-            name: {"bytes": 10, "max_bytes": 1000, "messages": 1, "last_ns": int((NOW_S - 1) * 1e9)}
+        self.state.streams = {
+            name: StreamFill(10, 1000, 1, int((NOW_S - 1) * 1e9))
             for name in ("PROMPTS", "BATCHES", "TRAINING", "FLEET", "TRAJECTORIES", "DEAD")
         }
         self.queue("rollout", under_way=4)
@@ -58,14 +67,14 @@ class MadePicture:
 
     def publish(self, topic, message, *, at_s=NOW_S - 1, headers=None):
         record = Record(topic.stream, 1, "", headers or {}, b"", int(at_s * 1e9))
-        self.picture.apply(topic, message, record)
+        self.state.apply(topic, message, record)
         return self
 
     def engine(self, message, *, at_s):
         topics = {EngineReady: engines.ENGINE_READY, EngineUpdating: engines.ENGINE_UPDATING}
         return self.publish(topics.get(type(message), engines.ENGINE_GONE), message, at_s=at_s)
 
-    def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing="", denied="", **values):
+    def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing=IDLE, denied="", **values):
         role = actor_id.rsplit("-", 1)[0]
         clock_s = at_s if clock_s is None else clock_s
         message = Vitals(role, actor_id, 1, clock_s, values, held=list(held), doing=doing, denied=denied)
@@ -76,19 +85,20 @@ class MadePicture:
         return self.publish(BATCH_TRAINED, message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):
-        return self.publish(batches.BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
+        self.state.on_packed(Record(BATCH_PACKED.stream, 1, "", {"step": str(step)}, b"", int(at_s * 1e9)))
+        return self
 
     def queue(self, role, *, waiting=0, under_way=0, pulls=1):
-        self.picture.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}
+        self.state.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}
         return self
 
     def found(self):
-        return [(finding.cause, finding.object) for finding in diagnose(self.picture)]
+        return [(finding.cause, finding.object) for finding in diagnose(self.state)]
 
     def evidence(self):
-        [finding] = diagnose(self.picture)
+        [finding] = diagnose(self.state)
         return finding.evidence
 
 
-def work(name, *, held_s=60.0, quiet_s=60.0, place="", tokens=0):
-    return HeldWork(name, held_s, quiet_s, place, tokens)
+def work(name, *, held_s=60.0, quiet_s=60.0, waiting=IN_FUNCTION, tokens=0):
+    return HeldWork(name, held_s, quiet_s, waiting, tokens)

@@ -8,9 +8,9 @@ from rich.console import Console
 from asyncrl.bus.log import Record
 from asyncrl.cli.screen import bar, duration, render, sparkline
 from asyncrl.cli.show import Lines
-from asyncrl.cli.status import figures
 from asyncrl.cli.summary import summary_text
-from asyncrl.state.view import RunView
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import run_status
 from harness.folds import failure
 from topics import actors, batches, engines, evals, trajectories, weights
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, StopRequested, Vitals
@@ -28,11 +28,11 @@ class Story:
     """A view and what it is told, by the second."""
 
     def __init__(self, steps: int = 0) -> None:
-        self.view = RunView("demo", steps)
+        self.state = RunState("demo", steps)
 
     def subscribe(self, at_s: float, topic, message) -> None:
         record = Record(topic.stream or TRAINING, 1, "", {}, b"", int((START_S + at_s) * 1e9))
-        self.view.apply(topic, message, record)
+        self.state.apply(topic, message, record)
 
     def started(self, at_s: float, actor_id: str, pid: int = 1) -> None:
         role = actor_id.rsplit("-", 1)[0]
@@ -64,11 +64,11 @@ class Story:
         self.subscribe(at_s, weights.WEIGHTS_PUBLISHED, message)
 
     def texts(self) -> list[str]:
-        return [event.text for event in self.view.take_events()]
+        return [event.text for event in self.state.take_events()]
 
     def picture(self, at_s: float, width: int = 100) -> str:
         console = Console(file=io.StringIO(), width=width, color_system=None)
-        console.print(render(self.view, int((START_S + at_s) * 1e9)))
+        console.print(render(self.state, int((START_S + at_s) * 1e9)))
         return console.file.getvalue()
 
 
@@ -129,7 +129,7 @@ def test_the_picture_shows_step_reward_lag_speed_and_fleet():
 def test_the_picture_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
     story = whole_run()
     story.trained(9, 3, metrics={"train_s": 1.94, "wait_s": 0.4, "loss": 0.1})
-    story.view.figures = {
+    story.state.figures = {
         "response_tokens_mean": 214.4,
         "truncated_share": 0.03,
         "flat_groups_share": 0.125,
@@ -152,7 +152,7 @@ def test_a_run_that_is_over_lacks_no_actors():
     story.subscribe(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
     story.stopped(13, "supervisor-1")
 
-    assert story.view.over
+    assert story.state.over
     assert " of 2" not in story.picture(14)
     assert "rollout" not in story.picture(14)
 
@@ -160,11 +160,11 @@ def test_a_run_that_is_over_lacks_no_actors():
 def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
     story, lines = whole_run(), Lines()
 
-    lines.refresh(story.view)  # of two steps read at once, the newer is shown
+    lines.refresh(story.state)  # of two steps read at once, the newer is shown
     story.trained(9, 3)
-    lines.refresh(story.view)
+    lines.refresh(story.state)
     shown = capsys.readouterr().out.splitlines()
-    lines.close(story.view)
+    lines.close(story.state)
 
     assert shown == [
         "  0:00  started",
@@ -177,7 +177,7 @@ def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
 
 def test_an_actor_that_dies_is_told_with_its_last_words_and_counted_when_it_comes_back():
     story = whole_run()
-    story.view.take_events()
+    story.state.take_events()
 
     story.stopped(11, "rollout-1", "BusGone: no acknowledgement")
     story.started(12, "rollout-1", pid=2)
@@ -189,19 +189,19 @@ def test_an_actor_that_dies_is_told_with_its_last_words_and_counted_when_it_come
         "rollout-2 died without an error message",
         "rollout-2 started again",
     ]
-    assert story.view.restarts == 2
+    assert story.state.restarts == 2
     assert "2 restarts" in story.picture(13)
 
 
 def test_an_actor_that_is_scaled_away_and_back_did_not_die():
     story = whole_run()
-    story.view.take_events()
+    story.state.take_events()
 
     story.stopped(11, "rollout-2")
     story.started(12, "rollout-2", pid=3)
 
     assert story.texts() == []
-    assert story.view.restarts == 0
+    assert story.state.restarts == 0
 
 
 def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
@@ -213,8 +213,8 @@ def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
 
     story.vitals(24, "rollout-1")  # and it was killed meanwhile
 
-    rollout = [actor for actor in figures(story.view, 0)["actors"] if actor["role"] == "rollout"]
-    assert [actor["actor_id"] for actor in rollout] == ["rollout-1"]
+    rollout = [actor for actor in run_status(story.state, 0).actors if actor.role == "rollout"]
+    assert [actor.actor_id for actor in rollout] == ["rollout-1"]
     assert "2 of 1" not in story.picture(24)
 
     story.started(25, "rollout-2", pid=3)  # before it is wanted again, as its logs may be read
@@ -235,7 +235,7 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
         vitals = Vitals("rollout", "rollout-1", 1, START_S + at_s, {"tokens": tokens, "cpu_share": 0.5})
         story.subscribe(at_s, actors.VITALS_TAKEN, vitals)
 
-    assert story.view.rates()["sampled_tokens"] == 2000
+    assert story.state.rates()["sampled_tokens"] == 2000
     assert "silent" not in story.picture(13)
     assert "1 silent" in story.picture(30)
 
@@ -246,7 +246,7 @@ def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
     for at_s, step in ((1010, 2), (1011, 3)):
         story.trained(at_s, step)
 
-    assert story.view.rates()["steps"] == pytest.approx(1.0)
+    assert story.state.rates()["steps"] == pytest.approx(1.0)
 
 
 def test_an_updating_engine_says_so():
@@ -270,7 +270,7 @@ def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
 
 def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
     story = whole_run()
-    story.view.take_events()
+    story.state.take_events()
     trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
     failed = failure("p000001-0", detail=trace)
     stall = StallFound("actor dying", "rollout-1", f"started 3 times in the last minute; last error: {trace}", "")
@@ -293,8 +293,8 @@ def test_the_supervisors_last_words_are_why_a_run_failed():
     story.stopped(11, "learner-1", "loss is not finite")
     story.stopped(12, "supervisor-1", "learner-1: loss is not finite")
 
-    assert story.view.state == "failed"
-    assert story.view.failure == "learner-1: loss is not finite"
+    assert story.state.phase == "failed"
+    assert story.state.failure == "learner-1: loss is not finite"
 
 
 def test_a_run_ends_finished_or_stopped():
@@ -304,18 +304,18 @@ def test_a_run_ends_finished_or_stopped():
     for story in (finished, stopped):
         story.stopped(12, "supervisor-1")
 
-    assert (finished.view.state, stopped.view.state) == ("finished", "stopped")
+    assert (finished.state.phase, stopped.state.phase) == ("finished", "stopped")
 
 
 def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_end():
     story, ended = whole_run(), whole_run()
     ended.stopped(12, "supervisor-1")
     for each in (story, ended):
-        each.view.on_gone()
+        each.state.on_gone()
 
-    assert (story.view.state, ended.view.state) == ("crashed", "stopped")
-    assert "go on with `asyncrl up --resume " in story.view.failure
-    assert not any(actor.live for actor in story.view.actors.values())
+    assert (story.state.phase, ended.state.phase) == ("crashed", "stopped")
+    assert "go on with `asyncrl up --resume " in story.state.failure
+    assert not any(actor.live for actor in story.state.actors.values())
 
 
 def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same():
@@ -325,15 +325,15 @@ def test_an_end_that_is_read_before_the_end_of_training_is_the_end_all_the_same(
     for each in (story, failed):
         each.subscribe(11, weights.TRAINING_FINISHED, TrainingFinished(step=4, reason="steps", exported="/model"))
 
-    assert (story.view.state, failed.view.state) == ("finished", "failed")
+    assert (story.state.phase, failed.state.phase) == ("finished", "failed")
 
 
 def test_a_new_line_of_weights_is_a_warning():
     story = whole_run()
-    story.view.take_events()
+    story.state.take_events()
     story.published(9, 2, lineage=1)
 
-    assert story.view.take_events()[0].kind == "warning"
+    assert story.state.take_events()[0].kind == "warning"
 
 
 def test_a_view_without_anything_can_be_shown():

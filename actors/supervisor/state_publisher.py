@@ -1,0 +1,44 @@
+"""Publishes the state of the run once a second, for exporters, pages and other programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from actors.runtime.actor import Context
+from asyncrl.bus.errors import BusError
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import run_status
+from asyncrl.state.watch import Watch
+from topics.runs import RUN_STATE
+
+_EVERY_S = 1.0
+_AGAIN_S = 5.0
+
+
+async def publish_state(context: Context, now: Callable[[], float]) -> None:
+    """Follow the run and publish its state until the actor is asked to stop.
+
+    Args:
+        now: the server's clock, seconds since the epoch.
+    """
+    bus = context.bus
+    watch = Watch(bus, RunState(bus.run, context.config.learner.steps))
+    while not context.stop.is_set():
+        try:
+            await watch.start()
+            break
+        except BusError as error:  # nothing of the run depends on it
+            context.log.warning("state not read", reason=str(error))
+            await watch.close()
+            watch = Watch(bus, RunState(bus.run, context.config.learner.steps))
+            await asyncio.sleep(_AGAIN_S)  # nothing announces that the server answers again
+    while not context.stop.is_set():
+        if bus.client.is_connected:
+            message = run_status(watch.state, int(now() * 1e9))
+            message.v = message.V
+            await bus.send(RUN_STATE.ingest(bus.run), msgspec.json.encode(message))
+        await asyncio.sleep(_EVERY_S)
+    await watch.close()

@@ -1,0 +1,171 @@
+"""What the state of a run consists of: actors, engines, steps, streams, disks. Times are the server's clock, ns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+from topics.actors import ActorStarted, ActorStopped, Vitals
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+
+Process: TypeAlias = Literal["", "stopped", "gone"]  # "": lives, or is on another machine
+
+_SOON_S = 60.0  # starts that count as one trouble lie within this
+_STARTS = 16  # of an actor that are remembered
+
+
+@dataclass
+class Actor:
+    """One process of a role."""
+
+    actor_id: str
+    role: str
+    host: str = ""
+    pid: int = 0
+    starts: list[int] = field(default_factory=list)  # the newest few
+    stopped_ns: int = 0
+    asked: bool = False  # to stop, when it stopped last
+    last_error: str = ""  # of its newest start that ended with a reason
+    denied: bool = False  # that was a refusal of the server
+    restarts: int = 0
+    vitals: Vitals | None = None  # of this start
+    seen_ns: int = 0
+    tokens_per_s: float = 0.0  # sampled, between its last two vital signs
+    process: Process = ""
+
+    @property
+    def live(self) -> bool:
+        """Return whether it began after it last ended."""
+        return bool(self.starts) and self.starts[-1] > self.stopped_ns
+
+    @property
+    def since_ns(self) -> int:
+        """Return the time it was last seen."""
+        return max(self.seen_ns, self.starts[-1] if self.starts else 0)
+
+    @property
+    def error(self) -> str:
+        """Return the reason for which it is not there; empty where it is, or was asked to leave."""
+        return "" if self.live or self.asked else self.last_error
+
+    def gauge(self, name: str) -> float | None:
+        """One of its vital signs."""
+        return self.vitals.values.get(name) if self.vitals is not None else None
+
+    def ago_s(self, name: str) -> float:
+        """Seconds between a moment that its vital signs name and those signs themselves; 0 where they name none."""
+        at_s = self.gauge(name)
+        return self.vitals.at_s - at_s if self.vitals is not None and at_s is not None else 0.0
+
+    def quick_starts(self, now_ns: int, opened_ns: int) -> int:
+        """Return how often it was started lately, since the run was opened: starts by the owner do not count."""
+        return sum(now_ns - start < _SOON_S * 1e9 and start >= opened_ns for start in self.starts)
+
+    def on_started(self, message: ActorStarted, time_ns: int) -> None:
+        """Take in a start: one that follows no end that was asked for is a restart."""
+        self.restarts = self.restarts + 1 if self.starts and (self.live or not self.asked) else 0
+        self.host, self.pid = message.host, message.pid
+        self.starts = [*self.starts, time_ns][-_STARTS:]
+        self.tokens_per_s = 0.0
+
+    def on_stopped(self, message: ActorStopped, time_ns: int) -> None:
+        """Take in an end."""
+        self.stopped_ns, self.asked, self.tokens_per_s = time_ns, not message.reason, 0.0
+        if message.reason:
+            self.last_error, self.denied = message.reason, message.denied
+
+    def on_vitals(self, message: Vitals, time_ns: int) -> None:
+        """Keep its newest vital signs, and the rate since the ones before."""
+        self.seen_ns = time_ns
+        before, self.vitals = self.vitals, message if message.pid == self.pid else None
+        if before is not None and self.vitals is not None and message.at_s > before.at_s:
+            gained = message.values.get("tokens", 0.0) - before.values.get("tokens", 0.0)
+            self.tokens_per_s = max(0.0, gained) / (message.at_s - before.at_s)
+
+
+@dataclass
+class Engine:
+    """The state that an inference server published."""
+
+    engine_id: str
+    address: str = ""
+    version: int | None = None  # newest that it took requests with
+    update_s: float = 0.0
+    ready_ns: int = 0
+    updating: int | None = None  # newest version that it began to take
+    updating_ns: int = 0
+    gone_ns: int = 0
+    reason: str = ""  # why it is gone
+    asked: bool = False  # it was asked to leave
+    found: str = ""  # name of weights that another client gave it
+    found_ns: int = 0
+
+    @property
+    def state(self) -> Literal["ready", "updating", "gone"]:
+        """Return the state by its newest message."""
+        newest = max(self.ready_ns, self.updating_ns, self.gone_ns)
+        return "gone" if newest == self.gone_ns else "ready" if newest == self.ready_ns else "updating"
+
+    @property
+    def shown(self) -> int | None:
+        """Return the version that it has, or is taking."""
+        return self.updating if self.state == "updating" else self.version
+
+    def on_ready(self, message: EngineReady, time_ns: int) -> None:
+        """Take in that it takes requests."""
+        self.address, self.version, self.update_s = message.address, message.version, message.update_s
+        self.ready_ns = time_ns
+
+    def on_updating(self, message: EngineUpdating, time_ns: int) -> None:
+        """Take in that it takes another version."""
+        self.updating, self.updating_ns = message.version, time_ns
+        if message.found:
+            self.found, self.found_ns = message.found, time_ns
+
+    def on_gone(self, message: EngineGone, time_ns: int) -> None:
+        """Take in that it takes no more requests."""
+        self.gone_ns, self.reason, self.asked = time_ns, message.reason, message.asked
+
+
+class Step(NamedTuple):
+    """One optimiser step."""
+
+    step: int
+    stage: str
+    time_ns: int
+    train_s: float
+    reward: float
+    spread: float  # standard deviation of the rewards of its batch
+    lags: dict[int, int]  # trained tokens per lag
+    trajectories: int
+
+
+class Letter(NamedTuple):
+    """A message that was rejected."""
+
+    topic: str
+    reason: str
+    time_ns: int
+
+
+class Disk(NamedTuple):
+    """A file system that the run writes to."""
+
+    path: str
+    free: int  # bytes
+    total: int
+
+
+@dataclass
+class StreamFill:
+    """The fill level of a stream."""
+
+    bytes: int
+    max_bytes: int
+    messages: int = 0
+    last_ns: int = 0  # time of the newest message
+
+    @property
+    def share(self) -> float:
+        """0 to 1."""
+        return self.bytes / self.max_bytes if self.max_bytes > 0 else 0.0

@@ -1,0 +1,374 @@
+"""The state of a run: one fold of what is published, which commands, the doctor and exporters read."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Config
+from asyncrl.run.connect import SUPERVISOR
+from asyncrl.state.events import Event, EventKind, Trouble, one_line
+from asyncrl.state.handlers import Handlers
+from asyncrl.state.parts import Actor, Disk, Engine, Letter, Step, StreamFill
+from topics.actors import (
+    ActorStarted,
+    ActorStopped,
+    DeadLetter,
+    FleetScaled,
+    HeldWork,
+    RunOpened,
+    StopRequested,
+    Vitals,
+)
+from topics.batches import BatchTrained
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.evals import EvalScored
+from topics.groups import GroupDropped
+from topics.stalls import StallEnded, StallFound
+from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
+from topics.trajectories import TrajectoryFailed
+from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
+from topics.wire import Message
+
+Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
+
+RECENT_STEPS = 20  # window of lag and rates
+_SILENT_NS = 6 * 10**9  # three vital signs
+_LETTERS = 5
+_EVENTS = 1024  # that nobody took; older ones are forgotten
+
+
+class RunState:
+    """What is known of a run. Whoever drives it counts `queues` and `streams`, which no topic holds."""
+
+    def __init__(self, run: str, steps: int = 0) -> None:
+        self.run = run
+        self.total = steps  # RL steps of the run; 0: not known
+        self.config = Config()
+        self.phase: Phase = "starting"
+        self.failure = ""  # last output of a run that failed
+        self.now_ns = 0  # server's clock when this was looked at; 0 while it is followed
+        self.first_ns = self.last_ns = 0  # first and newest message
+        self.opened_ns = 0  # when `up` began, or went on
+        self.stop_requested = False
+        self.finished_at: int | None = None  # step at which training was reported finished
+        self.steps: list[Step] = []  # the newest few, each once
+        self.newest_batch: BatchTrained | None = None
+        self.rewards: list[float] = []  # mean of each RL step
+        self.warmup_steps = 0
+        self.version: int | None = None  # newest published
+        self.lineage = 0
+        self.published_ns = 0
+        self.checkpoint: int | None = None  # step of the newest
+        self.packed: int | None = None  # newest batch
+        self.packed_ns = 0
+        self.drops: dict[str, int] = {}  # groups dropped since the newest batch, by reason
+        self.evals: list[EvalScored] = []
+        self.engines: dict[str, Engine] = {}
+        self.actors: dict[str, Actor] = {}
+        self.wanted: dict[str, int] = {}
+        self.scaled_ns = 0  # when that was requested
+        self.failed = Trouble("trajectories failed")
+        self.dead = Trouble("messages rejected")
+        self.letters: list[Letter] = []  # the newest few
+        self.stalls: dict[tuple[str, str], StallFound] = {}  # the open causes that keep the run from advancing
+        self.queues: dict[str, dict[str, int]] = {}
+        self.streams: dict[str, StreamFill] = {}
+        self.figures: dict[str, float] = {}  # of the trajectories of the newest batch that was trained
+        self.trimmed_bytes = self.trims = 0  # of payload streams, since the beginning
+        self.paused = ""  # why admission is paused
+        self.ended: set[str] = set()  # group mates of long-held trajectories that have a grade or failed
+        self.disks: list[Disk] = []
+        self.unreachable = ""  # why the server cannot be asked
+        self.denied = ""  # topics that this user may not read
+        self._events: deque[Event] = deque(maxlen=_EVENTS)
+        self._heard_ns = 0  # newest vital signs of any actor
+        self._handlers = Handlers()
+        self._add_handlers()
+
+    def _add_handlers(self) -> None:
+        on = self._handlers.on
+        on(BatchTrained, self._on_trained)
+        on(WeightsPublished, self._on_published)
+        on(CheckpointSaved, lambda message, _: setattr(self, "checkpoint", message.step))
+        on(EvalScored, self._on_scored)
+        on(TrainingFinished, self._on_finished)
+        on(EngineReady, lambda message, record: self._engine(message.engine_id).on_ready(message, record.time_ns))
+        on(EngineUpdating, lambda message, record: self._engine(message.engine_id).on_updating(message, record.time_ns))
+        on(EngineGone, lambda message, record: self._engine(message.engine_id).on_gone(message, record.time_ns))
+        on(TrajectoryFailed, self._on_trajectory_failed)
+        on(GroupDropped, self._on_group_dropped)
+        on(DeadLetter, self._on_dead_letter)
+        on(StreamTrimmed, self._on_trimmed)
+        on(AdmissionPaused, lambda message, record: self._on_admission("paused", message.reason, record))
+        on(AdmissionResumed, lambda message, record: self._on_admission("resumed", message.reason, record))
+        on(RunOpened, self._on_opened)
+        on(StopRequested, self._on_stop_requested)
+        on(FleetScaled, self._on_scaled)
+        on(ActorStarted, self._on_started)
+        on(ActorStopped, self._on_stopped)
+        on(Vitals, self._on_vitals)
+        on(StallFound, self._on_stall_found)
+        on(StallEnded, self._on_stall_ended)
+
+    def apply(self, _: object, message: Message, record: Record) -> None:
+        """Fold one message in."""
+        if not isinstance(message, Vitals):
+            self.first_ns = min(self.first_ns or record.time_ns, record.time_ns)
+            self.last_ns = max(self.last_ns, record.time_ns)
+        self._handlers.apply(message, record)
+
+    def on_packed(self, record: Record) -> None:
+        """Fold a `batch.packed` in, of which the headers are enough."""
+        self.packed, self.packed_ns, self.drops = int(record.headers["step"]), record.time_ns, {}
+
+    def on_gone(self) -> None:
+        """Note that no process of the run is left, whatever its logs hold."""
+        if not self.over:
+            self.phase, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
+        for actor in self.actors.values():
+            actor.stopped_ns = max(actor.stopped_ns, actor.since_ns)
+
+    def take_events(self) -> list[Event]:
+        """Return the events since the last call, in the order they were read."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def report(self, kind: EventKind, time_ns: int, text: str) -> None:
+        """Note something worth a line; what happened before the run was resumed is not."""
+        if time_ns >= self.opened_ns:
+            self._events.append(Event(kind, time_ns, text))
+
+    # -- what follows from it
+
+    @property
+    def over(self) -> bool:
+        """Return whether nothing more will come."""
+        return self.phase in ("finished", "stopped", "failed", "crashed")
+
+    @property
+    def finished(self) -> bool:
+        """Return whether training is over: a run that was made longer has finished before and goes on."""
+        return self.finished_at is not None and self.finished_at >= self.total
+
+    @property
+    def newest(self) -> Step | None:
+        """The newest optimiser step."""
+        return self.steps[-1] if self.steps else None
+
+    @property
+    def trained(self) -> int:
+        """Newest step in the weights."""
+        return self.steps[-1].step if self.steps else self.config.origin
+
+    @property
+    def lags(self) -> dict[int, int]:
+        """Trained tokens per lag over the recent RL steps."""
+        found: dict[int, int] = {}
+        for step in self.steps[-RECENT_STEPS:]:
+            for lag, tokens in step.lags.items() if step.stage == "rl" else ():
+                found[lag] = found.get(lag, 0) + tokens
+        return dict(sorted(found.items()))
+
+    @property
+    def mean_lag(self) -> float | None:
+        """Mean lag of the tokens trained in recent RL steps, versions."""
+        lags = self.lags
+        tokens = sum(lags.values())
+        return sum(lag * count for lag, count in lags.items()) / tokens if tokens else None
+
+    @property
+    def restarts(self) -> int:
+        """Return how often an actor was started again."""
+        return sum(actor.restarts for actor in self.actors.values())
+
+    @property
+    def fleet(self) -> list[Actor]:
+        """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
+        wanted = {f"{role}-{number}" for role, count in self.wanted.items() for number in range(1, count + 1)}
+        silent_ns = self._heard_ns - _SILENT_NS
+        return [
+            actor
+            for actor in self.actors.values()
+            if actor.role not in self.wanted or actor.actor_id in wanted or (actor.live and actor.since_ns > silent_ns)
+        ]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of the newest step: of the learner, and of the trajectories of its batch."""
+        return (self.newest_batch.metrics if self.newest_batch is not None else {}) | self.figures
+
+    def rates(self) -> dict[str, float]:
+        """Steps, trajectories and tokens trained, and tokens sampled, per second; what is not known yet is left out."""
+        found: dict[str, float] = {}
+        sampled = sum(actor.tokens_per_s for actor in self.actors.values() if actor.live)
+        if sampled:
+            found["sampled_tokens"] = sampled
+        stage = self.newest.stage if self.newest is not None else None
+        steps = [step for step in self.steps if step.stage == stage and step.time_ns >= self.opened_ns]
+        seconds = (steps[-1].time_ns - steps[0].time_ns) / 1e9 if steps else 0.0
+        if seconds > 0:
+            found["trained_tokens"] = sum(sum(step.lags.values()) for step in steps[1:]) / seconds
+            found["trajectories"] = sum(step.trajectories for step in steps[1:]) / seconds
+            found["steps"] = (len(steps) - 1) / seconds
+        return found
+
+    def since_s(self, time_ns: int) -> float:
+        """Seconds between a moment of the server's clock and now."""
+        return (self.now_ns - time_ns) / 1e9
+
+    def of_role(self, role: str) -> list[Actor]:
+        """Actors of a role that are wanted."""
+        names = [f"{role}-{number}" for number in range(1, self.wanted.get(role, 1) + 1)]
+        return [self.actors[name] for name in names if name in self.actors and self.actors[name].starts]
+
+    def held(self, role: str) -> list[tuple[Actor, HeldWork]]:
+        """Work that actors of a role have had for seconds, the oldest first."""
+        found = [(actor, work) for actor in self.of_role(role) if actor.vitals for work in actor.vitals.held]
+        return sorted(found, key=lambda entry: -entry[1].held_s)
+
+    def gauge(self, role: str, name: str) -> float | None:
+        """A gauge of the keeper of this role that folded most lately."""
+        known = [actor for actor in self.of_role(role) if actor.gauge(name) is not None]
+        return max(known, key=lambda actor: actor.seen_ns).gauge(name) if known else None
+
+    # -- training
+
+    def _on_trained(self, message: BatchTrained, record: Record) -> None:
+        if not self.steps and message.stage == "warmup":
+            self.warmup_steps = 1 - message.step  # warm-up batches carry the steps 1 - warmup_steps .. 0
+        reward, spread = message.rewards
+        train_s, time_ns = message.metrics.get("train_s", 0.0), record.time_ns
+        new = Step(message.step, message.stage, time_ns, train_s, reward, spread, message.lags, message.trajectories)
+        self.newest_batch = message
+        self.steps = [*(step for step in self.steps if step.step < new.step), new][-RECENT_STEPS - 1 :]
+        if message.stage == "warmup":
+            return
+        self.rewards.append(reward)
+        total = f" of {self.total}" if self.total else ""
+        lag = "" if self.mean_lag is None else f"  lag {self.mean_lag:.2f}"
+        rate = self.rates().get("trained_tokens")
+        speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
+        self.report("step", time_ns, f"step {new.step}{total}  reward {reward:.3f}{lag}{speed}")
+
+    def _on_published(self, message: WeightsPublished, record: Record) -> None:
+        if message.lineage > self.lineage:
+            text = f"lineage {message.lineage} begins: the learner went on with other weights than it published"
+            self.report("warning", record.time_ns, text)
+        if self.version is None:
+            warmed = f" after {self.warmup_steps} steps of warm-up" if self.warmup_steps else ""
+            self.report("news", record.time_ns, f"version {message.version} published{warmed}")
+        self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
+
+    def _on_scored(self, message: EvalScored, record: Record) -> None:
+        self.evals.append(message)
+        failed = f", {message.failed} without a grade" if message.failed else ""
+        text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}"
+        self.report("news", record.time_ns, f"evaluation of version {message.version}: {text}")
+
+    def _on_finished(self, message: TrainingFinished, record: Record) -> None:
+        self.finished_at = message.step
+        if self.finished and self.phase in ("starting", "running"):
+            self.phase = "stopping"
+        elif self.finished and self.phase == "stopped" and not self.stop_requested:
+            self.phase = "finished"  # logs are read beside each other: the end of the run may be known already
+        where = f"; model in {message.exported}" if message.exported else ""
+        self.report("news", record.time_ns, f"training finished at step {message.step}{where}")
+
+    # -- faults, and room
+
+    def _on_trajectory_failed(self, message: TrajectoryFailed, record: Record) -> None:
+        words = f"{message.trajectory_id} {message.reason}: {message.detail}"
+        self._count(self.failed, one_line(words, f"explain {message.trajectory_id}"), record.time_ns)
+
+    def _on_group_dropped(self, message: GroupDropped, _: Record) -> None:
+        self.drops[message.reason] = self.drops.get(message.reason, 0) + 1
+
+    def _on_dead_letter(self, message: DeadLetter, record: Record) -> None:
+        self.letters = [*self.letters, Letter(message.topic, message.reason, record.time_ns)][-_LETTERS:]
+        words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
+        self._count(self.dead, words, record.time_ns)
+
+    def _count(self, trouble: Trouble, words: str, time_ns: int) -> None:
+        if trouble.add(words):
+            self.report("warning", time_ns, str(trouble))
+
+    def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
+        self.trims += 1
+        self.trimmed_bytes += message.bytes
+
+    def _on_admission(self, word: Literal["paused", "resumed"], reason: str, record: Record) -> None:
+        self.paused = reason if word == "paused" else ""
+        self.report("warning" if self.paused else "news", record.time_ns, f"admission {word}: {reason}")
+
+    def _on_stall_found(self, message: StallFound, record: Record) -> None:
+        if record.time_ns >= self.opened_ns:
+            self.stalls[message.cause, message.object] = message
+            words = f"{message.cause}: {message.object}: {message.evidence}"
+            self.report("warning", record.time_ns, one_line(words, f"logs {message.object}"))
+
+    def _on_stall_ended(self, message: StallEnded, record: Record) -> None:
+        if self.stalls.pop((message.cause, message.object), None) is not None:
+            self.report("news", record.time_ns, f"over: {message.cause}: {message.object}")
+
+    # -- actors
+
+    def _engine(self, engine_id: str) -> Engine:
+        return self.engines.setdefault(engine_id, Engine(engine_id))
+
+    def _on_opened(self, message: RunOpened, record: Record) -> None:
+        """A run begins or goes on: what was asked and how it ended before is past."""
+        resumed = self.opened_ns > 0
+        self.config = msgspec.convert(message.settings, Config)
+        self.total, self.opened_ns = message.steps, record.time_ns
+        self.phase, self.failure, self.stop_requested = "starting", "", False
+        self.stalls.clear()
+        self._events = deque((event for event in self._events if event.time_ns >= record.time_ns), maxlen=_EVENTS)
+        if resumed:
+            self.report("news", record.time_ns, "resumed")
+
+    def _on_stop_requested(self, message: StopRequested, record: Record) -> None:
+        self.phase, self.stop_requested = "stopping", True
+        self.report("news", record.time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
+
+    def _on_scaled(self, message: FleetScaled, record: Record) -> None:
+        if self.wanted:
+            fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
+            self.report("news", record.time_ns, f"fleet scaled: {fleet}")
+        self.wanted.update(message.wanted)
+        self.scaled_ns = record.time_ns
+
+    def _on_started(self, message: ActorStarted, record: Record) -> None:
+        actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
+        first, died = not actor.starts, actor.live
+        actor.on_started(message, record.time_ns)
+        if message.actor_id == SUPERVISOR:
+            self.phase, self.failure = "running", ""
+            if first:
+                self.report("news", record.time_ns, "started")
+        if died:
+            self.report("warning", record.time_ns, f"{actor.actor_id} died without an error message")
+        if actor.restarts:
+            self.report("news", record.time_ns, f"{actor.actor_id} started again")
+
+    def _on_stopped(self, message: ActorStopped, record: Record) -> None:
+        actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
+        actor.on_stopped(message, record.time_ns)
+        if message.actor_id == SUPERVISOR:
+            self.failure = message.reason
+            ended: Phase = "finished" if self.finished and not self.stop_requested else "stopped"
+            self.phase = "failed" if message.reason else ended
+            self.report("warning" if message.reason else "news", record.time_ns, self.phase)
+        elif message.reason:
+            words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
+            self.report("warning", record.time_ns, words)
+
+    def _on_vitals(self, message: Vitals, record: Record) -> None:
+        actor = self.actors.get(message.actor_id)
+        if actor is not None:
+            actor.on_vitals(message, record.time_ns)
+            self._heard_ns = max(self._heard_ns, record.time_ns)

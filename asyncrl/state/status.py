@@ -1,0 +1,81 @@
+"""The state of a run as one message, for `asyncrl status --json`, exporters and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from asyncrl.state.parts import Actor
+from asyncrl.state.run_state import RunState
+from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, StreamStatus
+
+_POINTS = 200  # of the curve of rewards
+_EVALS = 32
+_LISTED = 256  # actors, and engines
+
+
+def run_status(state: RunState, now_ns: int) -> RunStatus:
+    """Return the state at a time of the server's clock."""
+    newest, mean_lag = state.newest, state.mean_lag
+    engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
+    evals = state.evals if len(state.evals) <= _EVALS else [state.evals[0], *state.evals[1 - _EVALS :]]
+    return RunStatus(
+        run=state.run,
+        at_s=now_ns / 1e9,
+        state=state.phase,
+        failure=state.failure,
+        elapsed_s=round((now_ns - state.first_ns) / 1e9, 1) if state.first_ns else 0.0,
+        stage=newest.stage if newest is not None else None,
+        step=newest.step if newest is not None else None,
+        steps=state.total,
+        version=state.version,
+        lineage=state.lineage,
+        checkpoint_step=state.checkpoint,
+        reward=state.rewards[-1] if state.rewards else None,
+        rewards=[round(mean, 4) for mean in curve(state.rewards, _POINTS)],
+        metrics=state.metrics,
+        mean_lag_versions=round(mean_lag, 4) if mean_lag is not None else None,
+        recent_tokens_by_lag=state.lags,
+        per_s={name: round(rate, 3) for name, rate in state.rates().items()},
+        evals=[EvalStatus(scored.version, scored.accuracy) for scored in evals],
+        queues=state.queues,
+        streams={
+            name: StreamStatus(fill.bytes, fill.max_bytes, round(fill.share, 4)) for name, fill in state.streams.items()
+        },
+        trims=state.trims,
+        trimmed_bytes=state.trimmed_bytes,
+        admission_paused=state.paused,
+        open_groups=state.gauge("prompter", "open_groups"),
+        ready_groups=state.gauge("buffer", "ready_groups"),
+        engines=[
+            EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:_LISTED]
+        ],
+        wanted=state.wanted,
+        actors=[_actor(actor, now_ns) for actor in state.fleet[:_LISTED]],
+        stalls=list(state.stalls.values()),
+        trajectories_failed=state.failed.count,
+        last_failure=state.failed.last,
+        messages_unreadable=state.dead.count,
+        last_unreadable=state.dead.last,
+    )
+
+
+def _actor(actor: Actor, now_ns: int) -> ActorStatus:
+    return ActorStatus(
+        actor_id=actor.actor_id,
+        role=actor.role,
+        host=actor.host,
+        pid=actor.pid,
+        live=actor.live,
+        restarts=actor.restarts,
+        last_words=actor.error,
+        silent_s=round(max(0, now_ns - actor.seen_ns) / 1e9, 1) if actor.seen_ns else None,
+        vitals=actor.vitals.values if actor.vitals is not None else {},
+    )
+
+
+def curve(values: Sequence[float], points: int) -> list[float]:
+    """Return the means of at most so many stretches of equal length."""
+    cells = min(points, len(values))
+    bounds = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []
+    return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]

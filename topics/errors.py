@@ -1,0 +1,9 @@
+"""The root of all errors, in the package that every other one imports; `asyncrl.errors` exports it."""
+
+from __future__ import annotations
+
+
+class AsyncRLError(Exception):
+    """Base of every error of asyncrl; the message says which object, what was found, what was expected, what to do."""
+
+    exit_code = 1  # of the command that it ends

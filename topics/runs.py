@@ -1,0 +1,92 @@
+"""The state of a run, for exporters, pages and other programs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from topics.stalls import StallFound
+from topics.topic import VITALS, Topic
+from topics.wire import Id, Message
+
+
+class EvalStatus(msgspec.Struct):
+    """The result of an evaluation."""
+
+    version: int
+    accuracy: float
+
+
+class StreamStatus(msgspec.Struct):
+    """The fill level of a payload stream."""
+
+    bytes: int
+    max_bytes: int
+    share: float  # 0 to 1
+
+
+class EngineStatus(msgspec.Struct):
+    """An inference server."""
+
+    engine_id: Id
+    state: Literal["ready", "updating", "gone"]
+    version: int | None  # that it has, or is taking
+    update_s: float  # of its newest update
+
+
+class ActorStatus(msgspec.Struct):
+    """A process of a role."""
+
+    actor_id: Id
+    role: str
+    host: str
+    pid: int
+    live: bool
+    restarts: int
+    last_words: str  # why it is not there
+    silent_s: float | None  # since its newest vital signs
+    vitals: dict[str, float]
+
+
+class RunStatus(Message, omit_defaults=False):
+    """The state of a run as the supervisor sees it, once a second. Its lists are bounded."""
+
+    run: str
+    at_s: float  # seconds since the epoch
+    state: Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
+    failure: str  # last output of a run that failed
+    elapsed_s: float
+    stage: str | None  # of the newest step
+    step: int | None
+    steps: int  # of RL, in all; 0: not known
+    version: int | None
+    lineage: int
+    checkpoint_step: int | None
+    reward: float | None  # mean of the newest RL step
+    rewards: list[float]  # of all RL steps, in at most 200 stretches of equal length: the mean of each
+    metrics: dict[str, float]  # of the newest step
+    mean_lag_versions: float | None
+    recent_tokens_by_lag: dict[int, int]
+    per_s: dict[str, float]  # steps, trajectories, tokens
+    evals: list[EvalStatus]  # the first and the newest 31
+    queues: dict[str, dict[str, int]]
+    streams: dict[str, StreamStatus]
+    trims: int
+    trimmed_bytes: int
+    admission_paused: str  # why
+    open_groups: float | None
+    ready_groups: float | None
+    engines: list[EngineStatus]  # at most 256
+    wanted: dict[str, int]  # processes of each role
+    actors: list[ActorStatus]  # at most 256
+    stalls: list[StallFound]
+    trajectories_failed: int
+    last_failure: str
+    messages_unreadable: int
+    last_unreadable: str
+
+
+RUN_STATE = Topic("run.state", RunStatus, VITALS, publishers=("supervisor",), subscribers=("monitor",), json=True)
+
+TOPICS = (RUN_STATE,)
