@@ -152,7 +152,7 @@ def _learner(state: RunState) -> Iterator[Finding]:
     for actor in state.of_role("learner")[:1]:
         doing = actor.vitals.doing if actor.vitals is not None else Activity()
         busy_s = actor.gauge("doing_s") or 0.0
-        waits = doing.kind in ("loading", "saving")
+        waits = doing.kind in ("loading", "publishing", "saving")
         bound_s = _LOADING_S if waits or not state.steps else max(_LEAST_S, _STEPS * slowest_s)
         if state.packed_ns:
             packed_s = state.since_s(state.packed_ns)
