@@ -76,12 +76,11 @@ def ingest_of(subject: str) -> str:
     return topic.stream.ingest(subject)
 
 
-def subscribes(role: str, topic: Topic[Any]) -> bool:
-    """Return whether a role subscribes to a topic: by the topic's row, or by its own."""
-    if role in topic.subscribers:
-        return True
-    row = next((row for row in ROLES if row.name == role), None)
-    return row is not None and (topic.name == row.queue or topic.name in row.subscribes)
+def subscribers_of(topic: Topic[Any]) -> Sequence[str]:
+    """Return the roles that subscribe to a topic: by the topic's row, or by their own."""
+    others = [role.name for role in ROLES if topic.name == role.queue or topic.name in role.subscribes]
+    others = [name for name in others if name not in topic.subscribers]
+    return [*topic.subscribers, *others] if others else topic.subscribers
 
 
 def register(role: Role, topics: Sequence[Topic[Any]]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
 from topics.roles import ROLE_NAMES
-from topics.table import QUEUES, TOPICS, WorkQueue, subscribes
+from topics.table import QUEUES, TOPICS, WorkQueue, subscribers_of
 from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
@@ -113,7 +113,7 @@ def _queues(stream: Stream) -> list[WorkQueue]:
 def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
     """The topics of a stream that a role reads; a keeper reads its own log back."""
     everything = role in (SUPERVISOR, MONITOR) or role == stream.keeper
-    return [topic for topic in TOPICS if topic.stream is stream and (everything or subscribes(role, topic))]
+    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in subscribers_of(topic))]
 
 
 def _follows(role: str, stream: Stream) -> bool:

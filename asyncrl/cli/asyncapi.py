@@ -9,7 +9,7 @@ import msgspec
 
 from asyncrl.config.topics_reference import ARRAYS, about, fields_of, headers_of, parts_of
 from topics.actors import BlobStored
-from topics.table import TOPICS
+from topics.table import TOPICS, subscribers_of
 from topics.topic import Topic
 
 _BINARY = {"type": "string", "format": "binary"}
@@ -42,7 +42,7 @@ def asyncapi() -> dict[str, Any]:
         "operations": {
             f"{role}.{action}.{topic.name}": _operation(topic, role, action)
             for topic in TOPICS
-            for action, roles in (("send", topic.publishers), ("receive", topic.subscribers))
+            for action, roles in (("send", topic.publishers), ("receive", subscribers_of(topic)))
             for role in roles
         },
         "components": {

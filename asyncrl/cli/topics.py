@@ -9,7 +9,7 @@ import msgspec
 from asyncrl.config.load import load_config
 from asyncrl.config.topics_reference import KEPT, about, roles, topics_markdown
 from asyncrl.run.user_actors import load_actors
-from topics.table import TOPICS
+from topics.table import TOPICS, subscribers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +45,7 @@ def topics_text() -> str:
                 topic.stream.name,
                 KEPT[topic.stream.keep],
                 roles(topic.publishers),
-                roles(topic.subscribers),
+                roles(subscribers_of(topic)),
                 about(topic.message),
             )
         )

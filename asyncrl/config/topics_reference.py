@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 
 from topics.roles import ROLE_NAMES
-from topics.table import TOPICS
+from topics.table import TOPICS, subscribers_of
 from topics.topic import STREAMS, Retention, Topic
 from topics.wire import Message
 
@@ -111,7 +111,7 @@ def topics_markdown() -> str:
         anchor = topic.name.replace(".", "")
         lines.append(
             f"| [`{topic.name}`](#{anchor}) | `{topic.message.__name__}` | `{topic.stream.name}` | "
-            f"{roles(topic.publishers)} | {roles(topic.subscribers)} |"
+            f"{roles(topic.publishers)} | {roles(subscribers_of(topic))} |"
         )
     for topic in TOPICS:
         lines += ["", *_topic_section(topic)]
@@ -139,7 +139,7 @@ def _topic_section(topic: Topic[Any]) -> list[str]:
         "",
         f"- subject `asyncrl.<run>.{topic.name}{key}`, {where}{', as JSON' if topic.json else ''}",
         f"- `{topic.message.__name__}`, published by {roles(topic.publishers)}; "
-        f"subscribed to by {roles(topic.subscribers)}",
+        f"subscribed to by {roles(subscribers_of(topic))}",
     ]
     headers = headers_of(topic.message)
     if headers:
