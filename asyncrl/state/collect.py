@@ -103,7 +103,7 @@ async def look(bus: Bus, state: RunState) -> None:
         await listener(TRAINING, BATCH_TRAINED).read(after=max(0, last.sequence - _BACK))
     packed = await read_last(bus, BATCHES, BATCH_PACKED.pattern(bus.run))
     if packed is not None:
-        state.on_packed(packed)
+        state.apply(BATCH_PACKED, None, packed)
     await listener(BATCHES, GROUP_DROPPED).read(after=packed.sequence if packed is not None else 0)
     letters = await read_newest(bus, DEAD)
     if letters is not None:

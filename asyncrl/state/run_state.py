@@ -7,11 +7,11 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.events import Event, EventKind, Trouble, one_line
-from asyncrl.state.handlers import Handlers
 from asyncrl.state.parts import Actor, Disk, Engine, Letter, Step, StreamFill
 from topics.actors import (
     ActorStarted,
@@ -23,12 +23,13 @@ from topics.actors import (
     StopRequested,
     Vitals,
 )
-from topics.batches import BatchTrained
+from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
+from topics.topic import Topic
 from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
 from topics.wire import Message
@@ -41,7 +42,7 @@ _LETTERS = 5
 _EVENTS = 1024  # that nobody took; older ones are forgotten
 
 
-class RunState:
+class RunState(Fold):
     """What is known of a run. Whoever drives it counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
@@ -86,43 +87,16 @@ class RunState:
         self.denied = ""  # topics that this user may not read
         self._events: deque[Event] = deque(maxlen=_EVENTS)
         self._heard_ns = 0  # newest vital signs of any actor
-        self._handlers = Handlers()
-        self._add_handlers()
 
-    def _add_handlers(self) -> None:
-        on = self._handlers.on
-        on(BatchTrained, self._on_trained)
-        on(WeightsPublished, self._on_published)
-        on(CheckpointSaved, lambda message, _: setattr(self, "checkpoint", message.step))
-        on(EvalScored, self._on_scored)
-        on(TrainingFinished, self._on_finished)
-        on(EngineReady, lambda message, record: self._engine(message.engine_id).on_ready(message, record.time_ns))
-        on(EngineUpdating, lambda message, record: self._engine(message.engine_id).on_updating(message, record.time_ns))
-        on(EngineGone, lambda message, record: self._engine(message.engine_id).on_gone(message, record.time_ns))
-        on(TrajectoryFailed, self._on_trajectory_failed)
-        on(GroupDropped, self._on_group_dropped)
-        on(DeadLetter, self._on_dead_letter)
-        on(StreamTrimmed, self._on_trimmed)
-        on(AdmissionPaused, lambda message, record: self._on_admission("paused", message.reason, record))
-        on(AdmissionResumed, lambda message, record: self._on_admission("resumed", message.reason, record))
-        on(RunOpened, self._on_opened)
-        on(StopRequested, self._on_stop_requested)
-        on(FleetScaled, self._on_scaled)
-        on(ActorStarted, self._on_started)
-        on(ActorStopped, self._on_stopped)
-        on(Vitals, self._on_vitals)
-        on(StallFound, self._on_stall_found)
-        on(StallEnded, self._on_stall_ended)
-
-    def apply(self, _: object, message: Message, record: Record) -> None:
-        """Fold one message in."""
-        if not isinstance(message, Vitals):
+    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+        """Fold one message in; of `batch.packed` the headers are enough."""
+        if topic.message is not Vitals:
             self.first_ns = min(self.first_ns or record.time_ns, record.time_ns)
             self.last_ns = max(self.last_ns, record.time_ns)
-        self._handlers.apply(message, record)
+        super().apply(topic, message, record)
 
-    def on_packed(self, record: Record) -> None:
-        """Fold a `batch.packed` in, of which the headers are enough."""
+    @on_headers(BatchPacked)
+    def _on_packed(self, record: Record) -> None:
         self.packed, self.packed_ns, self.drops = int(record.headers["step"]), record.time_ns, {}
 
     def on_gone(self) -> None:
@@ -238,6 +212,7 @@ class RunState:
 
     # -- training
 
+    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         if not self.steps and message.stage == "warmup":
             self.warmup_steps = 1 - message.step  # warm-up batches carry the steps 1 - warmup_steps .. 0
@@ -255,6 +230,7 @@ class RunState:
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
         self.report("step", time_ns, f"step {new.step}{total}  reward {reward:.3f}{lag}{speed}")
 
+    @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
         if message.lineage > self.lineage:
             text = f"lineage {message.lineage} begins: the learner went on with other weights than it published"
@@ -264,12 +240,18 @@ class RunState:
             self.report("news", record.time_ns, f"version {message.version} published{warmed}")
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
 
+    @on(CheckpointSaved)
+    def _on_saved(self, message: CheckpointSaved, _: Record) -> None:
+        self.checkpoint = message.step
+
+    @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         self.evals.append(message)
         failed = f", {message.failed} without a grade" if message.failed else ""
         text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}"
         self.report("news", record.time_ns, f"evaluation of version {message.version}: {text}")
 
+    @on(TrainingFinished)
     def _on_finished(self, message: TrainingFinished, record: Record) -> None:
         self.finished_at = message.step
         if self.finished and self.phase in ("starting", "running"):
@@ -281,13 +263,16 @@ class RunState:
 
     # -- faults, and room
 
+    @on(TrajectoryFailed)
     def _on_trajectory_failed(self, message: TrajectoryFailed, record: Record) -> None:
         words = f"{message.trajectory_id} {message.reason}: {message.detail}"
         self._count(self.failed, one_line(words, f"explain {message.trajectory_id}"), record.time_ns)
 
+    @on(GroupDropped)
     def _on_group_dropped(self, message: GroupDropped, _: Record) -> None:
         self.drops[message.reason] = self.drops.get(message.reason, 0) + 1
 
+    @on(DeadLetter)
     def _on_dead_letter(self, message: DeadLetter, record: Record) -> None:
         self.letters = [*self.letters, Letter(message.topic, message.reason, record.time_ns)][-_LETTERS:]
         words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
@@ -297,20 +282,29 @@ class RunState:
         if trouble.add(words):
             self.report("warning", time_ns, str(trouble))
 
+    @on(StreamTrimmed)
     def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
         self.trims += 1
         self.trimmed_bytes += message.bytes
 
-    def _on_admission(self, word: Literal["paused", "resumed"], reason: str, record: Record) -> None:
-        self.paused = reason if word == "paused" else ""
-        self.report("warning" if self.paused else "news", record.time_ns, f"admission {word}: {reason}")
+    @on(AdmissionPaused)
+    def _on_paused(self, message: AdmissionPaused, record: Record) -> None:
+        self.paused = message.reason
+        self.report("warning", record.time_ns, f"admission paused: {message.reason}")
 
+    @on(AdmissionResumed)
+    def _on_resumed(self, message: AdmissionResumed, record: Record) -> None:
+        self.paused = ""
+        self.report("news", record.time_ns, f"admission resumed: {message.reason}")
+
+    @on(StallFound)
     def _on_stall_found(self, message: StallFound, record: Record) -> None:
         if record.time_ns >= self.opened_ns:
             self.stalls[message.cause, message.object] = message
             words = f"{message.cause}: {message.object}: {message.evidence}"
             self.report("warning", record.time_ns, one_line(words, f"logs {message.object}"))
 
+    @on(StallEnded)
     def _on_stall_ended(self, message: StallEnded, record: Record) -> None:
         if self.stalls.pop((message.cause, message.object), None) is not None:
             self.report("news", record.time_ns, f"over: {message.cause}: {message.object}")
@@ -320,6 +314,19 @@ class RunState:
     def _engine(self, engine_id: str) -> Engine:
         return self.engines.setdefault(engine_id, Engine(engine_id))
 
+    @on(EngineReady)
+    def _on_ready(self, message: EngineReady, record: Record) -> None:
+        self._engine(message.engine_id).on_ready(message, record.time_ns)
+
+    @on(EngineUpdating)
+    def _on_updating(self, message: EngineUpdating, record: Record) -> None:
+        self._engine(message.engine_id).on_updating(message, record.time_ns)
+
+    @on(EngineGone)
+    def _on_engine_gone(self, message: EngineGone, record: Record) -> None:
+        self._engine(message.engine_id).on_gone(message, record.time_ns)
+
+    @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""
         resumed = self.opened_ns > 0
@@ -331,10 +338,12 @@ class RunState:
         if resumed:
             self.report("news", record.time_ns, "resumed")
 
+    @on(StopRequested)
     def _on_stop_requested(self, message: StopRequested, record: Record) -> None:
         self.phase, self.stop_requested = "stopping", True
         self.report("news", record.time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
 
+    @on(FleetScaled)
     def _on_scaled(self, message: FleetScaled, record: Record) -> None:
         if self.wanted:
             fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
@@ -342,6 +351,7 @@ class RunState:
         self.wanted.update(message.wanted)
         self.scaled_ns = record.time_ns
 
+    @on(ActorStarted)
     def _on_started(self, message: ActorStarted, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
         first, died = not actor.starts, actor.live
@@ -355,6 +365,7 @@ class RunState:
         if actor.restarts:
             self.report("news", record.time_ns, f"{actor.actor_id} started again")
 
+    @on(ActorStopped)
     def _on_stopped(self, message: ActorStopped, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
         actor.on_stopped(message, record.time_ns)
@@ -367,6 +378,7 @@ class RunState:
             words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
             self.report("warning", record.time_ns, words)
 
+    @on(Vitals)
     def _on_vitals(self, message: Vitals, record: Record) -> None:
         actor = self.actors.get(message.actor_id)
         if actor is not None:

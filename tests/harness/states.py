@@ -85,8 +85,7 @@ class MadeState:
         return self.publish(BATCH_TRAINED, message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):
-        self.state.on_packed(Record(BATCH_PACKED.stream, 1, "", {"step": str(step)}, b"", int(at_s * 1e9)))
-        return self
+        return self.publish(BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
 
     def queue(self, role, *, waiting=0, under_way=0, pulls=1):
         self.state.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}
