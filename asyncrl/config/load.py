@@ -172,7 +172,12 @@ def _resolved(
 
 def _loss_options(learner: LearnerSettings) -> list[Finding]:
     findings: list[Finding] = []
-    _convert(LOSSES[learner.loss], learner.loss_options, "learner.loss_options", findings)
+    fields = LOSSES[learner.loss].__struct_fields__
+    known = {name: value for name, value in learner.loss_options.items() if name in fields}
+    _convert(LOSSES[learner.loss], known, "learner.loss_options", findings)
+    for name in learner.loss_options.keys() - known.keys():
+        message = f'loss "{learner.loss}" has no such option, its options are {", ".join(fields) or "none"}'
+        findings.append(Finding((f"learner.loss_options.{name}",), message))
     return [Finding((*finding.keys, "learner.loss"), finding.message) for finding in findings]
 
 

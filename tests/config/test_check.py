@@ -127,6 +127,14 @@ def test_a_contradiction_says_both_values_and_what_to_do():
     )
 
 
+def test_an_option_of_another_loss_is_refused_with_those_that_there_are():
+    problem = the_problem("demo", "learner.loss_options.clip_low=0.1")
+
+    assert problem.message == (
+        'loss "decoupled" has no such option, its options are proximal, correction, correction_cap'
+    )
+
+
 def test_the_defaults_do_not_contradict_each_other():
     assert contradictions(Config()) == []
 
