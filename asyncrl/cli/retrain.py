@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from actors.learner.payloads import Payloads
 from asyncrl.algorithms.batches import GradedTrajectory, build_rows, skipped_stats
+from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
@@ -19,7 +20,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint
 from asyncrl.training.comparison import ReplayedStep
 from asyncrl.training.objective import with_other_settings
-from asyncrl.training.protocol import Trainer
+from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.weights.tensors import digest_of, manifest_of
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
@@ -163,7 +164,7 @@ class Retraining:
 
         Raises:
             ActorFault: tokens are gone, or are not those that were graded.
-            NonFiniteLoss, RowError: the step cannot be made with these settings.
+            ReplayError: the step cannot be made with these settings.
         """
         payloads = Payloads(self._bus)
         while self.step < until:
@@ -180,7 +181,10 @@ class Retraining:
         else:
             packed = with_other_settings(packed, self._recorded, self._config)
             rows, stats = build_rows(groups, packed.objective, step=step, min_version=packed.min_version)
-            metrics = self._trainer.step(rows, packed.objective)
+            try:
+                metrics = self._trainer.step(rows, packed.objective)
+            except (AlgorithmError, NonFiniteLoss, RowError) as error:
+                raise ReplayError(f"step {step}: {error}") from error
             metrics["train_s"] = round(time.monotonic() - began, 4)
         self.step = step
         trained, published = self._log.trained[step], self._log.published.get(step, "")
