@@ -12,9 +12,9 @@ from rich.console import Console
 from asyncrl.cli.find import find_directory, is_remote
 from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
-from asyncrl.cli.screen import render
 from asyncrl.run.directory import is_locked
 from asyncrl.state.run_state import RunState
+from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import read_state
 

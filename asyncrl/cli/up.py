@@ -14,19 +14,19 @@ import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.detach import detached, on_hangup
 from asyncrl.cli.find import find_directory
 from asyncrl.cli.options import add_settings
-from asyncrl.cli.show import shown
-from asyncrl.cli.summary import summary_panel, summary_text
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError
+from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
 from asyncrl.state.run_state import RunState
+from asyncrl.state.show import shown
+from asyncrl.state.summary import summary_panel, summary_text
 from asyncrl.state.watch import Watch
 
 T = TypeVar("T")

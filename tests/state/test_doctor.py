@@ -5,12 +5,12 @@ import re
 
 from rich.console import Console
 
-from asyncrl.cli.screen import render
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.findings import ADVICE, CAUSES
 from asyncrl.state.parts import Disk, Letter
 from asyncrl.state.run_state import RunState
+from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from harness.folds import Feed
 from harness.states import AT_ENGINE, NOW_S, ROOT, MadeState, work

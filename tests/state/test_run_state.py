@@ -6,11 +6,11 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
-from asyncrl.cli.screen import bar, duration, render, sparkline
-from asyncrl.cli.show import Lines
-from asyncrl.cli.summary import summary_text
 from asyncrl.state.run_state import RunState
+from asyncrl.state.screen import bar, duration, render, sparkline
+from asyncrl.state.show import Lines
 from asyncrl.state.status import run_status
+from asyncrl.state.summary import summary_text
 from harness.folds import failure
 from topics import actors, batches, engines, evals, trajectories, weights
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, StopRequested, Vitals

@@ -2,7 +2,7 @@
 
 from actors.buffer.batch_record import batch_figures, batch_group
 from actors.recorder.fold import RecorderFold
-from asyncrl.cli.summary import FLAT_STEPS, summary_text
+from asyncrl.state.summary import FLAT_STEPS, summary_text
 from harness.buffer_feed import feed
 from harness.folds import Feed, failure
 from topics.actors import RUN_OPENED, RunOpened

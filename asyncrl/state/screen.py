@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.cli.summary import own_metrics
 from asyncrl.config.room import CHECKPOINT_SHARE
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve
+from asyncrl.state.summary import own_metrics
 from topics.roles import ROLE_NAMES, SUPERVISOR
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from asyncrl.cli.screen import duration, render
 from asyncrl.state.events import Event
 from asyncrl.state.run_state import RunState
+from asyncrl.state.screen import duration, render
 
 REFRESH_S = 0.5
 _STEP_LINE_S = 1.0  # between two lines about steps
