@@ -41,7 +41,7 @@ ROLES = [
         children=True,
     ),
     Role("buffer", "keeper", stops=4),
-    Role("learner", "keeper", stops=4, slow=True),
+    Role("learner", "keeper", stops=4, slow=True, children=True),
     Role("engine", "service", stops=4, setting="engine.count", scalable=True, slow=True, children=True),
     Role("evaluator", "worker", stops=2, setting="eval.workers", queue="eval.requested", scalable=True, children=True),
     Role("recorder", "service", stops=5),

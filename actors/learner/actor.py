@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 
 from actors.learner.fold import LearnerFold
+from actors.learner.group import GROUPS, GroupLost
 from actors.learner.outbox import Outbox
-from actors.learner.rank import Batch, Rank, StepResult, TrainerGroup
-from actors.runtime.actor import ActorFault, Context
+from actors.learner.rank import Batch, StepResult, read_batch
+from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Input, Keeper
 from asyncrl.algorithms.batches import BatchStats, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
-from asyncrl.bus.log import read_message
-from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
+from asyncrl.process import RestartPolicy
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from topics.actors import SKIP_REQUESTED, Activity
@@ -33,7 +33,6 @@ from topics.weights import (
     TrainingFinished,
     WeightsPublished,
 )
-from topics.wire import WireError
 
 
 async def main(context: Context) -> None:
@@ -55,7 +54,12 @@ class Learner:
             Input(ACTORS, [SKIP_REQUESTED]),
         ]
         self.keeper = Keeper(context, TRAINING, inputs, self.fold)
-        self.group: TrainerGroup = Rank(context.bus, config, context.files)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget what this process did since it began: what counts is on the log."""
+        config = self.config
+        self.group = GROUPS[config.learner.trainer](self.context, self.keeper.wake)
         self.outbox = Outbox(self.keeper)
         self.step = config.origin  # newest step in the weights
         self.lineage = 0
@@ -74,13 +78,7 @@ class Learner:
             await self.keeper.start(self._make_ready)
             if self.context.stop.is_set():
                 return
-            await self._resume()
-            while self.step < self.config.learner.steps and not self.context.stop.is_set():
-                await self._train_next(publish=True)
-            finished = self.fold.state.finished
-            if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
-                await self._finish()
-            await self._settled()
+            await self._train_whatever_dies()
         except (AlgorithmError, NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
             with contextlib.suppress(AsyncRLError):
                 await self._settled()
@@ -88,6 +86,46 @@ class Learner:
         finally:
             await self.group.close()
         await self.keeper.close()
+
+    async def _train_whatever_dies(self) -> None:
+        """Train to the end, with another trainer group where one is lost."""
+        deaths, lost = RestartPolicy(), None
+        while True:
+            try:
+                if lost is not None:
+                    await self._begin_again(lost, deaths)
+                return await self._train_to_end()
+            except GroupLost as error:
+                lost = error
+
+    async def _train_to_end(self) -> None:
+        await self._resume()
+        while self.step < self.config.learner.steps and not self.context.stop.is_set():
+            await self._train_next(publish=True)
+        finished = self.fold.state.finished
+        if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
+            await self._finish()
+        await self._settled()
+
+    async def _begin_again(self, error: GroupLost, deaths: RestartPolicy) -> None:
+        """Start the trainer group anew, and bring it to where the log ends.
+
+        Raises:
+            ActorDown: the group was lost again and again.
+        """
+        deaths.add()
+        if deaths.should_give_up:
+            raise ActorDown(f"the trainer group was lost {deaths.count} times in a row; the last reason: {error}")
+        self.context.log.warning("trainer group lost, and started again", reason=str(error))
+        with contextlib.suppress(GroupLost):
+            await self.outbox.stored()  # or given up: nothing of this group is appended from here on
+        with contextlib.suppress(GroupLost):
+            await self._saved()
+        await self.group.close()
+        await asyncio.sleep(deaths.pause_s)
+        self._begin()
+        deaths.begin()
+        await self._make_ready()
 
     def _advice(self, error: AsyncRLError) -> str:
         """Return the reason why the next step failed, and what to do."""
@@ -307,7 +345,8 @@ class Learner:
         return None if sequence is None else Batch(await self._packed(step, sequence), sequence)
 
     def _check(self) -> None:
-        """Raise what ended the work beside the steps."""
+        """Raise what ended the group, or the work beside the steps."""
+        self.group.check()
         self.outbox.check()
         if self._checkpoint is not None and self._checkpoint.done():
             self._checkpoint.result()
@@ -315,12 +354,4 @@ class Learner:
     async def _packed(self, step: int, sequence: int) -> BatchPacked:
         """A batch, by its sequence in the batch log."""
         packed = self.fold.at_hand(step)
-        if packed is not None:
-            return packed
-        record = await read_message(self.context.bus, BATCHES, sequence)
-        if record is None:
-            raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name} is gone")
-        try:
-            return await read(self.context.bus, BatchPacked, record)
-        except (BlobMissing, WireError) as error:
-            raise ActorFault(f"batch {step}: message {sequence} of {BATCHES.name}: {error}") from error
+        return packed if packed is not None else (await read_batch(self.context.bus, sequence)).packed

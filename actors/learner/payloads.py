@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine
-from typing import Any
 
 import xxhash
 
@@ -14,6 +12,7 @@ from asyncrl.algorithms.batches import GradedTrajectory
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, body_of
+from asyncrl.training.ranks import shares
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TrajectoryGenerated
@@ -26,7 +25,13 @@ _SHOWN = 3  # doubles that an error names
 class Payloads:
     """The trajectories of batches, fetched as soon as a batch is known."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, rank: int = 0, ranks: int = 1) -> None:
+        """
+        Args:
+            rank: number of the rank whose share of a batch is fetched; of all others only the counts are known.
+            ranks: how many there are.
+        """
+        self._share = rank, ranks
         self._bus = bus
         prepare(TrajectoryGenerated)
         self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
@@ -55,10 +60,16 @@ class Payloads:
                 payload = await self._payload(packed.step, member)
             return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, temperature)
 
-        members: list[Coroutine[Any, Any, GradedTrajectory]] = [
-            fetch(member) for group in packed.groups for member in group.members
+        async def counted(member: BatchMember) -> GradedTrajectory:
+            return GradedTrajectory(member.trajectory_id, (), member.reward, temperature, member.tokens)
+
+        rank, ranks = self._share
+        named = [member for group in packed.groups for member in group.members]
+        owners = shares([member.tokens for member in named], ranks)
+        fetches = [
+            fetch(member) if owner == rank else counted(member) for member, owner in zip(named, owners, strict=True)
         ]
-        fetched = iter(await asyncio.gather(*members))
+        fetched = iter(await asyncio.gather(*fetches))
         return [[next(fetched) for _ in group.members] for group in packed.groups]
 
     async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from actors.learner.payloads import Payloads
+from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import BatchStats, build_rows
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_message
+from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.config.settings import Config
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Publisher
-from asyncrl.training.trainers import open_trainer
+from asyncrl.training.ranks import join_ranks
 from topics.batches import BatchPacked
+from topics.topic import BATCHES
 from topics.weights import WeightsPublished
+from topics.wire import WireError
 
 
 class Batch(NamedTuple):
@@ -101,26 +106,45 @@ class TrainerGroup(Protocol):
         """
         ...
 
+    def check(self) -> None:
+        """Raise what ended the group, if anything did."""
+        ...
+
     async def close(self) -> None:
-        """End all ranks."""
+        """End all ranks, for good."""
         ...
 
 
 class Rank:
-    """See `TrainerGroup`: a trainer in this process. What takes long is done in threads."""
+    """See `TrainerGroup`: a trainer in this process, alone or with peers. What takes long is done in threads."""
 
-    def __init__(self, bus: Bus, config: Config, files: RunFiles) -> None:
+    def __init__(
+        self, bus: Bus, config: Config, files: RunFiles, *, rank: int = 0, ranks: int = 1, rendezvous: Path = Path()
+    ) -> None:
+        """
+        Args:
+            rank: number of this one among its peers.
+            ranks: how many there are.
+            rendezvous: see `join_ranks`.
+        """
         self._config = config
         self._files = files
-        self._payloads = Payloads(bus)
+        self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
+        self._payloads = Payloads(bus, rank, ranks)
         self._trainer: Trainer
         self._publisher: Publisher
 
     async def open(self) -> None:
         """See `TrainerGroup.open`."""
-        model = self._files.model_path(self._config)
-        self._trainer = await asyncio.to_thread(open_trainer, self._config, model)
+        self._trainer = await asyncio.to_thread(self._open)
         self._publisher = Publisher(self._trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
+
+    def _open(self) -> Trainer:
+        from asyncrl.training.trainers import open_trainer  # loads torch, which a learner with ranks does without
+
+        if self._ranks > 1:
+            join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
+        return open_trainer(self._config, self._files.model_path(self._config))
 
     async def load(self, checkpoint: Path) -> None:
         """See `TrainerGroup.load`."""
@@ -165,5 +189,23 @@ class Rank:
         """See `TrainerGroup.export`."""
         await asyncio.to_thread(self._publisher.export, directory)
 
+    def check(self) -> None:
+        """See `TrainerGroup.check`: nothing ends it."""
+
     async def close(self) -> None:
         """See `TrainerGroup.close`."""
+
+
+async def read_batch(bus: Bus, sequence: int) -> Batch:
+    """Read a batch by its sequence in the batch log.
+
+    Raises:
+        ActorFault: it is gone, or cannot be read.
+    """
+    record = await read_message(bus, BATCHES, sequence)
+    if record is None:
+        raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch, is gone")
+    try:
+        return Batch(await read(bus, BatchPacked, record), sequence)
+    except (BlobMissing, WireError) as error:
+        raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch: {error}") from error

@@ -26,6 +26,7 @@ class GradedTrajectory(NamedTuple):
     segments: Sequence[Segment]
     reward: float = 0.0
     temperature: float = 1.0
+    elsewhere: int = 0  # trainable tokens of segments that another rank has
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def build_rows(
     fresh = fresh_mask(versions, mask, min_version=min_version)
     rewards = [[member.reward for member in group] for group in groups]
     advantages = list(chain.from_iterable(group_advantages(rewards, kind=objective.advantage)))
+    counts += [trajectory.elsewhere for trajectory in trajectories]
     weights = _weights(groups, counts.tolist(), objective)
     rows = [
         TrainRow(

@@ -250,6 +250,8 @@ class LearnerSettings(Settings):
     """Parameter type of the trained model."""
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
+    ranks: Positive = 1
+    """Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU."""
     micro_batch_tokens: Positive = 16384
     """Padded tokens of one forward and backward pass."""
     publish_every: Positive = 1

@@ -1,21 +1,19 @@
 """The learner as an actor on real logs, with a small torch model: who trains, when, and on which thread."""
 
 import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
+from actors.learner.group import RankProcesses
 from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
-from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.skip import request_skip
-from asyncrl.training.trainers import open_trainer
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, until
 from topics.actors import KeeperSnapshot
@@ -70,6 +68,7 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkey
         if not stands or tables:
             stands.append(stage(**{**SMALL, "supervision": {"silence_s": 1.0}, **tables}))
             stands[-1].make_model()
+            await stands[-1].open()
         context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
         context.actor_id = f"learner-{number}"
         playing.append(Playing(context))
@@ -84,9 +83,8 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     opened: Open, bus: Bus, monkeypatch
 ):
     models = []
-    monkeypatch.setattr(
-        "actors.learner.rank.open_trainer", lambda *given: (models.append(given), open_trainer(*given))[1]
-    )
+    open_group = RankProcesses.open
+    monkeypatch.setattr(RankProcesses, "open", lambda group: (models.append(group), open_group(group))[1])
     monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
     first, spare = await opened(1), None
     await pack(bus, 1)
@@ -231,33 +229,3 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     await train(bus, 2, 2)
 
     assert [message.skipped for message in (await log_of(bus))[BATCH_TRAINED]] == [True, False]
-
-
-async def test_rows_are_made_beside_the_event_loop(opened: Open, bus: Bus, monkeypatch):
-    made = []
-    monkeypatch.setattr(
-        "actors.learner.rank.build_rows",
-        lambda *given, **named: (made.append(threading.current_thread()), build_rows(*given, **named))[1],
-    )
-    await opened()
-    await pack(bus, 1)
-    await until(lambda: trained(bus, 1), "step 1")
-
-    assert made
-    assert threading.main_thread() not in made
-
-
-async def test_a_learner_obeys_the_objective_of_each_batch_whatever_its_config(opened: Open, bus: Bus):
-    first = await opened(learner={"checkpoint_every": 2, "lr": 1e-3})
-    for step, rate in enumerate((1e-3, 0.0, 2e-3), 1):
-        await pack(bus, step, objective=Objective(learning_rate=rate))
-    await until(lambda: trained(bus, 3), "step 3")
-    await first.kill()
-
-    await opened(learner={"checkpoint_every": 2, "lr": 5e-4, "advantage": "none", "max_grad_norm": 1e-3})
-    await pack(bus, 4, objective=Objective(learning_rate=3e-3))  # step 3 is trained again before it, as it was
-    await until(lambda: trained(bus, 4), "step 4")
-
-    log = await log_of(bus)
-    assert [message.metrics["learning_rate"] for message in log[BATCH_TRAINED]] == [1e-3, 0.0, 2e-3, 3e-3]
-    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}

@@ -1,0 +1,171 @@
+"""Trainer groups: what every one of them does, and that several ranks come to what one comes to."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from actors.learner.group import GROUPS, GroupLost, RankProcesses
+from actors.learner.rank import Batch, Rank, TrainerGroup, read_batch
+from actors.runtime.actor import ActorFault
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.listen import read_log
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.training.ranks import shares
+from harness.learning import Playing, pack
+from harness.stage import Stage, until
+from topics.batches import BATCH_TRAINED
+from topics.topic import TRAINING, TRAJECTORIES
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+
+SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
+Start = Callable[..., "asyncio.Future[TrainerGroup]"]
+
+
+@pytest.fixture
+async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
+    """Opens trainer groups of one run."""
+    groups: list[TrainerGroup] = []
+    stands: list[Stage] = []
+
+    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
+        stand = stage(**{**SMALL, "learner": {"trainer": trainer, "ranks": ranks, "lr": 1e-3}})
+        if not stands:
+            stand.make_model()
+        stands.append(stand)
+        await stand.open()
+        context = stand.context("learner", bus)
+        group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)
+        groups.append(group)
+        await group.open()
+        return group
+
+    yield start_one
+    for group in groups:
+        await group.close()
+
+
+async def batches(bus: Bus, last: int) -> list[Batch]:
+    return [await read_batch(bus, await pack(bus, step)) for step in range(1, last + 1)]
+
+
+@pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2)])
+async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int):
+    group = await start(trainer, ranks)
+    first, second = await batches(bus, 2)
+    await group.fetch(first)
+
+    stats, metrics = await group.step(first)
+    await group.copy_weights()
+    await group.copy_state()
+    digest = await group.digest()
+    (published, saved), _ = (
+        await asyncio.gather(group.publish(lineage=0, version=1), group.save(Checkpoint(0, 1, digest, first.sequence))),
+        await group.step(second),
+    )
+    await group.copy_weights()
+    later = await group.digest()
+    await group.export(tmp_path / "exported")
+    await group.export(tmp_path / "exported")
+
+    assert (stats.trajectories, stats.tokens_trained, stats.tokens_stale) == (2, 10, 0)
+    assert metrics["loss"] is not None
+    assert (published.version, published.digest) == (1, digest)
+    assert Path(published.location).is_dir()
+    assert read_checkpoint(saved).digest == digest
+    assert (tmp_path / "exported").is_dir()
+    with pytest.raises(CheckpointError) if trainer == "torch" else contextlib.nullcontext():
+        await group.load(tmp_path)
+    await group.load(saved)
+    await group.copy_weights()
+    assert await group.digest() == digest
+    assert (later != digest) == (trainer == "torch")
+    await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
+    with pytest.raises(ActorFault, match="are gone"):
+        await group.step(second)
+    group.check()
+
+
+async def test_ranks_come_to_what_one_trainer_comes_to(start: Start, bus: Bus, tmp_path: Path):
+    some, ends = await batches(bus, 3), []
+    for inside, ranks in ((True, 1), (False, 1), (False, 2)):
+        group = await start("torch", ranks, inside=inside)
+        results = [await group.step(batch) for batch in some]
+        await group.copy_weights()
+        directory = tmp_path / f"{inside}-{ranks}"
+        await group.export(directory)
+        ends.append((results, await group.digest(), load_file(directory / "model.safetensors")))
+        await group.close()
+
+    one, process, two = ends
+    assert process[:2] == one[:2]  # bit for bit
+    for (stats, metrics), (same_stats, other) in zip(one[0], two[0], strict=True):
+        assert same_stats == stats
+        assert other["rows"] == metrics["rows"] == 2
+        assert other["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-3)
+    for name, tensor in one[2].items():
+        assert torch.allclose(two[2][name], tensor, atol=2e-4), name
+
+
+async def test_a_group_ends_with_its_first_rank(start: Start, bus: Bus):
+    group = await start("torch", 2)
+    assert isinstance(group, RankProcesses)
+    [batch] = await batches(bus, 1)
+    os.kill(group._placed[1].pid, signal.SIGKILL)
+
+    with pytest.raises(GroupLost, match="rank 1"):
+        while True:
+            await group.step(batch)
+    await group.close()
+    assert [placed.returncode for placed in group._placed] == []
+
+
+@pytest.mark.slow
+async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twice(
+    bus: Bus, stage: Callable[..., Stage]
+):
+    stand = stage(**SMALL, learner={"ranks": 2, "checkpoint_every": 2, "lr": 1e-3})
+    stand.make_model()
+    await stand.open()
+    playing = Playing(stand.context("learner", bus))
+    try:
+        for step, victim in ((1, 0), (2, 1), (3, None)):
+            await pack(bus, step)
+            await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 120)
+            if victim is not None:
+                os.kill(playing.learner.group._placed[victim].pid, signal.SIGKILL)
+    finally:
+        await playing.kill()
+
+    assert not playing.context.faults
+    log = Log()
+    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
+    assert [(message.lineage, message.version) for message in log.of(WEIGHTS_PUBLISHED)] == [(0, v) for v in range(4)]
+    assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
+
+
+class Log:
+    def __init__(self) -> None:
+        self._messages: list = []
+
+    def apply(self, topic, message, record):
+        self._messages.append((topic, message))
+
+    def refuse(self, record, error):
+        pytest.fail(f"{record.subject}: {error}")
+
+    def of(self, topic) -> list:
+        return [message for found, message in self._messages if found is topic]
+
+
+def test_rows_are_shared_evenly_and_always_alike():
+    assert shares([5, 1, 4, 4, 2], 2) == [0, 0, 1, 1, 0]
+    assert shares([3, 3], 1) == [0, 0]
+    assert shares([1], 3) == [0]
