@@ -118,7 +118,14 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--directory", default="", metavar="FOLDER", help="on the disk that is written to")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
-    parser.add_argument("--tokens", type=int, default=64, help="of each of a step's 4 rows (default: 64)")
+    parser.add_argument(
+        "--size",
+        type=int,
+        nargs=2,
+        default=(4, 64),
+        metavar=("ROWS", "TOKENS"),
+        help="rows of a step and tokens of each (default: 4 64)",
+    )
     parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
 
 

@@ -26,7 +26,6 @@ from asyncrl.weights.tensors import HostTensor, write_tensors
 from topics.batches import Objective
 
 _WARM = 1  # rounds that are not counted
-_ROWS = 4  # of a step
 
 
 class Shape(NamedTuple):
@@ -49,7 +48,7 @@ SHAPES = {
 
 
 def bench_publication(
-    *, shape: str, directory: str, device: str, rounds: int, tokens: int, checkpoints: int
+    *, shape: str, directory: str, device: str, rounds: int, size: tuple[int, int], checkpoints: int
 ) -> dict[str, float]:
     """Measure steps alone, steps with a publication each, and checkpoints with steps beside them.
 
@@ -58,14 +57,14 @@ def bench_publication(
         directory: folder on the disk that is measured; "" for a temporary one.
         device: "cpu", "cuda" or "cuda:N".
         rounds: of each kind, after one that is not counted; figures are medians.
-        tokens: of each row of a step.
+        size: rows of a step, and tokens of each.
         checkpoints: as `rounds`, for checkpoints; 0 for none.
 
     Returns:
         Seconds, the name of the shape in front.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", dir=directory or None) as scratch:
-        bench = _Bench(Path(scratch), SHAPES[shape], device, tokens)
+        bench = _Bench(Path(scratch), SHAPES[shape], device, size)
         figures = bench.publications(rounds)
         if checkpoints:
             figures |= bench.checkpoints(checkpoints, figures["step_s"])
@@ -75,7 +74,8 @@ def bench_publication(
 class _Bench:
     """A trainer at work."""
 
-    def __init__(self, root: Path, shape: Shape, device: str, tokens: int) -> None:
+    def __init__(self, root: Path, shape: Shape, device: str, size: tuple[int, int]) -> None:
+        rows, tokens = size
         self._root = root
         _write_model(root / "model", shape, context=tokens)
         settings = TorchSettings(device=device, dtype="bfloat16", micro_batch_tokens=tokens, recompute=False)
@@ -83,7 +83,7 @@ class _Bench:
         for path in (root / "model").glob("*.safetensors*"):
             path.unlink()  # room for what follows
         self._publisher = Publisher(self._trainer, weights=root / "weights", checkpoints=root / "checkpoints")
-        self._rows = [_row(number, tokens, shape.vocabulary) for number in range(_ROWS)]
+        self._rows = [_row(number, tokens, shape.vocabulary) for number in range(rows)]
         self._steps = 0
         self._pool = ThreadPoolExecutor(1)
 

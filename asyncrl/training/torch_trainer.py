@@ -148,6 +148,8 @@ class TorchTrainer:
 
     def _even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
         """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
+        if self._ranks == 1:
+            return batches  # and no value is read from the device: a copy of the weights may be under way from there
         count = self._reduced(torch.tensor([len(batches)], device=self._device), dist.ReduceOp.MAX).item()
         return batches + [[weightless(columns)]] * (int(count) - len(batches))
 
