@@ -14,9 +14,8 @@ class WeightsPublished(Message):
     lineage: Count
     version: Version
     digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
-    store: str  # "files"
+    store: str  # a name in asyncrl.weights.store.STORES
     location: str  # directory with a Hugging Face model and its manifest.jsonl
-    base: str = ""  # digest of the version this is a delta against; "" for a full version
 
     @property
     def key(self) -> str:

@@ -16,6 +16,7 @@ from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
+from asyncrl.weights.store import STORES
 from topics.engines import (
     EngineGone,
     EngineReady,
@@ -80,6 +81,8 @@ class EngineActor:
             await self._leave()
 
     def _on_published(self, _topic: Topic[Any], published: WeightsPublished, _record: Record) -> None:
+        if published.store not in STORES:
+            raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected {', '.join(STORES)}")
         store = self.context.files.weights.absolute()
         if not Path(os.path.abspath(published.location)).is_relative_to(store):  # a link in there is the owner's own
             raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")

@@ -9,7 +9,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 _START_S = 300.0  # for a rank to import what it needs and to connect
 _SILENT_S = 60.0  # without a heartbeat a rank counts as dead
+_END_S = 1.0  # from the end of a rank's connection to that of its process
 _READ_BYTES = 1 << 18
 
 
@@ -53,6 +54,7 @@ class RankProcesses:
         self._waiting: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by rank and number of the call
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: GroupLost | None = None
+        self._gone = asyncio.Event()  # it is lost
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
@@ -180,7 +182,10 @@ class RankProcesses:
                             self._connected.set()
                     elif frame != BEAT:
                         self._answered(rank, msgspec.msgpack.decode(frame, type=Reply))
-        self._lose(f"rank {rank} is silent or gone")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                await self._gone.wait()  # how its process ended says more
+        self._lose(f"rank {rank} is silent")
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes:
         """Return what comes next; nothing where nothing comes for long."""
@@ -213,6 +218,7 @@ class RankProcesses:
         if self._lost is not None:
             return
         self._lost = GroupLost(reason)
+        self._gone.set()
         self._connected.set()
         for future in self._waiting.values():
             if not future.done():
@@ -238,9 +244,11 @@ def merged(results: Sequence[StepResult]) -> StepResult:
     return StepResult(stats, first.metrics | sums)
 
 
-def _own(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
+def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
+    """Return a group of one rank in this process."""
     return Rank(context.bus, context.config, context.files)
 
 
-GROUPS: dict[str, Callable[[Context, Callable[[], None]], TrainerGroup]] = {"torch": RankProcesses, "scripted": _own}
+MakeGroup: TypeAlias = Callable[[Context, Callable[[], None]], TrainerGroup]
+GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "scripted": in_process}
 """By `learner.trainer`. The scripted trainer computes nothing, so it needs no process of its own."""

@@ -22,7 +22,7 @@ from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_de
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.store import STORES
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import (
@@ -74,7 +74,7 @@ class Trimmer:
         self._bus = context.bus
         self._keeper = keeper
         self._trims = trims(context.config)
-        self._store = FileStore(context.files.weights)
+        self._store = STORES["files"](context.files.weights)
         self._sweeper = Sweeper(context)
         self._received = asyncio.Event()
         self._trimmed_at = 0.0

@@ -7,7 +7,8 @@ from pathlib import Path
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.protocol import Copied, Trainer
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.files import FileStore, write_model
+from asyncrl.weights.files import write_model
+from asyncrl.weights.store import STORES
 from asyncrl.weights.tensors import digest_of, manifest_of, write_tensors
 from topics.weights import WeightsPublished
 
@@ -26,7 +27,7 @@ class Publisher:
             checkpoints: folder of the checkpoints.
         """
         self._trainer = trainer
-        self._store = FileStore(weights)
+        self._store = STORES["files"](weights)
         self._checkpoints = checkpoints
         self._weights: Copied
         self._state: Copied

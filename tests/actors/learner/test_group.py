@@ -32,13 +32,10 @@ Start = Callable[..., "asyncio.Future[TrainerGroup]"]
 async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
     """Opens trainer groups of one run."""
     groups: list[TrainerGroup] = []
-    stands: list[Stage] = []
 
     async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
         stand = stage(**{**SMALL, "learner": {"trainer": trainer, "ranks": ranks, "lr": 1e-3}})
-        if not stands:
-            stand.make_model()
-        stands.append(stand)
+        stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
         group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.learner.group import RankProcesses
+from actors.learner.group import GROUPS, in_process
+from actors.learner.rank import Rank
 from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
@@ -60,7 +61,8 @@ async def trained(bus: Bus, step: int) -> bool:
 
 @pytest.fixture
 async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
-    """Starts learners on the same run, each with a connection of its own."""
+    """Starts learners on the same run, each with a connection of its own, and with its trainer in this process."""
+    monkeypatch.setitem(GROUPS, "torch", in_process)
     playing: list[Playing] = []
     stands: list[Stage] = []
 
@@ -68,7 +70,6 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkey
         if not stands or tables:
             stands.append(stage(**{**SMALL, "supervision": {"silence_s": 1.0}, **tables}))
             stands[-1].make_model()
-            await stands[-1].open()
         context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
         context.actor_id = f"learner-{number}"
         playing.append(Playing(context))
@@ -83,8 +84,8 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     opened: Open, bus: Bus, monkeypatch
 ):
     models = []
-    open_group = RankProcesses.open
-    monkeypatch.setattr(RankProcesses, "open", lambda group: (models.append(group), open_group(group))[1])
+    open_group = Rank.open
+    monkeypatch.setattr(Rank, "open", lambda group: (models.append(group), open_group(group))[1])
     monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
     first, spare = await opened(1), None
     await pack(bus, 1)
