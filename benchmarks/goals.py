@@ -67,8 +67,7 @@ _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
     **{f"{role}_start_s": Goal(5, at_most=True) for role in ("prompter", "buffer", "learner", "supervisor")},
-    # The learner has torch in its memory, however short the run is.
-    **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "supervisor")},
+    **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "learner", "supervisor")},
 }
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 

@@ -76,6 +76,8 @@ class RankProcesses:
             self._start(self._watch(rank, placed))
         await self._until_connected()
         await self._call("open")
+        if self._count == 1:
+            await self._closing.aclose()  # several ranks may look into their folder later
 
     async def load(self, checkpoint: Path) -> None:
         """See `TrainerGroup.load`."""

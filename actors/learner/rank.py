@@ -18,6 +18,7 @@ from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.ranks import join_ranks
+from asyncrl.training.trainers import open_trainer
 from topics.batches import BatchPacked
 from topics.topic import BATCHES
 from topics.weights import WeightsPublished
@@ -140,8 +141,6 @@ class Rank:
         self._publisher = Publisher(self._trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
 
     def _open(self) -> Trainer:
-        from asyncrl.training.trainers import open_trainer  # loads torch, which a learner with ranks does without
-
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
         return open_trainer(self._config, self._files.model_path(self._config))

@@ -7,7 +7,6 @@ from pathlib import Path
 from asyncrl.config.settings import Config
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.scripted import ScriptedTrainer
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 
 
 def open_trainer(config: Config, model: Path) -> Trainer:
@@ -15,6 +14,8 @@ def open_trainer(config: Config, model: Path) -> Trainer:
     settings = config.learner
     if settings.trainer == "scripted":
         return ScriptedTrainer(settings.scripted_step_s)
+    from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer  # loads torch
+
     return TorchTrainer(
         model,
         TorchSettings(device=settings.device, dtype=settings.dtype, micro_batch_tokens=settings.micro_batch_tokens),
