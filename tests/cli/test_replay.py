@@ -272,7 +272,7 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_told(killed: Run, tmp_pat
         kept.with_suffix(".away").rename(kept)
     assert code == 1
     assert re.match(r"the replay cannot begin; the tokens of batch [5-8] and before are trimmed; ", output)
-    assert "model.safetensors: No such file or directory; this checkpoint is torn, use another; " in output
+    assert "model.safetensors: No such file or directory; this is no complete checkpoint, use another; " in output
     assert output.endswith("; checkpoints are left of step 8, 9; nats.keep = run keeps all tokens of a run\n")
 
 

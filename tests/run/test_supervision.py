@@ -292,13 +292,13 @@ def test_what_was_shown_before_a_run_was_resumed_is_no_news():
     )
     fed.publish(STOP_REQUESTED, StopRequested(), at_s=3)
     fed.publish(ACTOR_STOPPED, ActorStopped("supervisor", "supervisor-1", "learner-1: loss is not finite"), at_s=4)
-    assert (fed.fold.state, fed.fold.failure) == ("failed", "learner-1: loss is not finite")
+    assert (fed.fold.phase, fed.fold.failure) == ("failed", "learner-1: loss is not finite")
 
     fed.publish(RUN_OPENED, OPENED, at_s=9).publish(
         ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 2), at_s=10
     )
     fed.fold.report("step", 2_000_000_000, "step 1, read from another log")
 
-    assert (fed.fold.state, fed.fold.failure) == ("running", "")
+    assert (fed.fold.phase, fed.fold.failure) == ("running", "")
     texts = [event.text for event in fed.fold.take_events()]
     assert texts == ["resumed", "supervisor-1 started again"]
