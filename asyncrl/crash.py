@@ -48,7 +48,6 @@ POINTS: dict[str, Sequence[str]] = {
     "engine.updating": ("engine",),
     "engine.paused": ("engine",),
     "engine.swapped": ("engine",),
-    "eval.answered": ("evaluator",),
     "fleet.scaled": ("supervisor",),
     "actor.started": ("supervisor",),
 }

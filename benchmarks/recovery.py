@@ -16,7 +16,6 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.provision import stream_states
 from asyncrl.cli.chaos.processes import Part, parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.cli.chaos.targets import SERVER
@@ -25,10 +24,9 @@ from asyncrl.run.directory import RunFiles
 from benchmarks.history import write_history
 from benchmarks.stage import BenchError, bench_config
 from topics.batches import BATCH_PACKED
-from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import BY_NAME
-from topics.topic import BATCHES, EVALS, PROMPTS, Stream, Topic
+from topics.topic import BATCHES, PROMPTS, Stream, Topic
 
 T = TypeVar("T")
 
@@ -165,10 +163,6 @@ class _Run:
         finally:
             await reader.close()
 
-    async def end(self, stream: Stream) -> int:
-        """Sequence of a log's newest message."""
-        return int((await stream_states(self.bus))[stream.name]["last_seq"])
-
 
 async def _holds(condition: Callable[[], bool]) -> None:
     """Wait for something that nothing announces."""
@@ -221,7 +215,6 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
             "nats_s": partial(_works_again, run, witness, "nats"),
             "beyond_lease_s": partial(_lease, run, witness),
             "reward_s": partial(_works_again, run, witness, "reward"),
-            "evaluator_s": partial(_evaluator, run),
             "recorder_s": partial(_recorder, run),
             "supervisor_s": partial(_works_again, run, witness, "supervisor", "learner"),
         }
@@ -259,12 +252,6 @@ async def _learner(run: _Run, witness: Witness) -> float:
     """Half way between two checkpoints."""
     await run.until(_holds(lambda: (witness.step or 0) % _CHECKPOINT_EVERY == _CHECKPOINT_EVERY // 2))
     return await _works_again(run, witness, "learner")
-
-
-async def _evaluator(run: _Run) -> float:
-    after = await run.end(EVALS)
-    killed = await run.kill("evaluator")
-    return killed.seconds_to(await run.first_ns(EVALS, EVAL_SCORED, killed.gone_ns, after))
 
 
 async def _recorder(run: _Run) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from topics.ids import Stage
-from topics.prompts import Attempt
+from topics.prompts import Attempt, Temperature
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Reference
 from topics.wire import Count, Id, Message, Real, Sequence, Step
@@ -24,10 +24,13 @@ class BatchMember(msgspec.Struct):
 
 
 class BatchGroup(msgspec.Struct):
-    """The graded members of one prompt."""
+    """The graded members of one prompt, and the rules that its source gave it."""
 
     prompt_id: Id
     members: list[BatchMember]
+    source: Id = "task"
+    temperature: Temperature = 1.0  # that its tokens were sampled at
+    estimator: str = ""  # of its advantages
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,7 +50,7 @@ class EngineGone(Message):
     asked: bool = False  # to leave
 
 
-_SUBSCRIBERS = ("rollout", "evaluator", "recorder", "supervisor")
+_SUBSCRIBERS = ("rollout", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(
     "engine.updating",

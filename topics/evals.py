@@ -1,27 +1,28 @@
-"""Messages about evaluations."""
+"""Messages about evaluations: their prompts are issued as a group whose members have a row each."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta
 
-from topics.topic import EVALS, TRAINING, Topic
+from topics.batches import BatchMember
+from topics.prompts import GroupSize, Temperature
+from topics.topic import BATCHES, TRAINING, Topic
 from topics.wire import Count, Id, Message, Real, Seconds, Version
 
 
 class EvalRequested(Message):
     """Held-out prompts shall be answered by an engine that has at least this version."""
 
-    eval_id: Id  # "v000000-held-out"
+    eval_id: Id  # "e000020"
     version: Version
-    prompts: Annotated[int, Meta(ge=1, le=1_000_000)]
-    temperature: Annotated[float, Meta(ge=0.0, le=1000.0)]
+    prompts: GroupSize
+    temperature: Temperature
 
 
 class EvalScored(Message):
-    """The result of an evaluation."""
+    """The result of an evaluation, and an end for every trajectory that it names; the others were dropped before."""
 
     eval_id: Id
     version: Version  # the requested number
@@ -29,8 +30,9 @@ class EvalScored(Message):
     accuracy: Real  # mean reward
     prompts: Count
     failed: Count  # prompts without a grade; they count as reward 0
-    seconds: Seconds
-    samples: list[dict[str, Any]] = msgspec.field(default_factory=list)  # a few: prompt, completion, label, reward
+    seconds: Seconds  # since the first prompt was issued
+    members: list[BatchMember] = msgspec.field(default_factory=list)  # that were graded
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # means of what else the reward gave
 
 
 EVAL_REQUESTED = Topic(
@@ -38,11 +40,11 @@ EVAL_REQUESTED = Topic(
     EvalRequested,
     TRAINING,
     publishers=("learner",),
-    subscribers=("evaluator", "supervisor", "recorder"),
+    subscribers=("prompter", "supervisor", "recorder"),
     id=("eval_id",),
 )
 EVAL_SCORED = Topic(
-    "eval.scored", EvalScored, EVALS, publishers=("evaluator",), subscribers=("recorder", "supervisor"), id=("eval_id",)
+    "eval.scored", EvalScored, BATCHES, publishers=("buffer",), subscribers=("recorder", "supervisor"), id=("eval_id",)
 )
 
 TOPICS: tuple[Topic[Any], ...] = (EVAL_REQUESTED, EVAL_SCORED)

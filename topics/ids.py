@@ -12,12 +12,14 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-Stage: TypeAlias = Literal["warmup", "rl"]
+Stage: TypeAlias = Literal["warmup", "rl", "eval"]
 
 WARMUP = "w"  # the warm-up's rows have an order of their own
 TASK = "p"
 REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
+EVALUATION = "e"  # `e000020`: the evaluation of version 20, whose members are held-out prompts
 
+_STAGES: dict[str, Stage] = {WARMUP: "warmup", EVALUATION: "eval"}
 _FIRST = itemgetter(0)
 
 
@@ -28,7 +30,7 @@ def prompt_name(letter: str, number: int) -> str:
 
 def stage_of(name: str) -> Stage:
     """The stage of a prompt or a trajectory."""
-    return "warmup" if name.startswith(WARMUP) else "rl"
+    return _STAGES.get(name[:1], "rl")
 
 
 class PromptIdSet(msgspec.Struct):

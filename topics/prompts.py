@@ -14,6 +14,7 @@ from topics.wire import Id, Message, Version
 GroupSize: TypeAlias = Annotated[int, Meta(ge=1, le=65536)]
 Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
 Attempt: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
+Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1000.0)]  # 0 is greedy
 
 
 class PromptRow(msgspec.Struct, omit_defaults=True):
@@ -27,15 +28,18 @@ class PromptRow(msgspec.Struct, omit_defaults=True):
 class PromptIssued(Message):
     """One trajectory is wanted: member `member` of the group of a prompt."""
 
-    prompt_id: Id  # "p000042"; "w000007" in the warm-up, whose rows have an order of their own; "r000003" if reissued
+    prompt_id: Id  # "p000042"; its letter names where it comes from (topics/ids.py)
     member: Member  # 0 .. group_size - 1
     group_size: GroupSize
-    rows: list[PromptRow] = msgspec.field(default_factory=list)  # of attempt 0 of member 0 alone, once for its group
+    rows: list[PromptRow] = msgspec.field(default_factory=list)  # with member 0 once for its group, or one's own
     attempt: Attempt = 0  # raised when the prompter issues the trajectory again
     stage: Stage = "rl"
     min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of this trajectory's sampling
     origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
+    source: Id = "task"  # prompt source that it comes from
+    temperature: Temperature = 1.0  # of its sampling
+    estimator: str = ""  # of its group's advantages; "" where it has none
 
     @property
     def trajectory_id(self) -> str:
@@ -50,8 +54,11 @@ class PromptIssued(Message):
             "stage": self.stage,
             "group-size": str(self.group_size),
             "min-version": str(self.min_version),
+            "source": self.source,
+            "temperature": f"{self.temperature:g}",
         }
-        return found | ({"origin": self.origin} if self.origin else {})
+        besides = {"estimator": self.estimator, "origin": self.origin}
+        return found | {name: value for name, value in besides.items() if value}
 
 
 class IssueHeads(msgspec.Struct, rename="kebab"):
@@ -62,6 +69,9 @@ class IssueHeads(msgspec.Struct, rename="kebab"):
     stage: Stage
     group_size: GroupSize
     min_version: Version
+    source: Id
+    temperature: Temperature
+    estimator: str = ""
     origin: Id = ""
 
     def __post_init__(self) -> None:

@@ -43,7 +43,6 @@ ROLES = [
     Role("buffer", "keeper", stops=4),
     Role("learner", "keeper", stops=4, slow=True, children=True),
     Role("engine", "service", stops=4, setting="engine.count", scalable=True, slow=True, children=True),
-    Role("evaluator", "worker", stops=2, setting="eval.workers", queue="eval.requested", scalable=True, children=True),
     Role("recorder", "service", stops=5),
     Role(SUPERVISOR, "keeper", stops=6),  # it stops the others, and then itself
 ]

@@ -101,10 +101,9 @@ class Topic(Generic[M]):
 PROMPTS = Stream("PROMPTS", Retention.LEDGER, "prompter", "prompts issued: the work queue of the rollout workers")
 TRAJECTORIES = Stream("TRAJECTORIES", Retention.PAYLOAD, "", "tokens: progress and results, one fence per trajectory")
 GRADES = Stream("GRADES", Retention.LEDGER, "", "grades and claims of failure")
-BATCHES = Stream("BATCHES", Retention.LEDGER, "buffer", "batches and ends")
+BATCHES = Stream("BATCHES", Retention.LEDGER, "buffer", "batches, ends and scores of evaluations")
 TRAINING = Stream("TRAINING", Retention.LEDGER, "learner", "steps, versions, checkpoints")
 ENGINES = Stream("ENGINES", Retention.LEDGER, "", "the state of inference servers")
-EVALS = Stream("EVALS", Retention.LEDGER, "", "results of evaluations")
 FLEET = Stream("FLEET", Retention.LEDGER, "supervisor", "how many actors run each role")
 ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and requests of operators")
 VITALS = Stream("VITALS", Retention.LAST, "", "each actor's newest vital signs")
@@ -119,7 +118,6 @@ STREAMS: list[Stream] = [
     BATCHES,
     TRAINING,
     ENGINES,
-    EVALS,
     FLEET,
     ACTORS,
     VITALS,

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
-from topics.batches import BatchGroup, BatchMember
+from topics.batches import BatchMember
+from topics.evals import EvalScored
 from topics.trajectories import TrajectoryGraded
 
 _METRICS = 64  # names of metrics in the figures of a batch
@@ -17,14 +18,29 @@ def tokens_of(*members: TrajectoryGraded) -> int:
     return sum(count.tokens for member in members for count in member.versions)
 
 
-def batch_group(prompt_id: str, members: Sequence[TrajectoryGraded]) -> BatchGroup:
-    """The graded members of a prompt by reference."""
-    return BatchGroup(
-        prompt_id,
-        [
-            BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, tokens_of(member))
-            for member in members
-        ],
+def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
+    """Graded members by reference."""
+    return [
+        BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, tokens_of(member))
+        for member in members
+    ]
+
+
+def eval_scored(eval_id: str, prompts: int, graded: Sequence[TrajectoryGraded], *, seconds: float) -> EvalScored:
+    """The result of an evaluation of so many prompts, of which some were graded."""
+    versions: Counter[int] = Counter()
+    for member in graded:
+        versions.update({count.version: count.tokens for count in member.versions})
+    return EvalScored(
+        eval_id=eval_id,
+        version=int(eval_id[1:]),
+        versions=dict(versions),
+        accuracy=sum(member.reward for member in graded) / prompts,
+        prompts=prompts,
+        failed=prompts - len(graded),
+        seconds=round(seconds, 3),
+        members=references(graded),
+        metrics=_metrics(graded),
     )
 
 
@@ -55,7 +71,13 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
     }
     if several:
         figures["flat_groups_share"] = fmean(len({member.reward for member in group}) == 1 for group in several)
+    return {name: round(value, 6) for name, value in figures.items()} | _metrics(members)
+
+
+def _metrics(members: Sequence[TrajectoryGraded]) -> dict[str, float]:
+    """`reward/NAME`: the mean of each metric that the reward gave, over the members for which it did."""
     names = Counter(name for member in members for name in member.metrics)
-    for name in sorted(sorted(names, key=lambda name: (-names[name], name))[:_METRICS]):
-        figures[f"reward/{name}"] = fmean(member.metrics[name] for member in members if name in member.metrics)
-    return {name: round(value, 6) for name, value in figures.items()}
+    return {
+        f"reward/{name}": round(fmean(member.metrics[name] for member in members if name in member.metrics), 6)
+        for name in sorted(sorted(names, key=lambda name: (-names[name], name))[:_METRICS])
+    }

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import msgspec
-
-from actors.buffer.batch_record import batch_figures, batch_group
+from actors.buffer.batch_record import batch_figures, eval_scored, references
+from actors.buffer.state import BufferState, Group
 from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
@@ -16,9 +15,10 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.training.objective import objective_of
 from topics.actors import RunOpened
-from topics.batches import BatchPacked, BatchTrained, Objective
+from topics.batches import BatchGroup, BatchPacked, BatchTrained, Objective
+from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.ids import WARMUP, PromptIdSet, Stage, prompt_name, stage_of
+from topics.ids import WARMUP, Stage, prompt_name, stage_of
 from topics.prompts import PromptIssued
 from topics.trajectories import (
     DropReason,
@@ -28,29 +28,6 @@ from topics.trajectories import (
     tokens_sampled,
 )
 from topics.wire import Message
-
-
-class Group(msgspec.Struct):
-    """An open group: what is known of its members."""
-
-    prompt_id: str
-    size: int
-    stage: Stage
-    graded: dict[int, TrajectoryGraded] = {}
-    graded_ns: dict[int, int] = {}  # server's clock at each grade
-    failed: dict[int, TrajectoryFailed] = {}
-    dropped: set[int] = set()  # members with an end of their own
-    attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
-    expired: bool = False  # its deadline has passed with members open
-
-    @property
-    def complete(self) -> bool:
-        """Return whether every member has a grade, a failure, or an end."""
-        return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
-
-    def live(self) -> list[TrajectoryGraded]:
-        """Graded members that may be trained on, by member number."""
-        return [self.graded[member] for member in sorted(self.graded) if member not in self.dropped]
 
 
 class Plan(NamedTuple):
@@ -90,24 +67,6 @@ class Plan(NamedTuple):
         )
 
 
-class BufferState(msgspec.Struct):
-    """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
-
-    packed: int
-    trained: int
-    groups: dict[str, Group] = {}
-    ready: dict[Stage, dict[str, None]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}})  # complete
-    closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)
-    waiting_drop: dict[str, None] = {}  # complete, with members to end
-    issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
-    opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
-    late: int = 0  # claims and grades that came after the end
-    graded_ns: int = 0  # server's clock at the newest grade
-    last_failure: str = ""
-    failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
-    """Server's clock when the latest groups failed."""
-
-
 class BufferFold(Fold):
     """Groups wait until complete, then in the order of their completion for the batch that takes them."""
 
@@ -139,6 +98,10 @@ class BufferFold(Fold):
         for group in packed.groups:
             self._close(group.prompt_id)
 
+    @on(EvalScored)
+    def _on_scored(self, scored: EvalScored, _record: Record) -> None:
+        self._close(scored.eval_id)
+
     @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
@@ -152,13 +115,13 @@ class BufferFold(Fold):
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
-        return decisions or self._pack()
+        return decisions or self._score(now_s) or self._pack()
 
     def next_deadline(self) -> float | None:
         """Return the deadline of the oldest open group, seconds since the epoch; None when nothing is open."""
         for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
-            if group is None or not group.complete:
+            if group is None or not (group.complete or self._being_issued(group)):
                 return self._deadline_s(issued_ns)
         return None
 
@@ -186,12 +149,19 @@ class BufferFold(Fold):
     def _on_issued(self, record: Record) -> None:
         headers = record.headers
         prompt_id = headers["trajectory"].rsplit("-", 1)[0]
-        if prompt_id in self.state.closed or prompt_id in self.state.issued_ns:
+        if prompt_id in self.state.closed:
+            return
+        stage = stage_of(prompt_id)
+        group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
+        group.issued += headers["attempt"] == "0"
+        if stage == "eval":  # the deadline counts from the newest issue: all rows of an evaluation are made before
+            self.state.issued_ns.pop(prompt_id, None)
+        elif prompt_id in self.state.issued_ns:
             return
         self.state.issued_ns[prompt_id] = record.time_ns
-        stage: Stage = "warmup" if headers["stage"] == "warmup" else "rl"
-        group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
         group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
+        group.source, group.estimator = headers["source"], headers.get("estimator", "")
+        group.temperature = float(headers["temperature"])
         if group.complete:
             self._settle(group)
 
@@ -250,7 +220,7 @@ class BufferFold(Fold):
         """A group without open members is ready, unless something has to be published about it first."""
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
-        if ends_missing or live < min(2, group.size) or self._filter(group):
+        if ends_missing or live < group.least or self._filter(group):
             self.state.waiting_drop[group.prompt_id] = None
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
@@ -269,6 +239,10 @@ class BufferFold(Fold):
         if group is not None:
             self.state.ready[group.stage].pop(prompt_id, None)
 
+    def _being_issued(self, group: Group) -> bool:
+        """Return whether members of an evaluation are still to be issued: before that they have no end."""
+        return group.stage == "eval" and group.issued < group.size
+
     def _deadline_s(self, issued_ns: int) -> float:
         return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s
 
@@ -278,9 +252,9 @@ class BufferFold(Fold):
             if self._deadline_s(issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
-            if group.complete:
+            if group.complete or self._being_issued(group):
                 continue
-            if len(group.graded.keys() - group.dropped) < min(2, group.size):
+            if len(group.graded.keys() - group.dropped) < group.least:
                 decisions.append(_drop_group(group, "deadline"))
                 continue
             missing = set(range(group.size)) - group.graded.keys() - group.dropped - group.failed.keys()
@@ -289,7 +263,7 @@ class BufferFold(Fold):
 
     def _end_failed(self, group: Group) -> list[Message]:
         """The ends that a complete group needs before it can be packed, or its own end."""
-        if len(group.live()) < min(2, group.size):
+        if len(group.live()) < group.least:
             return [_drop_group(group, "failed")]
         decisions: list[Message] = [
             _drop(group, member, failed.reason, detail=failed.detail)
@@ -297,6 +271,15 @@ class BufferFold(Fold):
             if member not in group.dropped
         ]
         return decisions or [_drop_group(group, self._filter(group))]
+
+    def _score(self, now_s: float) -> list[Message]:
+        """The results of evaluations whose every member has an end of its own or a grade."""
+        decisions: list[Message] = []
+        for name in self.state.ready["eval"]:
+            seconds = now_s - max(self.state.issued_ns[name], self.state.opened_ns) / 1e9
+            group = self.state.groups[name]
+            decisions.append(eval_scored(name, group.size, group.live(), seconds=max(0.0, seconds)))
+        return decisions
 
     def _pack(self) -> list[Message]:
         """The next batch, once enough groups are ready and the learner is near enough."""
@@ -328,7 +311,10 @@ class BufferFold(Fold):
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             figures = batch_figures([group.live() for group in chosen], seconds)
-        groups = [batch_group(group.prompt_id, group.live()) for group in chosen]
+        groups = [
+            BatchGroup(group.prompt_id, references(group.live()), group.source, group.temperature, group.estimator)
+            for group in chosen
+        ]
         return [BatchPacked(step, stage, groups, min_version, plan.objective(step), figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:

@@ -25,6 +25,7 @@ from asyncrl.training.protocol import NonFiniteLoss, RowError
 from topics.actors import SKIP_REQUESTED, Activity
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
 from topics.evals import EvalRequested
+from topics.ids import EVALUATION, prompt_name
 from topics.streams import CHECKPOINT_REQUESTED
 from topics.topic import ACTORS, BATCHES, FLEET, TRAINING
 from topics.weights import (
@@ -278,7 +279,7 @@ class Learner:
         settings = self.config.eval
         ends = (self.config.start.step, self.config.learner.steps)
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
-        name, asked = f"v{self.step:06d}", self.fold.state.evaluated
+        name, asked = prompt_name(EVALUATION, max(0, self.step)), self.fold.state.evaluated
         if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
             self.outbox.put(EvalRequested(name, self.step, settings.prompts, settings.temperature))
 

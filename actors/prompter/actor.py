@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from itertools import islice
 
 import xxhash
 
 from actors.prompter.fold import PrompterFold, Wanted
-from actors.prompter.sources import TASK_ROWS
+from actors.prompter.sources import HELD_OUT_ROWS, TASK_ROWS, data_of
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Input, Keeper
 from actors.runtime.rows import as_faults, open_rows
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
-from asyncrl.data.sources import label_reader
 from topics.actors import REISSUE_REQUESTED, Activity
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.evals import EVAL_REQUESTED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PromptIssued, PromptRow
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
@@ -37,7 +38,7 @@ async def main(context: Context) -> None:
         PROMPTS,
         [
             Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
-            Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED]),
+            Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED]),
             Input(ACTORS, [REISSUE_REQUESTED]),
             Input(FLEET, [ADMISSION_PAUSED, ADMISSION_RESUMED]),
         ],
@@ -46,9 +47,12 @@ async def main(context: Context) -> None:
     )
     opened = asyncio.Event()
     starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
-    labels_for = label_reader(config.reward.function, warmup_steps=config.warmup.steps)
-    async with open_rows(context, config.task.source, config.seed, labels_for, on_rows=keeper.wake) as rows:
-        fold.opened(TASK_ROWS, rows.opened.rows_per_epoch)
+    async with AsyncExitStack() as stack:
+        rows: dict[str, RowMaker] = {}
+        for name, data in data_of(config).items():
+            opening = open_rows(context, data.spec, data.seed, data.labels_for, on_rows=keeper.wake)
+            rows[name] = await stack.enter_async_context(opening)
+            fold.opened(name, rows[name].opened.rows_per_epoch)
         opened.set()
         await starting
         with as_faults():
@@ -57,13 +61,15 @@ async def main(context: Context) -> None:
 
 
 class Prompter:
-    """Issues what there is credit for, as soon as its rows are made."""
+    """Issues what there is credit for, and evaluations beside that, as soon as their rows are made."""
 
-    def __init__(self, context: Context, keeper: Keeper, fold: PrompterFold, rows: RowMaker) -> None:
+    def __init__(self, context: Context, keeper: Keeper, fold: PrompterFold, rows: dict[str, RowMaker]) -> None:
         self._context = context
         self._keeper = keeper
         self._fold = fold
-        self._rows = rows
+        self._rows = rows[TASK_ROWS]
+        self._held_out = rows.get(HELD_OUT_ROWS)
+        self._evaluation = ""  # whose rows are being made
         self._waits_for: int | None = None  # a row
 
     async def run(self) -> None:
@@ -75,6 +81,8 @@ class Prompter:
             vitals["no_more_prompts"] = float(fold.at_end)
             decisions = self._decide(wanted[:_AT_ONCE])
             self._report_activity(self._rows.making if wanted and not decisions else None)
+            # Neither waits for the rows of the other.
+            decisions += self._decide_evaluation(list(islice(fold.wanted_evaluations(), _AT_ONCE)))
             if decisions:
                 await self._keeper.append(decisions)
             else:
@@ -102,6 +110,23 @@ class Prompter:
             decisions.append(decide(item, self._context.config.seed, rows))
         return decisions
 
+    def _decide_evaluation(self, wanted: list[Wanted]) -> list[PromptIssued]:
+        """Issue members of an evaluation once all its rows are made: its deadline counts from their issue.
+
+        Raises:
+            DataError: a row cannot be made.
+        """
+        if not wanted or self._held_out is None:
+            return []
+        group, rows = wanted[0].group, self._held_out
+        if self._evaluation != group.prompt_id:
+            self._evaluation = group.prompt_id
+            rows.want(group.places)
+        if rows.get(group.places[-1]) is None:
+            return []
+        of_group = [(item, rows.get(item.places[0])) for item in wanted if item.group is group]
+        return [decide(item, self._context.config.seed, [row]) for item, row in of_group if row is not None]
+
     def _report_activity(self, row: int | None) -> None:
         """Let the vital signs show the row that everything waits for, and for how long."""
         if row != self._waits_for:
@@ -122,6 +147,9 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         min_version=wanted.min_version,
         seed=sampling_seed(seed, name, wanted.attempt),
         origin=wanted.group.origin,
+        source=wanted.group.source,
+        temperature=wanted.group.temperature,
+        estimator=wanted.group.estimator,
     )
 
 

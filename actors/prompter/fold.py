@@ -14,6 +14,7 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
+from topics.evals import EvalRequested
 from topics.groups import GroupDropped
 from topics.ids import REISSUE, TASK, Stage, stage_of
 from topics.prompts import PromptIssued
@@ -39,8 +40,12 @@ class Wanted(NamedTuple):
 
     @property
     def places(self) -> range:
-        """The places of the rows that its message carries: those of its group, once."""
-        return self.group.places if self.member == 0 and self.attempt == 0 else range(0)
+        """The places of the rows that its message carries: its own, or those of its group once."""
+        if self.attempt:
+            return range(0)
+        if self.group.row_each:
+            return self.group.places[self.member : self.member + 1]
+        return self.group.places if self.member == 0 else range(0)
 
 
 class StagePlan(NamedTuple):
@@ -114,6 +119,12 @@ class PrompterFold(Fold):
         if dropped.again and self.state.attempts.get(dropped.trajectory_id, 0) < attempt:
             self.state.again[dropped.trajectory_id] = attempt
 
+    @on(EvalRequested)
+    def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
+        if request.version > self.state.evaluated:  # else it was asked for before
+            self.state.evaluated = request.version
+            self.state.evaluations[request.version] = (request.prompts, request.temperature)
+
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.finished_at = finished.step
@@ -127,11 +138,18 @@ class PrompterFold(Fold):
         self.state.paused = False
 
     def wanted(self) -> list[Wanted]:
-        """Return the messages that may be issued now, in order."""
-        if self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps:
+        """Return the messages of training that may be issued now, in order."""
+        if self._finished:
             return []
         again = [self._wanted_again(name, attempt) for name, attempt in self.state.again.items()]
         return again + self._wanted_of(self._stage)
+
+    def wanted_evaluations(self) -> Iterator[Wanted]:
+        """Return the messages of evaluations that are still to be issued, in order. They take no credit of training."""
+        for group in self._groups("eval"):
+            begun = self.state.members.get(group.prompt_id, 0)
+            if begun or not self.state.paused or self._finished:
+                yield from (Wanted(group, member, group.min_version) for member in range(begun, group.size))
 
     def coming(self) -> Iterator[Wanted]:
         """First members of all groups that the steps still need, wanted now or later, in the order of their issue."""
@@ -160,6 +178,10 @@ class PrompterFold(Fold):
         """
         packed = self.state.done["warmup"] + sum(step <= 0 for step in self.state.packed)
         return "rl" if packed >= self._plans["warmup"].steps else "warmup"
+
+    @property
+    def _finished(self) -> bool:
+        return self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps
 
     @property
     def _min_version(self) -> int:
@@ -205,8 +227,8 @@ class PrompterFold(Fold):
     @on_headers(PromptIssued)
     def _on_issued(self, record: Record) -> None:
         name, attempt = record.headers["trajectory"], int(record.headers["attempt"])
-        prompt_id = name.rsplit("-", 1)[0]
-        open_groups = self.state.open[stage_of(prompt_id)]
+        prompt_id, stage = name.rsplit("-", 1)[0], stage_of(name)
+        open_groups = self.state.open.get(stage, set())
         if attempt:
             if prompt_id in open_groups:  # else its end was read before, and nothing is issued again
                 self.state.attempts[name] = max(attempt, self.state.attempts.get(name, 0))
@@ -216,6 +238,9 @@ class PrompterFold(Fold):
         count = self.state.members.pop(prompt_id, 0) + 1
         if count != int(record.headers["group-size"]):
             self.state.members[prompt_id] = count
+        elif stage == "eval":
+            self.state.evaluations.pop(int(prompt_id[1:]), None)
+            self.state.evaluated = max(self.state.evaluated, int(prompt_id[1:]))
         else:
             self.state.first_open[prompt_id[0]] = self.state.first(prompt_id[0]) + 1
         if prompt_id in self.state.closed_early:

@@ -10,18 +10,26 @@ from typing import NamedTuple, Protocol
 
 from actors.prompter.state import PrompterState
 from asyncrl.config.settings import Config
-from topics.ids import REISSUE, TASK, WARMUP, Stage, prompt_name
+from asyncrl.data.sources import label_reader
+from topics.ids import EVALUATION, REISSUE, TASK, WARMUP, Stage, prompt_name
 
-TASK_ROWS = "task"
+TASK_ROWS, HELD_OUT_ROWS = "task", "held-out"  # data of the prompter
+_HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
 
 
 class Group(NamedTuple):
-    """A group of trajectories that a source has for the prompter."""
+    """A group of trajectories that a source has for the prompter, and the rules that hold for it."""
 
     prompt_id: str
     stage: Stage
+    source: str  # its name, a key of `SOURCES`
     size: int
     places: range  # of its rows in the endless order of the data
+    data: str = TASK_ROWS
+    row_each: bool = False  # each member has a row of its own; else the first one carries those of the group
+    min_version: int = 0  # of the weights that may sample it, where the bound on lag asks for no more
+    temperature: float = 1.0
+    estimator: str = ""  # of its advantages; "" where it has none
     origin: str = ""  # prompt whose row is issued again
 
 
@@ -32,7 +40,7 @@ class PromptSource(Protocol):
     """
 
     letter: str  # first of its prompts' names
-    stage: Stage
+    stage: Stage  # open groups of `warmup` and `rl` count against the credit of that stage, those of `eval` do not
     share: float  # of the groups of its stage, relative to the other sources; math.inf: before all others
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
@@ -66,7 +74,7 @@ class WarmupSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """One trajectory."""
         places = range(number * self._rows, (number + 1) * self._rows)
-        return Group(prompt_name(WARMUP, number), "warmup", 1, places)
+        return Group(prompt_name(WARMUP, number), "warmup", "warmup", 1, places)
 
 
 class TaskSource:
@@ -76,7 +84,7 @@ class TaskSource:
     stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
-        self._size, self._epochs = config.rollout.group_size, config.task.epochs
+        self._rules, self._epochs = _rules(config), config.task.epochs
         self._end: int | None = None  # number of the first prompt that there is not
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
@@ -91,7 +99,7 @@ class TaskSource:
 
     def group(self, state: PrompterState, number: int) -> Group:
         """All trajectories of one row."""
-        return Group(prompt_name(TASK, number), "rl", self._size, range(number, number + 1))
+        return self._rules(prompt_name(TASK, number), source="task", places=range(number, number + 1))
 
 
 class ReissueSource:
@@ -101,7 +109,7 @@ class ReissueSource:
     stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
-        self._size = config.rollout.group_size
+        self._rules = _rules(config)
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Their rows were there before."""
@@ -113,14 +121,79 @@ class ReissueSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """The row of the prompt that was asked for."""
         origin = state.origins[number]
-        return Group(prompt_name(REISSUE, number), "rl", self._size, places_again(origin), origin)
+        return self._rules(prompt_name(REISSUE, number), source="reissue", places=places_again(origin), origin=origin)
+
+
+class HeldOutSource:
+    """Evaluations: each is a group, and its members are the first held-out rows."""
+
+    letter, share = EVALUATION, 1.0
+    stage: Stage = "eval"
+
+    def __init__(self, config: Config) -> None:
+        self._rows: int | None = None
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        """No evaluation has more prompts than there are held-out rows."""
+        if data == HELD_OUT_ROWS:
+            self._rows = rows_per_epoch
+
+    def numbers(self, state: PrompterState) -> Iterable[int]:
+        """The versions that are to be evaluated."""
+        return sorted(state.evaluations)
+
+    def group(self, state: PrompterState, number: int) -> Group:
+        """All prompts of one evaluation, for the version that was asked for or a newer one."""
+        prompts, temperature = state.evaluations[number]
+        size = min(prompts, self._rows or prompts)
+        return Group(
+            prompt_name(EVALUATION, number),
+            "eval",
+            "held-out",
+            size,
+            range(size),
+            data=HELD_OUT_ROWS,
+            row_each=True,
+            min_version=number,
+            temperature=temperature,
+        )
 
 
 SOURCES: dict[str, Callable[[Config], PromptSource]] = {
     "warmup": WarmupSource,
     "task": TaskSource,
     "reissue": ReissueSource,
+    "held-out": HeldOutSource,
 }
+
+
+class Data(NamedTuple):
+    """A data source that the prompter opens."""
+
+    spec: str
+    seed: int
+    labels_for: str  # what reads the labels of its rows, as for `open_source`
+
+
+def data_of(config: Config) -> dict[str, Data]:
+    """The data of a run by the name that groups refer to."""
+    reward, task, seed = config.reward.function, config.task.source, config.seed
+    found = {TASK_ROWS: Data(task, seed, label_reader(reward, warmup_steps=config.warmup.steps))}
+    if config.eval.prompts:
+        held_out = Data(config.eval.source or task, seed + _HELD_OUT, label_reader(reward, warmup_steps=0))
+        found[HELD_OUT_ROWS] = held_out
+    return found
+
+
+def _rules(config: Config) -> Callable[..., Group]:
+    """Make groups of RL by the settings of the run."""
+    return partial(
+        Group,
+        stage="rl",
+        size=config.rollout.group_size,
+        temperature=config.rollout.temperature,
+        estimator=config.learner.advantage,
+    )
 
 
 def places_again(origin: str) -> range:

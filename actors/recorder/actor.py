@@ -16,7 +16,7 @@ from asyncrl.bus.log import Record, read_last_of_each, retry_until_deadline
 from asyncrl.bus.provision import stream_states
 from asyncrl.telemetry.plot import draw_reward
 from topics.actors import KEEPER_TOPICS, RUN_OPENED
-from topics.topic import ACTORS, BATCHES, ENGINES, EVALS, GRADES, PROMPTS, TRAINING, Stream, Topic
+from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
@@ -25,7 +25,6 @@ _LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
     BATCHES: (),
     TRAINING: (),
     GRADES: (TRAJECTORY_FAILED,),  # grades come again in batches and drops
-    EVALS: (),
     ENGINES: (),
 }
 _COUNTED_BYTES = 512  # of a message that counts as one of supervision.snapshot_every
@@ -111,13 +110,13 @@ class Recorder:
         return self.context.listen(stream, self._take, _LOGS[stream], unread=unread)
 
     async def _count_issued(self) -> int:
-        """Distinct trajectories of RL: the subjects of their log, less the keeper's own and the warm-up's."""
+        """Distinct trajectories of RL: the subjects of their log, less those of its keeper, warm-up and evaluations."""
         bus, config = self.context.bus, self.context.config
         info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
         warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)
-        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup)
+        return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         if message is not None:

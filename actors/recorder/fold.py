@@ -14,6 +14,7 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
+from topics.ids import stage_of
 from topics.topic import Topic
 from topics.trajectories import TrajectoryDropped, TrajectoryFailed
 from topics.weights import TrainingFinished
@@ -46,6 +47,7 @@ class RecorderState(msgspec.Struct):
 
     first_eval: dict[str, Any] | None = None  # of the lowest version
     last_eval: dict[str, Any] | None = None  # of the highest
+    evaluated: int = 0  # prompts of all evaluations
     lags: dict[int, int] = {}  # trained tokens per lag
     dropped: dict[str, int] = {}  # ends without training, by reason
     failed: dict[str, int] = {}  # failures published by workers, by reason
@@ -88,11 +90,13 @@ class RecorderFold(Fold):
 
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
-        self.state.failed[failed.reason] = self.state.failed.get(failed.reason, 0) + 1
+        if failed.stage != "eval":  # the score counts it
+            self.state.failed[failed.reason] = self.state.failed.get(failed.reason, 0) + 1
 
     @on(TrajectoryDropped)
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
-        self._count_dropped(dropped.reason, 1, dropped.tokens)
+        if stage_of(dropped.trajectory_id) != "eval":  # the score counts it
+            self._count_dropped(dropped.reason, 1, dropped.tokens)
 
     @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
@@ -225,7 +229,9 @@ class RecorderFold(Fold):
             "prompts": message.prompts,
             "failed": message.failed,
             "seconds": message.seconds,
+            **message.metrics,
         }
+        state.evaluated += message.prompts
         if state.first_eval is None or message.version <= state.first_eval["version"]:
             state.first_eval = found
         if state.last_eval is None or message.version >= state.last_eval["version"]:

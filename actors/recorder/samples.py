@@ -10,8 +10,8 @@ from actors.runtime.actor import Context
 from asyncrl.bus.log import last_sequence, read_next, retry_until_deadline
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import BlobMissing, read
-from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, of_evaluation
-from topics.batches import BATCH_PACKED, BatchPacked
+from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile
+from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
 from topics.topic import TRAJECTORIES, Topic
 from topics.wire import WireError
@@ -47,10 +47,10 @@ class Sampler:
         for event, topic in _TOPICS.items() if self._count else ():
             async for sequence, message in self._since(event, topic):
                 if isinstance(message, BatchPacked):
-                    step, samples = message.step, await self._of_batch(message)
+                    step, groups = message.step, [group.members for group in message.groups]
                 else:
-                    step, samples = message.version, of_evaluation(message)[: self._count]
-                if samples:
+                    step, groups = message.version, [message.members]
+                if samples := await self._of(groups):
                     self._file.append(SampleRow(event, step, sequence, samples))
 
     async def _since(self, event: Event, topic: Topic[Any]) -> AsyncIterator[tuple[int, Any]]:
@@ -63,9 +63,9 @@ class Sampler:
                 continue  # the log's readers keep it as a dead letter
             yield record.sequence, message
 
-    async def _of_batch(self, packed: BatchPacked) -> list[Sample]:
+    async def _of(self, groups: list[list[BatchMember]]) -> list[Sample]:
         """One member of each of the first groups, of all groups a second one, and so on."""
-        members = chain.from_iterable(zip_longest(*(group.members for group in packed.groups)))
+        members = chain.from_iterable(zip_longest(*groups))
         found = []
         for member in islice(filter(None, members), self._count):
             if member.payload.sequence < self._first:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import nullcontext
+
 import xxhash
 
 from actors.runtime.actor import ActorFault, Context
@@ -54,6 +57,9 @@ class RewardWorker:
         self._context = context
         self._grader = grader
         self._suspects = PoisonGuard(context)
+        # Evaluations take half of the grader at most: a grade of training never queues behind all of theirs.
+        at_once = min(grader.at_once, context.config.reward.in_flight) if grader is not None else 1
+        self._held_out = asyncio.Semaphore(max(1, at_once // 2))
 
     async def handle(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> Produced:
         """Return a grade, or the claim that there can be none."""
@@ -88,7 +94,8 @@ class RewardWorker:
         )
         try:
             with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
-                result = await self._grader.grade(request)
+                async with self._held_out if generated.stage == "eval" else nullcontext():
+                    result = await self._grader.grade(request)
         except RewardFailed as error:
             return self._fail(generated, delivery, "reward", str(error))
         return [await self._graded(generated, delivery, result.reward, outcome.metrics | result.metrics)]

@@ -83,7 +83,7 @@ class Execution(Watch):
             if look and await progress.look():
                 return []
             if self._delivery.at.deliveries > 1:
-                if self._issued.stage == "rl":
+                if self._issued.stage != "warmup":
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
                 if self._tools.suspects.doubts(progress.fruitless):
                     poison = await self._tools.suspects.alone(self._delivery, self._came_to)
@@ -148,7 +148,7 @@ class Execution(Watch):
         settings = self._settings
         sampling = SamplingParams(
             max_new_tokens=limits.max_new_tokens,
-            temperature=settings.temperature,
+            temperature=self._issued.temperature,
             top_p=settings.top_p,
             top_k=settings.top_k,
             min_p=settings.min_p,

@@ -20,6 +20,7 @@ from asyncrl.bus.publish import BlobMissing, Fenced, publish, publish_if_latest,
 from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork, Waiting
+from topics.ids import stage_of
 from topics.table import QUEUES, topic_for
 from topics.wire import Message, WireError, prepare
 
@@ -199,6 +200,8 @@ class WorkerLoop(Generic[M]):
             held.end(done=False)
         self._held[record.sequence] = delivery
         self._idle.clear()
+        if not self._takes_slot(delivery):
+            self._source.grant()
         delivery.task = asyncio.create_task(self._work(delivery))
 
     async def _work(self, delivery: Delivery[M]) -> None:
@@ -228,7 +231,13 @@ class WorkerLoop(Generic[M]):
             self._done.append(delivery)
             if self._acking is None or self._acking.done():
                 self._acking = asyncio.create_task(self._acknowledge())
-        self._source.grant()
+        if self._takes_slot(delivery):
+            self._source.grant()
+
+    def _takes_slot(self, delivery: Delivery[M]) -> bool:
+        """Return whether it counts against the slots. Evaluations run beside them, so that training waits for none."""
+        name = delivery.record.subject.rsplit(".", 1)[1]
+        return stage_of(name) != "eval" or self._context.handed is not None
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context

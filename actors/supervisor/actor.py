@@ -33,8 +33,6 @@ def first_fleet(config: Config) -> dict[str, int]:
     fleet = {role.name: _first_count(role, config) for role in roles}
     if config.engine.kind == "external":
         fleet["engine"] = len(config.engine.addresses)
-    if not config.eval.prompts:
-        fleet["evaluator"] = 0
     return fleet
 
 

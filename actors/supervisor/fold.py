@@ -26,7 +26,7 @@ from topics.actors import (
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
 from topics.roles import SCALABLE
-from topics.topic import ACTORS, EVALS, TRAINING, Stream, Topic
+from topics.topic import ACTORS, BATCHES, TRAINING, Stream, Topic
 from topics.weights import TRAINING_FINISHED, TrainingFinished
 from topics.wire import Message
 
@@ -36,7 +36,7 @@ def supervisor_inputs(config: Config) -> dict[Stream, list[Topic[Any]]]:
     inputs: dict[Stream, list[Topic[Any]]] = {
         ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
         TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
-        EVALS: [EVAL_SCORED],
+        BATCHES: [EVAL_SCORED],
     }
     for stream, topics in trimmer_inputs(config).items():
         inputs.setdefault(stream, []).extend(topics)

@@ -17,6 +17,7 @@ from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.evals import EvalScored
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.ids import PromptIdSet
 from topics.streams import (
@@ -138,6 +139,10 @@ class TrimmerFold(Fold):
     @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._close(dropped.prompt_id)
+
+    @on(EvalScored)
+    def _on_scored(self, scored: EvalScored, _record: Record) -> None:
+        self._close(scored.eval_id)
 
     @on(CheckpointSaved)
     def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:

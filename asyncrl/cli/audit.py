@@ -204,6 +204,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
         ("packed", f"{findings.packed:,} in batches not trained yet"),
+        ("evaluated", f"{findings.evaluated:,} held-out prompts"),
         ("dropped", f"{sum(findings.dropped.values()):,}{each(findings.dropped)}"),
         ("open", f"{sum(findings.open.values()):,}   {', '.join(open_now)}".rstrip()),
         (

@@ -13,13 +13,14 @@ import msgspec
 
 from actors.prompter.actor import sampling_seed
 from actors.prompter.fold import PrompterFold
-from actors.prompter.sources import places_again
+from actors.prompter.sources import HELD_OUT_ROWS, Data, data_of, places_again
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_frames import RowSetup
 from asyncrl.data.row_maker import RowMaker, RowMakerDown
 from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
+from topics.ids import EVALUATION
 from topics.prompts import PromptIssued, PromptRow
 
 _AT_ONCE = 256  # groups whose rows are requested at once
@@ -59,29 +60,39 @@ class DataOrder:
         """
         if self._config is None:
             return [f"rows with the data: {self._error}"]
+        for name, data in data_of(self._config).items():
+            if unread := await self._compare_with(name, data, base):
+                return [unread]
+        return []
+
+    async def _compare_with(self, name: str, data: Data, base: Path) -> str:
+        """Compare what is of one of the run's data; returns why it cannot, or ""."""
+        assert self._config is not None
         task = self._config.task
-        setup = RowSetup(task.source, task.options, self._config.seed, str(base))
+        setup = RowSetup(data.spec, task.options, data.seed, str(base))
         try:
             maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
         except (DataError, RowMakerDown) as error:
-            return [f"rows with the data: {error}"]
+            return f"rows with the data: {error}"
         following = asyncio.create_task(maker.run())
         try:
-            carried = self.carried()
+            carried = self.carried(name)
             while some := list(islice(carried, _AT_ONCE)):
                 maker.want(dict.fromkeys(place for one in some for place in self.places(one)))
                 for one in some:
                     self.check(one, [await maker.row(place) for place in self.places(one)])
         except (DataError, RowMakerDown) as error:
-            return [f"rows with the data: {error}"]
+            return f"rows with the data: {error}"
         finally:
             await maker.close()
             await asyncio.gather(following, return_exceptions=True)
-        return []
+        return ""
 
-    def carried(self) -> Iterator[Carried]:
-        """Return the notes."""
+    def carried(self, data: str) -> Iterator[Carried]:
+        """Return the notes of what one of the run's data has."""
         for letter, numbers in self._numbers.items():
+            if (letter == EVALUATION) != (data == HELD_OUT_ROWS):
+                continue
             for number, first, digest in zip(numbers, self._firsts[letter], self._digests[letter], strict=True):
                 yield Carried(f"{letter}{number:06d}", first, f"{digest:016x}")
 
@@ -95,7 +106,8 @@ class DataOrder:
         """Compare the rows of a group with those that the data has in its place."""
         if carried.digest != (expected := digest_of(rows)):
             found, expected = f"rows of digest {carried.digest}", f"{expected}, by the order of the data"
-            self._ledger.violations.add("wrong row", f"{carried.prompt_id}-0", found, expected)
+            member = carried.first if carried.prompt_id.startswith(EVALUATION) else 0
+            self._ledger.violations.add("wrong row", f"{carried.prompt_id}-{member}", found, expected)
 
     def _note(self, message: PromptIssued, rows: str) -> None:
         if self._config is None:
@@ -106,10 +118,11 @@ class DataOrder:
         if not rows:
             return
         letter, number = message.prompt_id[0], int(message.prompt_id[1:])
-        places = (
-            places_again(message.origin)
-            if message.origin
-            else self._prompter.sources[letter].group(self._prompter.state, number).places
-        )
+        if letter == EVALUATION:
+            places = range(message.member, message.member + 1)
+        elif message.origin:
+            places = places_again(message.origin)
+        else:
+            places = self._prompter.sources[letter].group(self._prompter.state, number).places
         for column, value in ((self._numbers, number), (self._firsts, places.start), (self._digests, int(rows, 16))):
             column.setdefault(letter, array("Q")).append(value)

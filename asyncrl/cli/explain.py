@@ -19,6 +19,7 @@ from asyncrl.state.history import TrajectoryHistory
 from asyncrl.telemetry.samples import Sample, SamplesFile
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
@@ -31,7 +32,7 @@ from topics.trajectories import (
     TRAJECTORY_PROGRESSED,
 )
 
-_ID = re.compile(r"([prw]\d{6,})-\d+")
+_ID = re.compile(r"([prwe]\d{6,})-\d+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,7 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     await read_log(bus, GRADES, claims, history)
     if not history.events():
         raise RunNotFound(f"run {run}: there is no message about a trajectory {trajectory_id}")
-    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run)], history)
+    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run), EVAL_SCORED.subject(run)], history)
     await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], history)
     return history
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
@@ -19,10 +19,10 @@ from asyncrl.cli.options import add_run
 from asyncrl.cli.reach import reached
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.directory import RunFiles
-from asyncrl.telemetry.samples import Sample, SampleReader, SamplesFile, Turn, of_evaluation
-from topics.batches import BATCH_PACKED, BatchPacked
+from asyncrl.telemetry.samples import Event, Sample, SampleReader, SamplesFile, Turn
+from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
-from topics.topic import BATCHES, EVALS, Topic
+from topics.topic import BATCHES, Topic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,19 +88,30 @@ def sample_reader(bus: Bus, root: Path | None) -> SampleReader:
     return SampleReader(bus, files.model_path(files.read_config()) if files is not None else None)
 
 
+class _Chosen(NamedTuple):
+    """A batch or an evaluation whose samples are wanted."""
+
+    event: Event
+    step: int
+    members: list[BatchMember]
+    title: str
+
+
 async def _read(arguments: argparse.Namespace) -> tuple[str, list[Sample]]:
     root = local_directory(arguments)
     async with reached(arguments, "samples") as bus:
         if arguments.version is not None:
-            return await _of_evaluation(bus, arguments.version, arguments.count)
-        return await _of_batch(bus, await _batch(bus, arguments.step), root, arguments.count)
+            chosen = await _evaluation(bus, arguments.version)
+        else:
+            chosen = await _batch(bus, arguments.step)
+        return await _samples(bus, chosen, root, arguments.count)
 
 
-async def _batch(bus: Bus, step: int | None) -> BatchPacked:
+async def _batch(bus: Bus, step: int | None) -> _Chosen:
     """The batch of a step, or the newest one.
 
     Raises:
-        Fault: there is none.
+        AsyncRLError: there is none.
     """
     found: list[BatchPacked] = []
 
@@ -108,19 +119,41 @@ async def _batch(bus: Bus, step: int | None) -> BatchPacked:
         if step in (None, message.step):
             found[:] = [message]
 
-    await _read_all(bus, BATCHES, BATCH_PACKED, apply)
+    await _read_all(bus, BATCH_PACKED, apply)
     if not found:
         raise AsyncRLError(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
-    return found[0]
+    packed = found[0]
+    members = [member for group in packed.groups for member in group.members]
+    return _Chosen("step", packed.step, members, f"batch {packed.step} ({packed.stage})")
 
 
-async def _of_batch(bus: Bus, packed: BatchPacked, root: Path | None, count: int) -> tuple[str, list[Sample]]:
+async def _evaluation(bus: Bus, version: int) -> _Chosen:
+    """The evaluation of a version.
+
+    Raises:
+        AsyncRLError: there is none.
+    """
+    found: dict[int, EvalScored] = {}
+
+    def apply(_topic: Topic[Any], message: EvalScored, _record: Record) -> None:
+        found[message.version] = message
+
+    await _read_all(bus, EVAL_SCORED, apply)
+    if version not in found:
+        known = ", ".join(map(str, found)) or "none"
+        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
+    scored = found[version]
+    title = f"evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts"
+    return _Chosen("eval", version, scored.members, title)
+
+
+async def _samples(bus: Bus, chosen: _Chosen, root: Path | None, count: int) -> tuple[str, list[Sample]]:
     """Samples from the logs if they hold as many as are wanted, else from there or the file, whichever has more.
 
     Raises:
-        Fault: neither has any.
+        AsyncRLError: neither has any.
     """
-    members = [member for group in packed.groups for member in group.members]
+    members = chosen.members
     wanted = min(count or len(members), len(members))
     reader, samples, source = sample_reader(bus, root), [], "from the logs"
     for member in members:
@@ -132,35 +165,19 @@ async def _of_batch(bus: Bus, packed: BatchPacked, root: Path | None, count: int
             break
     kept: dict[int, list[Sample]] = {}  # by step
     if len(samples) < wanted and root is not None:
-        kept = {row.step: row.samples for row in SamplesFile(root).rows() if row.event == "step"}
-        if len(kept.get(packed.step, [])) > len(samples):
-            samples, source = kept[packed.step][:wanted], "from samples.jsonl, since tokens were trimmed"
-    if not samples:
-        nearest = sorted(sorted(kept, key=lambda step: abs(step - packed.step))[:2])
+        kept = {row.step: row.samples for row in SamplesFile(root).rows() if row.event == chosen.event}
+        if len(kept.get(chosen.step, [])) > len(samples):
+            samples, source = kept[chosen.step][:wanted], "from samples.jsonl, since tokens were trimmed"
+    if members and not samples:
+        nearest = sorted(sorted(kept, key=lambda step: abs(step - chosen.step))[:2])
         has = f"does not have it; the nearest there: {', '.join(map(str, nearest))}" if nearest else "does not have it"
         raise AsyncRLError(
-            f"run {bus.run}: the tokens of batch {packed.step} were trimmed, and samples.jsonl {has} "
+            f"run {bus.run}: the tokens of {chosen.title} were trimmed, and samples.jsonl {has} "
             "(nats.keep = run keeps all tokens)"
         )
-    title = f"run {bus.run}, batch {packed.step} ({packed.stage}): {len(samples)} of {len(members)} trajectories"
-    return f"{title}, {source}", samples
+    return f"run {bus.run}, {chosen.title}: {len(samples)} of {len(members)} trajectories, {source}", samples
 
 
-async def _of_evaluation(bus: Bus, version: int, count: int) -> tuple[str, list[Sample]]:
-    found: list[EvalScored] = []
-
-    def apply(_topic: Topic[Any], message: EvalScored, _record: Record) -> None:
-        found.append(message)
-
-    await _read_all(bus, EVALS, EVAL_SCORED, apply)
-    scored = next((scored for scored in reversed(found) if scored.version == version), None)
-    if scored is None:
-        known = ", ".join(str(scored.version) for scored in found) or "none"
-        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
-    title = f"run {bus.run}, evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts"
-    return f"{title}, from the logs", of_evaluation(scored)[: count or None]
-
-
-async def _read_all(bus: Bus, stream: Any, topic: Topic[Any], apply: Any) -> None:
-    listener = Listener(bus, stream, apply, lambda _record, _error: None, subjects=[topic.pattern(bus.run)])
+async def _read_all(bus: Bus, topic: Topic[Any], apply: Any) -> None:
+    listener = Listener(bus, BATCHES, apply, lambda _record, _error: None, subjects=[topic.pattern(bus.run)])
     await listener.read()

@@ -15,7 +15,6 @@ from topics.topic import (
     BLOBS,
     DEAD,
     ENGINES,
-    EVALS,
     FLEET,
     GRADES,
     LEDGER_BLOBS,
@@ -36,7 +35,7 @@ CHECKPOINT_SHARE = 0.7  # above it, the learner is asked for a checkpoint
 PAUSE_SHARE = 0.9  # above it, admission is paused: the rest is for trajectories that are already open
 
 # Bytes of one message, measured; tests/config/test_room.py compares them with a run.
-_ISSUED = 450  # prompt.issued, without its row
+_ISSUED = 520  # prompt.issued, without its row
 _GRADED = 390
 _MEMBER = 125  # of a batch.packed
 _PACKED = 700  # batch.packed without members
@@ -44,8 +43,7 @@ _TRAINED = 800
 _PUBLISHED = 800
 _SAVED = 400
 _LOADED = 500  # engine.updating and engine.ready
-_SCORED = 600  # eval.scored without samples
-_SAMPLES = 8  # of an eval.scored
+_SCORED = 600  # eval.scored without members
 _TRIMMED = 300
 _NAMED = 400  # a message whose body lies in a blob stream
 _RESULT = 700  # trajectory.generated without tokens, text and row
@@ -114,7 +112,7 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS if entries else 0)
     batch = groups * rollout.group_size * result
-    open_work = (config.buffer.max_lag + 1) * groups * rollout.group_size * trajectory
+    open_work = ((config.buffer.max_lag + 1) * groups * rollout.group_size + config.eval.prompts) * trajectory
     kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
@@ -129,19 +127,25 @@ def needs(config: Config, row_bytes: float) -> dict[str, Need]:
     members, rows = groups * config.rollout.group_size, warmup.batch_rows // warmup.rows_per_trajectory
     packed = _PACKED + members * _MEMBER
     inside = packed <= INLINE_BYTES
-    evaluations = 1 / config.eval.every if config.eval.every else 0.0
-    scored = _SCORED + _SAMPLES * (row_bytes + _TEXT * config.rollout.max_new_tokens) if config.eval.prompts else 0.0
+    evaluations, prompts = _evaluations(config), config.eval.prompts
+    scored = _SCORED + prompts * _MEMBER
+    score_inside = scored <= INLINE_BYTES
     saved, published = _SAVED / learner.checkpoint_every, 1 / learner.publish_every
     per_step = {  # of RL, and of the warm-up
-        PROMPTS: (groups * row_bytes + members * _ISSUED, warmup.batch_rows * row_bytes + rows * _ISSUED),
-        GRADES: (members * _GRADED, rows * _GRADED),
-        BATCHES: (packed if inside else _NAMED, _PACKED + rows * _MEMBER),
+        PROMPTS: (
+            groups * row_bytes + members * _ISSUED + evaluations * prompts * (row_bytes + _ISSUED),
+            warmup.batch_rows * row_bytes + rows * _ISSUED,
+        ),
+        GRADES: ((members + evaluations * prompts) * _GRADED, rows * _GRADED),
+        BATCHES: (
+            (packed if inside else _NAMED) + evaluations * (scored if score_inside else _NAMED),
+            _PACKED + rows * _MEMBER,
+        ),
         TRAINING: (_TRAINED + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
         ENGINES: (config.engine.count * _LOADED * published, 0),
-        EVALS: (scored * evaluations, 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
-        LEDGER_BLOBS: (0 if inside else packed, 0),
+        LEDGER_BLOBS: ((0 if inside else packed) + (0 if score_inside else evaluations * scored), 0),
     }
     snapshots, warm_snapshots = _logged(config, members), _logged(config, rows)
     found = [
@@ -152,6 +156,14 @@ def needs(config: Config, row_bytes: float) -> dict[str, Need]:
     found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0)]
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
+
+
+def _evaluations(config: Config) -> float:
+    """Evaluations for each step of RL: those that are due, and those of the first and the last version."""
+    if not config.eval.prompts:
+        return 0.0
+    due = 1 / config.eval.every if config.eval.every else 0.0
+    return due + 2 / max(1, config.learner.steps - config.start.step)
 
 
 def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, Need]:

@@ -299,16 +299,14 @@ class EngineSettings(Settings):
 
 
 class EvalSettings(Settings):
-    """Greedy evaluation on held-out prompts."""
+    """Evaluation on held-out prompts, by the task's rollout function and reward."""
 
-    prompts: Count = 0
+    prompts: Annotated[int, Meta(ge=0, le=65536)] = 0
     """Prompts of one evaluation; 0 for no evaluation."""
     every: Count = 0
     """RL steps between evaluations; 0 evaluates version 0 and the last one only."""
     source: str = ""
     """Held-out source as in `task.source`; empty takes the task's with another seed."""
-    workers: Positive = 1
-    """Evaluator processes at start."""
     temperature: NonNegative = 0.0
     """Sampling temperature; 0 is greedy."""
 

@@ -35,6 +35,8 @@ class GradeResult(msgspec.Struct):
 class Grader(Protocol):
     """Grades completions, many at a time."""
 
+    at_once: int  # requests that do not wait for each other
+
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Grade one completion.
 
@@ -80,6 +82,8 @@ async def open_grader(
 class ExactGrader:
     """1.0 where completion and label are equal but for white space around them, else 0.0."""
 
+    at_once = 1
+
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Compare; it cannot hang and runs where it is called."""
         return GradeResult(float(request.completion.strip() == str(request.label).strip()))
@@ -92,6 +96,7 @@ class SandboxGrader:
     """The number that a function in a child process returns."""
 
     def __init__(self, sandbox: Sandbox) -> None:
+        self.at_once = sandbox.at_once
         self._sandbox = sandbox
 
     async def grade(self, request: GradeRequest) -> GradeResult:
@@ -112,10 +117,12 @@ class HttpGrader:
     twice as long each time up to 5 s, until the time limit.
     """
 
+    at_once = 1 << 20  # the worker bounds what is in flight
+
     def __init__(self, url: str, time_limit_s: float) -> None:
         self._url = url
         self._time_limit_s = time_limit_s
-        # The worker bounds what is in flight; a second bound here would count waiting as the server's time.
+        # A second bound here would count waiting as the server's time.
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=None),
             connector=aiohttp.TCPConnector(limit=0),

@@ -73,12 +73,17 @@ class _Child:
         jobs = list(self.jobs.values())
         return jobs if self.ready.concurrent else jobs[:1]
 
+    @property
+    def calls_at_once(self) -> int:
+        """Calls that it is given before others have ended."""
+        return _CONCURRENT_CALLS if self.ready.concurrent else _PIPELINED_CALLS
+
     def has_room(self, job: _Job) -> bool:
         if self.retiring or self.link.calls.is_closing():  # the latter: it has ended; uvloop refuses to write to it
             return False
         if job.alone or any(other.alone for other in self.jobs.values()):
             return not self.jobs
-        return len(self.jobs) < (_CONCURRENT_CALLS if self.ready.concurrent else _PIPELINED_CALLS)
+        return len(self.jobs) < self.calls_at_once
 
     def give(self, job: _Job) -> None:
         if self.ready.concurrent or not self.jobs:
@@ -155,6 +160,7 @@ class Sandbox:
 
     def __init__(self, setup: Setup, children: list[_Child]) -> None:
         self._setup = setup
+        self.at_once = sum(child.calls_at_once for child in children)
         self._children: list[_Child] = []
         self._queue: deque[_Job] = deque()
         self._wanted = asyncio.Event()

@@ -9,6 +9,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import Topic
@@ -57,6 +58,7 @@ class TrajectoryHistory:
             TRAJECTORY_DROPPED.name: _dropped,
             GROUP_DROPPED.name: _group_dropped,
             BATCH_PACKED.name: self._packed,
+            EVAL_SCORED.name: self._scored,
         }
 
     def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
@@ -79,8 +81,8 @@ class TrajectoryHistory:
 
     @property
     def ended(self) -> bool:
-        """Return whether a batch holds it, or it was dropped."""
-        return any(event.what in ("packed", "dropped") for event in self._events)
+        """Return whether a batch or a score holds it, or it was dropped."""
+        return any(event.what in ("packed", "dropped", "scored") for event in self._events)
 
     def _progressed(self, _: None, record: Record) -> str:
         headers = record.headers
@@ -110,6 +112,10 @@ class TrajectoryHistory:
                         f"reward {member.reward:g}, {member.tokens:,} tokens{masked if message.stage == 'rl' else ''}"
                     )
         return ""
+
+    def _scored(self, message: EvalScored, _: Record) -> str:
+        found = [member for member in message.members if member.trajectory_id == self.trajectory_id]
+        return f"evaluation of version {message.version}, reward {found[0].reward:g}" if found else ""
 
 
 def _event(record: Record, what: str, about: str) -> HistoryEvent:

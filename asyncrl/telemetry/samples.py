@@ -15,7 +15,6 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from topics.evals import EvalScored
 from topics.prompts import PromptRow
 from topics.topic import TRAJECTORIES
 from topics.trajectories import Outcome, Segment, TrajectoryGenerated
@@ -37,7 +36,7 @@ class Turn(msgspec.Struct):
 class Sample(msgspec.Struct):
     """One answer of the policy."""
 
-    name: str  # of the trajectory, or number in its evaluation
+    name: str  # of the trajectory
     reward: float | None  # None where it is not graded, or was not looked for
     prompt: Any
     completion: str  # the text that was graded
@@ -54,7 +53,7 @@ class SampleRow(msgspec.Struct):
 
     event: Event
     step: int  # of the batch, or version that was evaluated
-    sequence: int  # of the message about it: in BATCHES, or in EVALS
+    sequence: int  # of the message about it: in BATCHES
     samples: list[Sample]
 
 
@@ -120,20 +119,6 @@ def _shown(artefact: bytes) -> str:
     """Return an artefact as text, cut where it is long."""
     text = artefact[:_SHOWN_BYTES].decode(errors="replace")
     return text if len(artefact) <= _SHOWN_BYTES else f"{text} ... ({len(artefact):,} bytes)"
-
-
-def of_evaluation(scored: EvalScored) -> list[Sample]:
-    """The answers that the message about an evaluation holds."""
-    return [
-        Sample(
-            str(number),
-            answer.get("reward", 0.0),
-            answer.get("prompt"),
-            answer.get("completion", ""),
-            answer.get("label"),
-        )
-        for number, answer in enumerate(scored.samples)
-    ]
 
 
 class SamplesFile:

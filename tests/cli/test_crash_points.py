@@ -88,4 +88,4 @@ def test_each_point_is_visited_as_often_as_asked_and_its_roles_take_turns():
     found = list(each_point(all_targets(), 3, 7))
 
     assert sorted(target.kind for target in found) == sorted([*POINTS] * 3)
-    assert {target.role for target in found if target.kind == "work.published"} == {"rollout", "reward", "evaluator"}
+    assert {target.role for target in found if target.kind == "work.published"} == {"rollout", "reward"}

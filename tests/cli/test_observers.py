@@ -22,7 +22,7 @@ from harness.examples import example
 from harness.pages import written
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import QUEUES
-from topics.topic import GRADES, STREAMS, TRAINING, Topic
+from topics.topic import GRADES, PROMPTS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import Message
@@ -141,8 +141,8 @@ async def test_a_consumer_without_a_name_is_refused_only_where_it_could_alter_a_
             refused.add(stream)
 
     assert refused == with_queues
-    with pytest.raises(nats.errors.TimeoutError):  # the queue of the evaluators is on this log
-        await logs.consumer_info(TRAINING.full_name("other"), "evaluator")
+    with pytest.raises(nats.errors.TimeoutError):  # of another run
+        await logs.consumer_info(PROMPTS.full_name("other"), "rollout")
     with pytest.raises(NotFoundError):
         await logs.consumer_info(TRAINING.full_name(RUN), "nobody")
 

@@ -20,6 +20,7 @@ from harness.tokenizers import make_model
 from topics.actors import RunOpened
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.evals import EvalScored
+from topics.ids import stage_of
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import TRAJECTORIES
 from topics.trajectories import Reference, Segment, TrajectoryGenerated, VersionCount
@@ -42,30 +43,30 @@ class Scene:
 
     async def batch(self, step: int, *parts: str, text: str = "") -> None:
         """A batch whose every trajectory sampled the first, third ... part; the others were observed."""
-        segments = [self._segment(["question", *parts])]
         groups = []
         for prompt_id in (f"p{step:04d}00", f"p{step:04d}01"):
-            members = []
-            for member in range(2):
-                name = f"{prompt_id}-{member}"
-                counts = [VersionCount(0, int(segments[0].mask.sum()))]
-                generated = TrajectoryGenerated(
-                    trajectory_id=name,
-                    prompt_id=prompt_id,
-                    member=member,
-                    group_size=2,
-                    stage="rl",
-                    rows=[PromptRow("question", "label")],
-                    segments=segments,
-                    completion=text or parts[-1],
-                    versions=counts,
-                )
-                sequence = await publish(self.bus, generated)
-                members.append(BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1))
+            members = [await self.generated(prompt_id, member, ["question", *parts], text) for member in range(2)]
             groups.append(BatchGroup(prompt_id, members))
         await publish(self.bus, BatchPacked(step, "rl", groups, 0), headers=BY_KEEPER)
         trained = BatchTrained(step, 0, "rl", {}, {0: 4}, 0, [0.5, 0.0], 4, step)
         await publish(self.bus, trained, headers=BY_KEEPER)
+
+    async def generated(self, prompt_id: str, member: int, parts: list[str], text: str = "") -> BatchMember:
+        """The result of one trajectory, as a batch or an evaluation refers to it."""
+        name, segment = f"{prompt_id}-{member}", self._segment(parts)
+        message = TrajectoryGenerated(
+            trajectory_id=name,
+            prompt_id=prompt_id,
+            member=member,
+            group_size=8,
+            stage=stage_of(name),
+            rows=[PromptRow("question", "label")],
+            segments=[segment],
+            completion=text or parts[-1],
+            versions=[VersionCount(0, int(segment.mask.sum()))],
+        )
+        sequence = await publish(self.bus, message)
+        return BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1)
 
     def _segment(self, parts: list[str]) -> Segment:
         """Parts of tokens, observed and sampled in turn."""
@@ -75,8 +76,9 @@ class Scene:
         return Segment(joined, mask, np.zeros(len(joined), np.float32), np.where(mask, 0, -1).astype(np.int32))
 
     async def scored(self, version: int) -> None:
-        answers = [{"prompt": f"{number}?", "completion": "x", "label": "x", "reward": 1.0} for number in range(5)]
-        await publish(self.bus, EvalScored(f"v{version}", version, {}, 1.0, 5, 0, 1.0, answers))
+        members = [await self.generated(f"e{version:06d}", number, ["question", "x"]) for number in range(5)]
+        scored = EvalScored(f"e{version:06d}", version, {}, 0.5, 5, 0, 1.0, members)
+        await publish(self.bus, scored, headers=BY_KEEPER)
 
     async def record(self) -> None:
         """One life of a recorder that is asked to stop at once."""
@@ -122,7 +124,9 @@ async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(sc
     code, output = await run.shown("explain", "p000200-1")
     assert (code, "sampled:  first try" in output) == (0, True), output
     [scored] = [row for row in run.rows() if row.event == "eval"]
-    assert (scored.step, [sample.prompt for sample in scored.samples]) == (2, ["0?", "1?", "2?"])
+    assert (scored.step, [sample.name for sample in scored.samples]) == (2, [f"e000002-{k}" for k in range(3)])
+    code, output = await run.shown("samples", "--eval", "2")
+    assert (code, "0.500 on 5 prompts: 3 of 5 trajectories, from samples.jsonl" in output) == (0, True), output
 
     run.path.write_bytes(b"".join(run.path.read_bytes().splitlines(keepends=True)[1:]))
     code, output = await run.shown("samples", "--step", "1")

@@ -158,7 +158,7 @@ class Recorded:
         if deep:
             task = self.config.task
             source = open_source(task.source, options=task.options, seed=self.config.seed, base=self.base)
-            for carried in order.carried():
+            for carried in order.carried("task"):
                 order.check(carried, [source.row(place) for place in order.places(carried)])
         return audit(ledger, queues or {})
 

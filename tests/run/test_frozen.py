@@ -24,7 +24,7 @@ def process_of(run: Run, name: str) -> int | None:
 @SLOW
 async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
-    frozen += ["evaluator-1", "recorder-1", "supervisor-1", "server"]
+    frozen += ["recorder-1", "supervisor-1", "server"]
     settings = [
         "learner.steps=100000",
         "learner.checkpoint_every=10",

@@ -82,7 +82,7 @@ def whole_run() -> Story:
     story.trained(3, 0)
     story.published(3, 0)
     story.subscribe(4, engines.ENGINE_READY, EngineReady("engine-1", "http://h:1", 0, 0, "d", 8))
-    scored = EvalScored("v0", 0, {0: 9}, 0.25, 16, 0, 0.1)
+    scored = EvalScored("e000000", 0, {0: 9}, 0.25, 16, 0, 0.1)
     story.subscribe(5, evals.EVAL_SCORED, scored)
     story.trained(6, 1, reward=0.25)
     story.trained(8, 2, reward=0.5, lags={0: 100, 1: 300})

@@ -104,7 +104,7 @@ class Witness:
 
         A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
         rollout or reward worker when a process of the role has started and a result of the role is stored after that;
-        an engine when it is ready; evaluator and recorder when they have started; a server when a message is stored,
+        an engine when it is ready; the recorder when it has started; a server when a message is stored,
         in a cluster on the learner's log; `up` when a batch is trained.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()

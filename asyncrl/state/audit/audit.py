@@ -23,6 +23,7 @@ class Findings(NamedTuple):
     issued: int  # attempts at trajectories
     trained: int
     packed: int  # in a batch that is not trained yet
+    evaluated: int  # held-out prompts that the score of an evaluation holds
     dropped: dict[str, int]  # by reason, alone, with their group or with a batch that was skipped
     open: dict[str, int]  # issued and without an end, by the role whose turn it is
     batches: int
@@ -67,6 +68,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         issued=ledger.groups.issued,
         trained=taken - skipped,
         packed=sum(ended.values()) - taken,
+        evaluated=ledger.groups.evaluated,
         open={role: open_now[role] for role in _ROLES if role in open_now},
         dropped=dict(sorted(dropped.items())),
         batches=len(ledger.batches),

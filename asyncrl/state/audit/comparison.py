@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from asyncrl.state.audit.batch import Batch
-from asyncrl.state.audit.group import Group, Key, Stored, end_text
+from asyncrl.state.audit.group import Group, Key, Score, Stored, end_text
 from asyncrl.state.audit.violations import Violation
 from topics.batches import BatchMember
 from topics.trajectories import TrajectoryGraded, VersionCount
@@ -22,6 +24,8 @@ def group_violations(
     """
     yield from _ends(group)
     yield from _members(group, batches)
+    if isinstance(group.end, Score) and group.issued:
+        yield from _score(group, group.end)
     for key, claims in group.claims.items():
         for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
             yield from _reference(group, key, grade, stored)
@@ -48,33 +52,49 @@ def _ends(group: Group) -> Iterator[Violation]:
     if isinstance(group.end, str) and not group.issues:
         yield Violation("never issued", group.prompt_id, f"{end_text(group.end)} as a group", "an issue before its end")
     for key in group.issues:
-        if key not in group.ends and isinstance(group.end, int):
-            found = f"its group is in batch {group.end} without it"
+        if key not in group.ends and group.end is not None and not isinstance(group.end, str):
+            found = f"its group is in {end_text(group.end)} without it"
             yield Violation("no end", str(key), found, "an end of its own")
 
 
 def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
     """A batch holds the first grade of each of its members, which came before it."""
     for key, member in group.packed.items():
-        step = group.ends[key]
-        assert isinstance(step, int)
+        end = group.ends[key]
+        assert not isinstance(end, str)
+        where, ended_ns = end_text(end), end.time_ns if isinstance(end, Score) else batches[end].time_ns
         claims, grade = group.claims.get(key, []), group.used(key, member)
         if grade is None:
             given = " or ".join(_grade_text(claim.grade) for claim in claims if claim.grade is not None)
-            yield Violation("not graded", str(key), f"{_grade_text(member)} in batch {step}", given or "a grade")
+            yield Violation("not graded", str(key), f"{_grade_text(member)} in {where}", given or "a grade")
             continue
         first = claims[0].grade
         if first is not grade:
-            found = f"{_grade_text(member)} in batch {step}"
+            found = f"{_grade_text(member)} in {where}"
             expected = f"{_grade_text(first)}, which came first" if first else "none: a failure came first"
             yield Violation("second grade", str(key), found, expected)
         graded_ns = next(claim.time_ns for claim in claims if claim.grade is grade)
-        if graded_ns > batches[step].time_ns:
-            late_s = (graded_ns - batches[step].time_ns) / 1e9
-            yield Violation("graded late", str(key), f"graded {late_s:.3f} s after batch {step}", "a grade before it")
+        if graded_ns > ended_ns:
+            late_s = (graded_ns - ended_ns) / 1e9
+            yield Violation("graded late", str(key), f"graded {late_s:.3f} s after {where}", "a grade before it")
         if member.tokens != (sampled := sum(count.tokens for count in grade.versions)):
-            found = f"{member.tokens} tokens in batch {step}"
+            found = f"{member.tokens} tokens in {where}"
             yield Violation("wrong tokens", str(key), found, f"{sampled}, as graded")
+
+
+def _score(group: Group, score: Score) -> Iterator[Violation]:
+    """The figures of an evaluation are those of its members; one without a grade counts as reward 0."""
+    grades = [grade for key, member in group.packed.items() if (grade := group.used(key, member)) is not None]
+    versions: Counter[int] = Counter()
+    for grade in grades:
+        versions.update({count.version: count.tokens for count in grade.versions})
+    if (score.prompts, score.failed) != (group.size, group.size - len(group.packed)):
+        found = f"{score.prompts} prompts, {score.failed} of them without a grade"
+        yield Violation("wrong size", score.name, found, f"{group.size} issued, {len(group.packed)} of them graded")
+    elif not math.isclose(score.accuracy, mean := sum(grade.reward for grade in grades) / group.size, abs_tol=1e-9):
+        yield Violation("wrong rewards", score.name, f"accuracy {score.accuracy:g}", f"{mean:g} of its members")
+    if score.versions != versions:
+        yield Violation("wrong tokens", score.name, f"{score.versions} by version", f"{dict(versions)}, as graded")
 
 
 def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[int, Stored]) -> Iterator[Violation]:
@@ -94,7 +114,18 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
 
 
 def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
-    """The first member of a group carries its rows and no other carries others; results are made from them."""
+    """The first member of a group carries its rows and no other carries others; results are made from them.
+
+    Each member of an evaluation carries a row of its own.
+    """
+    if group.stage == "eval":
+        made = {stored[at].key: stored[at].rows for at in group.results}
+        for key, issue in group.issues.items():
+            if issue.rows == "" or (issue.rows and made.get(key) and made[key] != issue.rows):
+                yield Violation(
+                    "wrong row", str(key), f"a result from rows {made.get(key)!r}", f"{issue.rows!r}, as issued"
+                )
+        return
     first = Key(f"{group.prompt_id}-0", 0)
     read = {key: issue.rows for key, issue in group.issues.items() if issue.rows is not None}
     if first not in read:

@@ -11,7 +11,19 @@ from topics.ids import Stage, stage_of
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
-End: TypeAlias = int | str  # the batch that holds it, or the reason it was dropped for
+
+class Score(NamedTuple):
+    """An `eval.scored`, without the members that it names."""
+
+    name: str
+    time_ns: int
+    accuracy: float
+    prompts: int
+    failed: int
+    versions: dict[int, int]  # tokens
+
+
+End: TypeAlias = int | str | Score  # the batch or evaluation that holds it, or the reason it was dropped for
 
 
 class Key(NamedTuple):
@@ -84,7 +96,7 @@ class Group:
     def __init__(self, prompt_id: str) -> None:
         self.prompt_id = prompt_id
         self.size = 0  # members; 0 before an issue was read
-        self.issued_ns = 0  # server's clock at the first issue
+        self.issued_ns = 0  # server's clock at the first issue; of an evaluation at the newest
         self.issues: dict[Key, Issue] = {}
         self.claims: dict[Key, list[Claim]] = {}
         self.results: list[int] = []  # their sequences
@@ -108,10 +120,14 @@ class Group:
         return int(self.prompt_id[1:])
 
     @property
+    def issued(self) -> bool:
+        """Return whether all members are."""
+        return 0 < self.size <= sum(not key.attempt for key in self.issues)
+
+    @property
     def whole(self) -> bool:
         """Return whether all members are issued, and all that its ends are about was read."""
-        members = sum(not key.attempt for key in self.issues)
-        if not 0 < self.size <= members:
+        if not self.issued:
             return False
         claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason != "deadline")]
         if not all(key in self.issues and key in self.claims for key in claimed):
@@ -182,5 +198,7 @@ def key_of_member(member: BatchMember) -> Key:
 
 
 def end_text(end: End) -> str:
-    """`batch 3`, or `dropped (lag)`."""
+    """`batch 3`, `evaluation e000020`, or `dropped (lag)`."""
+    if isinstance(end, Score):
+        return f"evaluation {end.name}"
     return f"batch {end}" if isinstance(end, int) else f"dropped ({end})"

@@ -16,13 +16,14 @@ from asyncrl.bus.log import Record
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.causes import drop_violations
 from asyncrl.state.audit.comparison import group_violations, versions_text
-from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Stored, end_text, key_of_member
+from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Score, Stored, end_text, key_of_member
 from asyncrl.state.audit.training import Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations
 from asyncrl.state.audit.writers import Writers
 from topics.batches import BatchMember, BatchPacked
+from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.ids import PromptIdSet
+from topics.ids import PromptIdSet, stage_of
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import (
@@ -61,6 +62,7 @@ class Groups:
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
         self.needed: dict[int, Needed] = {}  # results that are not whole, by sequence
         self.dropped: Counter[str] = Counter()  # attempts by reason
+        self.evaluated = 0  # attempts that the score of an evaluation holds
         self.folded = PromptIdSet()  # prompts whose groups are folded away
         self.prompts = self.issued = self.results = 0
         self.newest_issued: dict[str, int] = {}  # number by letter
@@ -113,8 +115,10 @@ class Groups:
         group = self._group(key.prompt_id)
         if not group.issues:
             self.prompts += 1
-            group.size, group.issued_ns = int(headers["group-size"]), record.time_ns
+            group.size = int(headers["group-size"])
             self._check_origin(group, headers.get("origin", ""))
+        if group.stage == "eval" or not group.issues:
+            group.issued_ns = record.time_ns
         if headers["stage"] != group.stage:
             self._violations.add(
                 "wrong stage", key, f"issued for stage {headers['stage']}", f"{group.stage}, by its name"
@@ -148,6 +152,8 @@ class Groups:
 
     def _check_origin(self, group: Group, origin: str) -> None:
         """The group of a request has its number and the row that was asked for; the others have no origin."""
+        if group.stage == "eval" and group.number not in self._training.evaluations:
+            self._violations.add("wrong origin", group.prompt_id, "issued", "a request to evaluate this version")
         requests, number = self._training.opening.origins, group.number
         asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith("r") else ""
         if origin != asked:
@@ -217,6 +223,23 @@ class Groups:
         group.end, group.dropped = message.reason, self._drop(message.reason, record)
         self._fold_if_whole(group)
 
+    def on_scored(self, message: EvalScored, record: Record) -> None:
+        """The members of an evaluation that were graded end in it."""
+        name = message.eval_id
+        if name in self.folded:
+            self._add_second_end(name, name, f"evaluation {name}")
+            return
+        group, versions = self._group(name), message.versions
+        score = Score(name, record.time_ns, message.accuracy, message.prompts, message.failed, versions)
+        if group.end is not None:
+            self._add_ends(name, group.end, score)
+            return
+        for member in message.members:
+            if self._end(group, key_of_member(member), score):
+                group.packed[key_of_member(member)] = member
+        group.end = score
+        self._fold_if_whole(group)
+
     def _drop(self, reason: str, record: Record) -> Drop:
         newest, first = self.newest_packed, self._training.opening.first_step
         return Drop(reason, record.time_ns, newest + 1 if newest is not None else (1 if first is None else first))
@@ -269,7 +292,8 @@ class Groups:
     def _add_second_end(self, id: object, prompt_id: str, found: str, *, step: int | None = None) -> None:
         """An end of what was folded away."""
         kind: Kind = "in two batches" if step is not None and prompt_id in self._packed else "ended twice"
-        before = "in a batch" if prompt_id in self._packed else "dropped"
+        otherwise = "scored" if stage_of(prompt_id) == "eval" else "dropped"
+        before = "in a batch" if prompt_id in self._packed else otherwise
         self._violations.add(kind, id, f"{before}, then {found}", "one end")
 
     def _fold_if_whole(self, group: Group) -> None:
@@ -303,7 +327,8 @@ class Groups:
         self._violations += drop_violations(group, self._training.opening)
         for key, member in group.packed.items():
             step, grade = group.ends[key], group.used(key, member)
-            assert isinstance(step, int)
+            if not isinstance(step, int):
+                continue  # an evaluation, which is compared with its members alone
             if grade is None:
                 self.batches[step].unknown = True
             else:
@@ -312,6 +337,8 @@ class Groups:
             end = group.end_of(key)
             if isinstance(end, int):
                 self.batches[end].ended += 1
+            elif isinstance(end, Score):
+                self.evaluated += 1
             elif end is not None:
                 self.dropped[end] += 1
         self._look_for_results(group)

@@ -17,6 +17,7 @@ from asyncrl.state.audit.writers import Writers, place_of
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_READY
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import STREAM_TRIMMED, StreamTrimmed
@@ -79,6 +80,8 @@ class Ledger:
             SKIP_REQUESTED.name: training.on_skip_requested,
             TRAINING_FINISHED.name: training.on_finished,
             ENGINE_READY.name: training.on_ready,
+            EVAL_REQUESTED.name: training.on_eval_requested,
+            EVAL_SCORED.name: groups.on_scored,
             DEAD_LETTER.name: self._on_dead_letter,
             STREAM_TRIMMED.name: self._on_trimmed,
         }

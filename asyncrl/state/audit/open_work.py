@@ -81,7 +81,9 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
     if group.end is not None or not group.issues:
         return
     complete_ns = group.complete_ns()
-    if is_finished(ledger):
+    if group.stage == "eval" and (complete_ns is not None or not group.issued):
+        return  # its score follows, or its other members
+    if is_finished(ledger) and group.stage != "eval":
         state = "complete" if complete_ns is not None else "incomplete"
         found = f"{state} and without an end, and all steps are trained"
         yield Violation("left over", group.prompt_id, found, "a batch, or an end of its own")

@@ -11,6 +11,7 @@ from asyncrl.state.audit.writers import place_of
 from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
+from topics.evals import EvalRequested
 from topics.ids import Stage
 from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
@@ -45,6 +46,7 @@ class Training:
         self.trained: dict[tuple[int, int], Trained] = {}  # by lineage and step
         self.surviving: dict[int, int] = {}  # lineage by step, as it is in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
+        self.evaluations: set[int] = set()  # versions that were to be evaluated
         self.checkpoints: list[Saved] = []
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
         self.lineage = 0  # the newest one
@@ -101,6 +103,10 @@ class Training:
     def on_skip_requested(self, message: SkipRequested, record: Record) -> None:
         """An operator asks to pass a batch over."""
         self._skips_ns.setdefault(message.step, record.time_ns)
+
+    def on_eval_requested(self, message: EvalRequested, _: Record) -> None:
+        """The prompter may issue held-out prompts for this version."""
+        self.evaluations.add(message.version)
 
     def on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read."""

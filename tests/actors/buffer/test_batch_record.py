@@ -1,12 +1,12 @@
 """What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
 
-from actors.buffer.batch_record import batch_figures, batch_group
+from actors.buffer.batch_record import batch_figures, references
 from actors.recorder.fold import RecorderFold
 from asyncrl.state.summary import FLAT_STEPS, summary_text
 from harness.buffer_feed import feed
 from harness.folds import Feed, failure
 from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED
 from topics.table import topic_for
 from topics.trajectories import (
@@ -84,7 +84,7 @@ def test_seconds_from_issue_to_grade_are_those_of_the_servers_clock_and_leave_ou
 def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
     feed = Feed(RecorderFold())
     for step, at_s in ((1, 10.0), (2, 14.0)):
-        group = batch_group("p0", [graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])])
+        group = BatchGroup("p0", references([graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])]))
         packed = BatchPacked(step, "rl", [group], 0, {}, {"response_tokens_mean": 5.0 + step})
         feed.publish(BATCH_PACKED, packed, at_s=at_s - 1)
         trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5, "train_s": 2.0}, {0: 100}, 0, [0.5, 0.1], 8, step)

@@ -9,6 +9,11 @@ from actors.prompter.fold import PrompterFold
 from asyncrl.data.sources import open_source
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
+from topics.evals import EvalRequested
+from topics.ids import EVALUATION, prompt_name
+from topics.streams import AdmissionPaused, AdmissionResumed
+from topics.weights import TrainingFinished
+from topics.wire import decode, encode
 
 
 def test_the_open_limit_is_lag_plus_one_batches():
@@ -173,3 +178,85 @@ def test_a_message_is_a_pure_function_of_number_seed_and_data():
     assert first.rows == []
     assert other.rows == [row]
     assert first.seed != other.seed
+
+
+def asked(fed, version, prompts=3):
+    return fed.publish(EvalRequested(prompt_name(EVALUATION, version), version, prompts, 0.0))
+
+
+def evaluations(fed, count=None):
+    """Issue members of evaluations."""
+    wanted = list(fed.fold.wanted_evaluations())
+    for item in wanted[:count]:
+        fed.issued(f"{item.prompt_id}-{item.member}", size=item.group.size, stage="eval")
+    return [f"{item.prompt_id}-{item.member}" for item in wanted]
+
+
+def test_an_evaluation_is_issued_beside_training_and_takes_no_credit():
+    fed = asked(feed(), 4)
+    before = [item.prompt_id for item in fed.fold.wanted()]
+    wanted = list(fed.fold.wanted_evaluations())
+
+    assert evaluations(fed) == ["e000004-0", "e000004-1", "e000004-2"]
+
+    assert {(item.group.data, item.min_version, item.group.temperature) for item in wanted} == {("held-out", 4, 0.0)}
+    assert [item.places for item in wanted] == [range(0, 1), range(1, 2), range(2, 3)]
+    assert [item.prompt_id for item in fed.fold.wanted()] == before
+    assert (fed.fold.open_groups, evaluations(fed)) == (0, [])
+
+
+def test_an_evaluation_that_is_asked_for_twice_is_issued_once():
+    fed = asked(asked(feed(), 4), 4)
+    assert len(evaluations(fed)) == 3
+
+    asked(fed, 4)
+
+    assert evaluations(fed) == []
+
+
+def test_evaluations_cut_short_go_on_where_they_were_and_none_is_superseded():
+    fed = asked(feed(), 4)
+    evaluations(fed, 1)
+    asked(fed, 5)
+
+    assert evaluations(fed, 3) == ["e000004-1", "e000004-2", "e000005-0", "e000005-1", "e000005-2"]
+    before, fed.fold = fed.fold.state, PrompterFold(config())
+    fed.fold.state = decode(type(before), encode(before))
+
+    assert evaluations(fed) == ["e000005-1", "e000005-2"]
+    assert fed.fold.state.evaluations == {}
+
+
+def test_issues_read_before_the_request_are_not_repeated():
+    fed = feed()
+    for member in range(3):
+        fed.issued(f"e000004-{member}", size=3, stage="eval")
+    fed.issued("e000005-0", size=3, stage="eval")
+
+    asked(asked(fed, 4), 5)
+
+    assert evaluations(fed) == ["e000005-1", "e000005-2"]
+
+
+def test_the_last_evaluation_is_issued_when_training_has_finished():
+    fed = asked(feed(learner={"steps": 2}), 2)
+    fed.publish(TrainingFinished(2, "here"))
+
+    assert fed.fold.wanted() == []
+    assert len(evaluations(fed)) == 3
+
+
+def test_full_streams_hold_an_evaluation_back_that_was_not_begun():
+    fed = asked(feed(), 4).publish(AdmissionPaused("full"))
+    assert evaluations(fed) == []
+
+    fed.publish(AdmissionResumed("room"))
+
+    assert len(evaluations(fed)) == 3
+
+
+def test_no_evaluation_has_more_prompts_than_there_are_held_out_rows():
+    fed = asked(feed(), 4)
+    fed.fold.opened("held-out", 2)
+
+    assert evaluations(fed) == ["e000004-0", "e000004-1"]

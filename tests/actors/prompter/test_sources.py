@@ -13,7 +13,7 @@ from actors.prompter.state import PrompterState
 from asyncrl.config.settings import Config
 from harness.folds import Feed
 from harness.prompter_feed import config, issue
-from topics.ids import Stage, prompt_name
+from topics.ids import Stage, prompt_name, stage_of
 from topics.wire import decode, encode
 
 
@@ -33,7 +33,7 @@ class Sessions:
         return count(state.first("s")) if self.ready is None else range(state.first("s"), self.ready)
 
     def group(self, state: PrompterState, number: int) -> Group:
-        return Group(prompt_name("s", number), "rl", 3, range(0))
+        return Group(prompt_name("s", number), "rl", "sessions", 3, range(0))
 
 
 def sources(settings: Config, sessions: PromptSource) -> list[PromptSource]:
@@ -84,9 +84,11 @@ def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others(
 def test_each_source_names_its_prompts_by_its_letter(name: str):
     source, state = SOURCES[name](config()), PrompterFold(config()).state
     state.origins.append("p000007")
+    state.evaluations[0] = (4, 0.0)
 
     numbers = iter(source.numbers(state))
     group = source.group(state, next(numbers))
 
     assert group.prompt_id == prompt_name(source.letter, 0)
-    assert group.stage == source.stage
+    assert (group.source, group.stage) == (name, source.stage)
+    assert stage_of(group.prompt_id) == source.stage

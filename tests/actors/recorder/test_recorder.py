@@ -28,16 +28,16 @@ class Scene:
         self.metrics, self.state, self.summary = root / "metrics.jsonl", root / "recorder.json", root / "summary.json"
 
     async def steps(self, first: int, last: int) -> None:
-        """Steps as buffer, learner and evaluator publish them."""
+        """Steps as buffer and learner publish them."""
         for step in range(first, last + 1):
             packed = BatchPacked(step, "rl", [], 0, {}, {"response_tokens_mean": float(step)})
             trained = BatchTrained(step, 0, "rl", {"loss": 0.5}, {0: 10, 1: step}, 0, [0.1 * step, 0.1], 8, step)
             dropped = GroupDropped(f"p{step:06d}", "failed", tokens=step)
-            scored = EvalScored(f"v{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0)
+            scored = EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0)
             await publish(self.bus, packed, headers=BY_KEEPER)
             await publish(self.bus, dropped, headers=BY_KEEPER)
             await publish(self.bus, trained, headers=BY_KEEPER)
-            await publish(self.bus, scored)
+            await publish(self.bus, scored, headers=BY_KEEPER)
 
     async def record(self) -> tuple[bytes, bytes]:
         """One life of a recorder that is asked to stop at once; returns its rows and its summary."""

@@ -15,7 +15,6 @@ from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
 from harness.stage import Stage, until
 from topics.engines import EngineReady
-from topics.evals import EvalRequested
 from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
 from topics.table import QUEUES
@@ -261,18 +260,4 @@ async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp
     assert await play.failure("p000000-0") is None
     assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000000-0")) is not None
     assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000001-0")) is None
-    assert play.deaths == 3
-
-
-async def test_an_evaluation_that_ends_its_worker_is_buried(bus: Bus, scene: Any, tmp_path: Path):
-    (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
-    play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"}, eval={"prompts": 2})
-    await play.engine()
-    await publish(bus, EvalRequested("v000000-held-out", 0, 2, 0.0))
-
-    await play.work_until("evaluator", lambda: is_done(bus, "evaluator"))
-
-    [letter] = await dead_letters(bus)
-    assert letter.topic == "eval.requested"
-    assert letter.reason.startswith("poison: 3 runs without progress, then 2 alone")
     assert play.deaths == 3

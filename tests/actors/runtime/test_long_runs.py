@@ -16,6 +16,7 @@ from harness.folds import Feed
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, SCALE_REQUESTED, ActorStarted, ActorStopped, ScaleRequested
 from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.ids import EVALUATION, prompt_name
 from topics.streams import CHECKPOINT_REQUESTED, CheckpointRequested
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import (
@@ -66,7 +67,7 @@ def story(steps, chance):
             lost = saved.pop()
             log.publish(CHECKPOINT_LOST, CheckpointLost(0, lost.step, lost.path, "it is torn"))
         if step % 7 == 0:
-            name = f"v{step:06d}"
+            name = prompt_name(EVALUATION, step)
             log.publish(EVAL_REQUESTED, EvalRequested(name, step, 3, 0.0))
             log.publish(EVAL_SCORED, EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
         if chance.random() < 0.2:

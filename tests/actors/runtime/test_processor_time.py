@@ -7,7 +7,7 @@ from actors.runtime.actor import cpu_s, server_cpu_s
 from asyncrl.process import descendants, living_descendants, living_processes, process_cpu_s, python
 from harness.stage import until
 
-ROLES = ("engine", "reward", "evaluator", "prompter")
+ROLES = ("engine", "reward", "prompter")
 BURN = """
 import time
 while time.process_time() < 0.3:

@@ -8,10 +8,8 @@ from asyncrl.bus.provision import make_queue
 from asyncrl.bus.publish import publish
 from harness.results import counts, generated, is_done
 from harness.stage import Stage, until
-from topics.engines import EngineReady
-from topics.evals import EVAL_SCORED, EvalRequested
 from topics.table import QUEUES
-from topics.topic import EVALS, GRADES
+from topics.topic import GRADES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 
 NEVER_THE_SAME = """
@@ -42,24 +40,4 @@ async def test_a_reward_that_is_never_the_same_ends_no_worker(bus: Bus, stage: C
 
     await until(lambda: is_done(bus, "reward"), "all are graded again")
     assert await counts(bus, GRADES) == {TRAJECTORY_GRADED.name: 6, TRAJECTORY_FAILED.name: 6}
-    assert process.returncode is None
-
-
-async def test_an_evaluation_that_is_never_the_same_ends_no_evaluator(
-    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
-):
-    (tmp_path / "reward.py").write_text(NEVER_THE_SAME)
-    function = f"{tmp_path / 'reward.py'}:reward"
-    scene = stage(engine={"kind": "scripted"}, eval={"prompts": 4}, reward={"function": function})
-    scene.make_model()
-    ready = EngineReady("engine-1", "scripted:1", 0, 0, "made", 16)
-    await publish(bus, ready)
-    await publish(bus, EvalRequested("v000000-held-out", 0, 4, 0.0))
-    process = await scene.start("evaluator")
-    await until(lambda: is_done(bus, "evaluator"), "it is scored")
-
-    await deliver_again(bus, "evaluator")
-
-    await until(lambda: is_done(bus, "evaluator"), "it is scored again")
-    assert await counts(bus, EVALS) == {EVAL_SCORED.name: 2}
     assert process.returncode is None

@@ -1,1 +1,0 @@
-"""Evaluator: answer the prompts of an evaluation."""

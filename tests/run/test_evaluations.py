@@ -1,0 +1,139 @@
+"""An evaluation goes the way of all trajectories, whoever is killed meanwhile, and ends in one score."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
+from harness.audited import messages_on
+from harness.results import is_done
+from harness.stage import Stage, until
+from topics.engines import EngineReady
+from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
+from topics.prompts import PROMPT_ISSUED
+from topics.topic import BATCHES, GRADES, PROMPTS, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
+
+PROMPTS_EACH = 8
+FUNCTIONS = """
+import asyncio
+from pathlib import Path
+
+async def hold(folder, number):
+    Path(folder, f"called-{number}").touch()
+    while not Path(folder, "answer").exists():
+        await asyncio.sleep(0.01)
+
+async def rollout(row, context):
+    tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
+    tokens += (await context.generate(tokens)).tokens.tolist()
+    if "folder" in row.metadata:
+        await context.tool("hold", hold, row.metadata["folder"], row.metadata["number"])
+        context.completion = f"{row.metadata['number']}"
+    await context.generate(tokens)
+
+async def reward(completion, metadata):
+    if "folder" not in metadata:
+        return 1.0
+    number = int(completion)
+    if number == 3:
+        raise ValueError("no reward for the fourth")
+    while number == 0 and not Path(metadata["folder"], "grade").exists():
+        await asyncio.sleep(0.01)
+    return {"reward": number % 2, "number": number}
+"""
+
+
+@pytest.fixture
+def play(stage: Callable[..., Stage], tmp_path: Path) -> Stage:
+    (tmp_path / "functions.py").write_text(FUNCTIONS)
+    held_out = [{"prompt": "^a=", "metadata": {"folder": str(tmp_path), "number": n}} for n in range(PROMPTS_EACH)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    made = stage(
+        engine={"kind": "scripted"},
+        task={"rollout": f"{tmp_path / 'functions.py'}:rollout"},
+        reward={"function": f"{tmp_path / 'functions.py'}:reward"},
+        rollout={"slots": 1, "group_size": 2, "lease_s": 1.0},
+        buffer={"batch_groups": 2},
+        eval={"prompts": PROMPTS_EACH, "source": str(tmp_path / "held_out.jsonl")},
+    )
+    made.make_model()
+    return made
+
+
+async def of_evaluation(bus: Bus, stream, topic) -> set[str]:
+    """Trajectories of the evaluation with a message of a topic."""
+    return {name for one in (await messages_on(bus, stream)).on(topic) if (name := one.trajectory_id).startswith("e")}
+
+
+async def scores(bus: Bus) -> list[EvalScored]:
+    return (await messages_on(bus, BATCHES)).on(EVAL_SCORED)
+
+
+async def ask(bus: Bus) -> None:
+    message = EvalRequested("e000000", 0, PROMPTS_EACH, 0.0)
+    await publish(bus, message, headers={"writer": "test"})
+
+
+async def test_an_evaluation_is_scored_once_though_each_role_is_killed_in_its_middle(
+    bus: Bus, play: Stage, tmp_path: Path
+):
+    names = {f"e000000-{member}" for member in range(PROMPTS_EACH)}
+    await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
+    actors = {role: await play.start(role) for role in ("prompter", "rollout", "reward", "buffer")}
+
+    async def kill(role: str) -> None:
+        actors[role].kill()
+        await actors[role].wait()
+        actors[role] = await play.start(role)
+
+    async def reached(stream, topic, wanted: set[str], what: str) -> None:
+        await until(lambda: holds(stream, topic, wanted), what)
+
+    async def holds(stream, topic, wanted: set[str]) -> bool:
+        return await of_evaluation(bus, stream, topic) >= wanted
+
+    await ask(bus)
+    await until(lambda: holds(PROMPTS, PROMPT_ISSUED, {"e000000-0"}), "it is begun")
+    await kill("prompter")
+    await until(lambda: len(list(tmp_path.glob("called-*"))) == PROMPTS_EACH, "all are held at once, beside the slot")
+    await until(lambda: trained_ones(bus), "training goes on meanwhile")
+    await kill("rollout")
+    (tmp_path / "answer").touch()
+    await reached(TRAJECTORIES, TRAJECTORY_GENERATED, names, "all are answered")
+    await reached(GRADES, TRAJECTORY_GRADED, names - {"e000000-0", "e000000-3"}, "all but one are graded")
+    await kill("buffer")
+    await kill("reward")
+    assert await scores(bus) == []
+    (tmp_path / "grade").touch()
+    await until(lambda: scored(bus), "it is scored")
+    await ask(bus)
+    await kill("buffer")
+    await until(lambda: is_done(bus, "reward"), "all rewards are given")
+
+    [score] = await scores(bus)
+    assert (score.eval_id, score.prompts, score.failed) == ("e000000", PROMPTS_EACH, 1)
+    assert score.accuracy == pytest.approx(3 / 8)  # those with the numbers 1, 5 and 7
+    assert {member.trajectory_id: member.reward for member in score.members} == {
+        f"e000000-{number}": float(number % 2) for number in range(PROMPTS_EACH) if number != 3
+    }
+    assert score.metrics["reward/number"] == pytest.approx((0 + 1 + 2 + 4 + 5 + 6 + 7) / 7)
+    [dropped] = (await messages_on(bus, BATCHES)).on(TRAJECTORY_DROPPED)
+    assert (dropped.trajectory_id, dropped.reason) == ("e000000-3", "reward")
+    assert "no reward for the fourth" in dropped.detail
+    issued = [one for one in (await messages_on(bus, PROMPTS)).on(PROMPT_ISSUED) if one.stage == "eval"]
+    assert sorted(one.trajectory_id for one in issued) == sorted(names)
+    assert {(one.temperature, one.source, len(one.rows)) for one in issued} == {(0.0, "held-out", 1)}
+
+
+async def scored(bus: Bus) -> bool:
+    return bool(await scores(bus))
+
+
+async def trained_ones(bus: Bus) -> bool:
+    """Whether trajectories of training were graded."""
+    grades = (await messages_on(bus, GRADES)).on(TRAJECTORY_GRADED)
+    return sum(one.stage == "rl" for one in grades) >= 4
