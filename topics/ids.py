@@ -30,7 +30,7 @@ def prompt_name(letter: str, number: int) -> str:
 
 def stage_of(name: str) -> Stage:
     """The stage of a prompt or a trajectory."""
-    return _STAGES.get(name[:1], "rl")
+    return _STAGES.get(name[:1], "rl") if name[1:2].isdigit() else "rl"
 
 
 class PromptIdSet(msgspec.Struct):

@@ -276,9 +276,10 @@ class BufferFold(Fold):
         """The results of evaluations whose every member has an end of its own or a grade."""
         decisions: list[Message] = []
         for name in self.state.ready["eval"]:
-            seconds = now_s - max(self.state.issued_ns[name], self.state.opened_ns) / 1e9
+            begun_s = max(self.state.issued_ns.get(name, 0), self.state.opened_ns) / 1e9
             group = self.state.groups[name]
-            decisions.append(eval_scored(name, group.size, group.live(), seconds=max(0.0, seconds)))
+            seconds = max(0.0, now_s - begun_s) if begun_s else 0.0
+            decisions.append(eval_scored(name, group.size, group.live(), seconds=seconds))
         return decisions
 
     def _pack(self) -> list[Message]:
