@@ -15,7 +15,7 @@ from topics.wire import Count, Id, Message, Real, Seconds, Version
 class EvalRequested(Message):
     """Held-out prompts shall be answered by an engine that has at least this version."""
 
-    eval_id: Id  # "e000020"
+    eval_id: Id  # "e000003", the fourth one
     version: Version
     prompts: GroupSize
     temperature: Temperature

@@ -17,7 +17,7 @@ Stage: TypeAlias = Literal["warmup", "rl", "eval"]
 WARMUP = "w"  # the warm-up's rows have an order of their own
 TASK = "p"
 REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
-EVALUATION = "e"  # `e000020`: the evaluation of version 20, whose members are held-out prompts
+EVALUATION = "e"  # `e000003`: the fourth evaluation, whose members are held-out prompts
 
 _STAGES: dict[str, Stage] = {WARMUP: "warmup", EVALUATION: "eval"}
 _FIRST = itemgetter(0)

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from statistics import fmean
 
+from actors.buffer.state import Group
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.trajectories import TrajectoryGraded
@@ -26,14 +27,15 @@ def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
     ]
 
 
-def eval_scored(eval_id: str, prompts: int, graded: Sequence[TrajectoryGraded], *, seconds: float) -> EvalScored:
-    """The result of an evaluation of so many prompts, of which some were graded."""
+def eval_scored(group: Group, *, seconds: float) -> EvalScored:
+    """The result of an evaluation whose every member has a grade or an end."""
+    prompts, graded = group.size, group.live()
     versions: Counter[int] = Counter()
     for member in graded:
         versions.update({count.version: count.tokens for count in member.versions})
     return EvalScored(
-        eval_id=eval_id,
-        version=int(eval_id[1:]),
+        eval_id=group.prompt_id,
+        version=group.min_version,
         versions=dict(versions),
         accuracy=sum(member.reward for member in graded) / prompts,
         prompts=prompts,

@@ -161,7 +161,7 @@ class BufferFold(Fold):
         self.state.issued_ns[prompt_id] = record.time_ns
         group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
         group.source, group.estimator = headers["source"], headers.get("estimator", "")
-        group.temperature = float(headers["temperature"])
+        group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
         if group.complete:
             self._settle(group)
 
@@ -277,9 +277,8 @@ class BufferFold(Fold):
         decisions: list[Message] = []
         for name in self.state.ready["eval"]:
             begun_s = max(self.state.issued_ns.get(name, 0), self.state.opened_ns) / 1e9
-            group = self.state.groups[name]
             seconds = max(0.0, now_s - begun_s) if begun_s else 0.0
-            decisions.append(eval_scored(name, group.size, group.live(), seconds=seconds))
+            decisions.append(eval_scored(self.state.groups[name], seconds=seconds))
         return decisions
 
     def _pack(self) -> list[Message]:

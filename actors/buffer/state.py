@@ -17,6 +17,7 @@ class Group(msgspec.Struct):
     source: str = "task"
     temperature: float = 1.0
     estimator: str = ""
+    min_version: int = 0  # that it was issued for first
     issued: int = 0  # members
     graded: dict[int, TrajectoryGraded] = {}
     graded_ns: dict[int, int] = {}  # server's clock at each grade

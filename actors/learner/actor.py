@@ -69,6 +69,7 @@ class Learner:
         self._version: asyncio.Task[WeightsPublished] | None = None  # that is being written
         self._checkpoint: asyncio.Task[None] | None = None  # that is being written
         self._begun = config.origin  # step of the newest checkpoint that was begun here
+        self._evaluations = 0  # that were asked for, as far as this process knows
         self._waited_s = 0.0  # for the newest batch
         self._lost: list[CheckpointLost] = []  # that could not be read
         self._resumed = False  # all that was reported trained is in the weights
@@ -279,8 +280,11 @@ class Learner:
         settings = self.config.eval
         ends = (self.config.start.step, self.config.learner.steps)
         due = self.step in ends or (settings.every and self.step % settings.every == 0)
-        name, asked = prompt_name(EVALUATION, max(0, self.step)), self.fold.state.evaluated
+        asked = self.fold.state.evaluated
         if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
+            number = max(self._evaluations, self.fold.state.evaluations)
+            self._evaluations = number + 1  # the request may be read back after the next one is made
+            name = prompt_name(EVALUATION, number)
             self.outbox.put(EvalRequested(name, self.step, settings.prompts, settings.temperature))
 
     async def _save_if_due(self) -> None:

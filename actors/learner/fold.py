@@ -35,6 +35,7 @@ class LearnerState(msgspec.Struct):
     checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
     evaluated: int | None = None  # newest version an evaluation was asked for
+    evaluations: int = 0  # that were asked for
     skip_requests: list[int] = []  # steps whose batches are to be skipped
     skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
     finished: int | None = None  # step at which training was reported finished
@@ -77,6 +78,7 @@ class LearnerFold(Fold):
     @on(EvalRequested)
     def _on_eval(self, request: EvalRequested, _record: Record) -> None:
         self.state.evaluated = request.version
+        self.state.evaluations += 1
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:

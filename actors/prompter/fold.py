@@ -121,9 +121,10 @@ class PrompterFold(Fold):
 
     @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
-        if request.version > self.state.evaluated:  # else it was asked for before
-            self.state.evaluated = request.version
-            self.state.evaluations[request.version] = (request.prompts, request.temperature)
+        number = int(request.eval_id[1:])
+        if number > self.state.evaluated:  # else it was asked for before
+            self.state.evaluated = number
+            self.state.evaluations[number] = (request.version, request.prompts, request.temperature)
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:

@@ -139,12 +139,12 @@ class HeldOutSource:
             self._rows = rows_per_epoch
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
-        """The versions that are to be evaluated."""
+        """The evaluations that were asked for."""
         return sorted(state.evaluations)
 
     def group(self, state: PrompterState, number: int) -> Group:
         """All prompts of one evaluation, for the version that was asked for or a newer one."""
-        prompts, temperature = state.evaluations[number]
+        version, prompts, temperature = state.evaluations[number]
         size = min(prompts, self._rows or prompts)
         return Group(
             prompt_name(EVALUATION, number),
@@ -154,7 +154,7 @@ class HeldOutSource:
             range(size),
             data=HELD_OUT_ROWS,
             row_each=True,
-            min_version=number,
+            min_version=version,
             temperature=temperature,
         )
 

@@ -20,8 +20,8 @@ class PrompterState(msgspec.Struct):
     again: dict[str, int] = {}  # trajectories to issue again, with the attempt
     attempts: dict[str, int] = {}  # newest attempt issued of open groups' trajectories, where above 0
     trained_ahead: set[int] = set()  # trained before their packing was read
-    evaluations: dict[int, tuple[int, float]] = {}  # not wholly issued: prompts and temperature, by version
-    evaluated: int = -1  # newest version that was asked for
+    evaluations: dict[int, tuple[int, int, float]] = {}  # by number, not wholly issued: version, prompts, temperature
+    evaluated: int = -1  # number of the newest evaluation that was asked for
     origins: list[str] = []  # prompts whose rows are to be issued again, in the order of the requests
     finished_at: int | None = None  # step at which training was reported finished
     paused: bool = False  # payload streams are nearly full

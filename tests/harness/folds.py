@@ -53,7 +53,7 @@ class Feed:
             self.publish(topic_for(decision), decision, at_s=at_s)
         return decisions
 
-    def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0):
+    def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0, min_version=0):
         prompt_id, member = name.rsplit("-", 1)
         message = PromptIssued(
             prompt_id=prompt_id,
@@ -62,6 +62,7 @@ class Feed:
             rows=[PromptRow("x")],
             stage=stage,
             attempt=attempt,
+            min_version=min_version,
         )
         self.known.add(prompt_id)
         return self.publish(PROMPT_ISSUED, message, at_s=at_s)

@@ -198,7 +198,7 @@ def key_of_member(member: BatchMember) -> Key:
 
 
 def end_text(end: End) -> str:
-    """`batch 3`, `evaluation e000020`, or `dropped (lag)`."""
+    """`batch 3`, `evaluation e000003`, or `dropped (lag)`."""
     if isinstance(end, Score):
         return f"evaluation {end.name}"
     return f"batch {end}" if isinstance(end, int) else f"dropped ({end})"

@@ -152,8 +152,8 @@ class Groups:
 
     def _check_origin(self, group: Group, origin: str) -> None:
         """The group of a request has its number and the row that was asked for; the others have no origin."""
-        if group.stage == "eval" and group.number not in self._training.evaluations:
-            self._violations.add("wrong origin", group.prompt_id, "issued", "a request to evaluate this version")
+        if group.stage == "eval" and group.prompt_id not in self._training.evaluations:
+            self._violations.add("wrong origin", group.prompt_id, "issued", "a request for this evaluation")
         requests, number = self._training.opening.origins, group.number
         asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith("r") else ""
         if origin != asked:

@@ -46,7 +46,7 @@ class Training:
         self.trained: dict[tuple[int, int], Trained] = {}  # by lineage and step
         self.surviving: dict[int, int] = {}  # lineage by step, as it is in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
-        self.evaluations: set[int] = set()  # versions that were to be evaluated
+        self.evaluations: set[str] = set()  # that were asked for
         self.checkpoints: list[Saved] = []
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
         self.lineage = 0  # the newest one
@@ -105,8 +105,8 @@ class Training:
         self._skips_ns.setdefault(message.step, record.time_ns)
 
     def on_eval_requested(self, message: EvalRequested, _: Record) -> None:
-        """The prompter may issue held-out prompts for this version."""
-        self.evaluations.add(message.version)
+        """The prompter may issue held-out prompts."""
+        self.evaluations.add(message.eval_id)
 
     def on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read."""

@@ -10,13 +10,13 @@ from topics.evals import EvalScored
 from topics.trajectories import TrajectoryDropped
 from topics.wire import decode, encode
 
-NAME = "e000020"
+NAME = "e000003"
 
 
 def evaluation(size=3, **changes):
     fed = feed(**changes)
     for member in range(size):
-        fed.issued(f"{NAME}-{member}", size=size, stage="eval", at_s=10)
+        fed.issued(f"{NAME}-{member}", size=size, stage="eval", at_s=10, min_version=20)
     return fed
 
 
@@ -129,6 +129,6 @@ def test_grades_read_before_the_issues_count():
     assert fed.fold.decide(500) == []
 
     for member in range(3):
-        fed.issued(f"{NAME}-{member}", size=3, stage="eval", at_s=10)
+        fed.issued(f"{NAME}-{member}", size=3, stage="eval", at_s=10, min_version=20)
 
     assert len(scores(fed.fold.decide(12))) == 1

@@ -84,7 +84,7 @@ def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others(
 def test_each_source_names_its_prompts_by_its_letter(name: str):
     source, state = SOURCES[name](config()), PrompterFold(config()).state
     state.origins.append("p000007")
-    state.evaluations[0] = (4, 0.0)
+    state.evaluations[0] = (0, 4, 0.0)
 
     numbers = iter(source.numbers(state))
     group = source.group(state, next(numbers))

@@ -67,7 +67,7 @@ def story(steps, chance):
             lost = saved.pop()
             log.publish(CHECKPOINT_LOST, CheckpointLost(0, lost.step, lost.path, "it is torn"))
         if step % 7 == 0:
-            name = prompt_name(EVALUATION, step)
+            name = prompt_name(EVALUATION, step // 7 - 1)
             log.publish(EVAL_REQUESTED, EvalRequested(name, step, 3, 0.0))
             log.publish(EVAL_SCORED, EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
         if chance.random() < 0.2:
