@@ -119,8 +119,8 @@ def test_sizes_lie_between_least_and_ample_as_far_as_there_is_room():
 @pytest.mark.parametrize(
     ("setting", "steps", "parts"),
     [
-        ("nats.ledger_max_mb=1", 100_000, ["1 MB are too little: the run needs PROMPTS 23,", "GRADES 19,"]),
-        ("nats.stream_max_mb=3", 130, ["3 MB are too little: the run needs TRAJECTORIES 5 MB. Set nats.stream_max_mb"]),
+        ("nats.ledger_max_mb=1", 100_000, ["1 MB are too little: the run needs PROMPTS 26,", "GRADES 19,"]),
+        ("nats.stream_max_mb=3", 130, ["3 MB are too little: the run needs TRAJECTORIES 6 MB. Set nats.stream_max_mb"]),
         ("nats.disk_max_mb=100", 1000, ["MB and there is room for 8", "learner.steps = 1", " would fit"]),
     ],
 )
@@ -187,7 +187,7 @@ async def test_a_server_without_room_is_told_in_megabytes_and_keeps_nothing(tmp_
             await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
-    assert refused.value.wanted == 2 * 30 * MB + 10 * 10 * MB
+    assert refused.value.wanted == 2 * 30 * MB + 9 * 10 * MB
     assert 99 * MB < refused.value.room < 105 * MB  # the server counts in MiB
     assert re.search(r"MB on the NATS server, which has 10[45] MB for them: its max_file_store", str(error.value))
     assert "nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps; learner.steps = 1" in str(error.value)

@@ -90,13 +90,13 @@ async def test_a_recorder_goes_on_wherever_the_one_before_was_killed(scene: Scen
 async def test_a_recorder_reads_nothing_again_that_its_rows_hold(scene: Scene):
     await scene.steps(1, 6)
     rows, _ = await scene.record()
-    first, rest = rows.split(b"\n", 1)
-    scene.metrics.write_bytes(MARK.ljust(len(first)) + b"\n" + rest)
+    first = next(row for row in rows.split(b"\n") if b'"event":"step"' in row)
+    scene.metrics.write_bytes(rows.replace(first, MARK.ljust(len(first))))
     await scene.steps(7, 8)
 
     found, _ = await scene.record()
 
-    assert found.startswith(MARK)
+    assert MARK in found
     assert scene.trained() == [2, 3, 4, 5, 6, 7, 8]
 
 
