@@ -104,7 +104,7 @@ def test_batches_are_packed_beside_it_and_a_batch_never_takes_it():
 
 
 def test_equal_rewards_of_all_members_filter_nothing():
-    fed = evaluation(drop_zero_variance=True)
+    fed = evaluation(filters=("zero_variance",))
     for member in range(3):
         graded(fed, member, 1.0)
 
