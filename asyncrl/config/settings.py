@@ -172,7 +172,7 @@ class RolloutSettings(Settings):
 
 
 class WorkerSettings(Settings):
-    """Leases of the workers: rollout, reward and evaluator."""
+    """Leases of the workers: rollout and reward."""
 
     lease_s: Seconds = 10.0
     """Seconds after which the work of a silent worker passes on."""

@@ -246,7 +246,7 @@ class RunState(Fold):
 
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
-        self.evals.append(message)
+        self.evals.append(msgspec.structs.replace(message, members=[]))  # these stay small
         failed = f", {message.failed} without a grade" if message.failed else ""
         text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}"
         self.report("news", record.time_ns, f"evaluation of version {message.version}: {text}")

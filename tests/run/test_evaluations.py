@@ -56,7 +56,8 @@ def play(stage: Callable[..., Stage], tmp_path: Path) -> Stage:
         engine={"kind": "scripted"},
         task={"rollout": f"{tmp_path / 'functions.py'}:rollout"},
         reward={"function": f"{tmp_path / 'functions.py'}:reward"},
-        rollout={"slots": 1, "group_size": 2, "lease_s": 1.0},
+        rollout={"slots": 1, "group_size": 2},
+        workers={"lease_s": 1.0},
         buffer={"batch_groups": 2},
         eval={"prompts": PROMPTS_EACH, "source": str(tmp_path / "held_out.jsonl")},
     )
