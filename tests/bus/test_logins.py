@@ -309,7 +309,7 @@ async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_do
 
         supervisor = await stage.start("supervisor")
 
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(3 * DEADLINE_S):  # it stops every role in turn
             assert await supervisor.wait() == FATAL  # another start cannot help
         record = await read_last(owner, ACTORS, ACTOR_STOPPED.subject("mine", "reward-1"))
         assert record is not None and (await read(owner, ActorStopped, record)).denied
