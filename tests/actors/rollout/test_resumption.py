@@ -47,7 +47,7 @@ class Scene:
         metadata |= {"calls": str(self.tmp / f"{name}.calls"), "go": str(self.tmp / "go")}
         prompt_id, member = name.rsplit("-", 1)
         row = PromptRow("^abcdef=", "fedcba", metadata)
-        message = PromptIssued(prompt_id=prompt_id, member=int(member), group_size=1, rows=[row])
+        message = PromptIssued(prompt_id, int(member), 1, rows=[row], temperature=0.0)
         await publish(self.bus, message)
 
     async def result(self, name):
