@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from asyncrl.weights.tensors import Files, HostTensor
 
 _ALIGNED = 64  # bytes
+_UNDER_WAY_BYTES = 256 << 20  # copies queued at once: what a step copies to the device waits behind them
 
 
 class Source(NamedTuple):
@@ -34,31 +36,52 @@ class HostCopy:
         self._keeps = keeps
         cuda: Any = torch.cuda if device.type == "cuda" else None
         self._stream = cuda.Stream(device) if cuda else None
-        self._done = cuda.Event() if cuda else None
+        self._done: Any = cuda.Event() if cuda else None
+        # The device's queue takes about a thousand copies; who queues more stands still until it has room.
+        self._pool = ThreadPoolExecutor(1, "copies") if cuda else None
+        self._copying: Future[None] | None = None
         self._memory: mmap.mmap | None = None
         self._files: dict[str, list[HostTensor]] = {}
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Copy tensors, or on a GPU start to; whoever changes the tensors calls `order` before."""
         places = self._place(sources) if self._keeps else [None] * len(sources)
-        if self._stream is None or self._done is None:
+        if self._stream is None or self._pool is None:
             _copy(sources, places)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            _copy(sources, places)
-            self._done.record(self._stream)
+        if any(_is_sharded(source.tensor) for source in sources):
+            self._issue(sources, places)  # collectives keep their order in one thread
+        else:
+            self._copying = self._pool.submit(self._issue, sources, places)
 
     def order(self) -> None:
         """Let what the device does next wait for the copies."""
+        self._issued()
         if self._done is not None:
             torch.cuda.current_stream().wait_event(self._done)
 
     def files(self) -> Files:
         """Wait for the copies and return them; none where another rank keeps them."""
+        self._issued()
         if self._done is not None:
             self._done.synchronize()
         return self._files
+
+    def _issue(self, sources: Sequence[Source], places: Sequence[torch.Tensor | None]) -> None:
+        under_way = 0
+        with torch.cuda.stream(self._stream):
+            for source, place in zip(sources, places, strict=True):
+                _copy([source], [place])
+                self._done.record(self._stream)
+                under_way += source.tensor.numel() * source.dtype.itemsize
+                if under_way >= _UNDER_WAY_BYTES:
+                    self._done.synchronize()
+                    under_way = 0
+
+    def _issued(self) -> None:
+        if self._copying is not None:
+            self._copying.result()
 
     def _place(self, sources: Sequence[Source]) -> list[torch.Tensor | None]:
         """Lay the copies out in memory, which is made at the first time."""
@@ -94,6 +117,10 @@ def _copy(sources: Iterable[Source], places: Iterable[torch.Tensor | None]) -> N
     for source, place in zip(sources, places, strict=True):
         tensor = source.tensor.detach().to(source.dtype)
         if isinstance(tensor, DTensor):
-            tensor = tensor.to_local() if tensor.device_mesh.size() == 1 else tensor.full_tensor()
+            tensor = tensor.full_tensor() if _is_sharded(tensor) else tensor.to_local()
         if place is not None:
             place.copy_(tensor, non_blocking=True)
+
+
+def _is_sharded(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
