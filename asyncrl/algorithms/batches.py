@@ -68,7 +68,7 @@ def build_rows(
     fresh = fresh_mask(versions, mask, min_version=min_version)
     rewards = [[member.reward for member in group] for group in groups]
     advantages = list(chain.from_iterable(group_advantages(rewards, kind=objective.advantage)))
-    counts += [trajectory.elsewhere for trajectory in trajectories]
+    counts += np.array([trajectory.elsewhere for trajectory in trajectories], dtype=counts.dtype)
     weights = _weights(groups, counts.tolist(), objective)
     rows = [
         TrainRow(

@@ -13,7 +13,7 @@ from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import ScaleRequested
-from topics.roles import SCALABLE
+from topics.roles import ROLE_NAMES, SCALABLE
 
 _MOST = 1024  # processes of one role
 
@@ -33,7 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.counts, arguments.run_id = [arguments.run_id, *arguments.counts], ""
     if not arguments.counts:
         raise WrongUsage("how many processes of which role? For example: asyncrl scale rollout=4")
-    wanted = asyncio.run(_scale(find_run(arguments), arguments.counts, arguments.wait))
+    wanted = read_counts(arguments.counts)
+    asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
     print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))
     return 0
 
@@ -41,24 +42,32 @@ def run(arguments: argparse.Namespace) -> int:
 def read_counts(words: list[str]) -> dict[str, int]:
     """`["rollout=4"]` as `{"rollout": 4}`.
 
+    Only a run knows the roles of its user's actors, so those that nothing here names pass.
+
     Raises:
         WrongUsage: an argument is no ROLE=COUNT of a role that can be scaled.
     """
     wanted = {}
     for word in words:
         role, _, count = word.partition("=")
-        if role not in SCALABLE:
-            raise WrongUsage(f"{word!r}: {role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
+        if role in ROLE_NAMES:
+            _check_scalable(role)
         if not count.isdecimal() or int(count) > _MOST:
             raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
         wanted[role] = int(count)
     return wanted
 
 
-async def _scale(found: FoundRun, counts: list[str], wait_s: float) -> dict[str, int]:
+def _check_scalable(role: str) -> None:
+    if role not in SCALABLE:
+        raise WrongUsage(f"{role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
+
+
+async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None:
     state = RunState(found.run)
     async with connected(found, "scale") as bus:
-        wanted = read_counts(counts)
+        for role in wanted:
+            _check_scalable(role)
         watch = Watch(bus, state)
         await watch.start()
         await publish(bus, ScaleRequested(wanted))
@@ -70,7 +79,6 @@ async def _scale(found: FoundRun, counts: list[str], wait_s: float) -> dict[str,
         else:
             if not _reached(state, wanted):
                 raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
-            return wanted
         finally:
             await watch.close()
 

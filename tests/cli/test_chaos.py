@@ -46,10 +46,10 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
 
 @SLOW
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_a_run_that_is_struck_for_forty_seconds_loses_nothing_and_trains_nothing_twice(tmp_path: Path, seed: int):
+async def test_a_run_that_with_injections_for_forty_seconds_loses_nothing_and_trains_nothing_twice(tmp_path: Path, seed: int):
     report = await chaos(tmp_path, "--seconds", "40", "--seed", str(seed))
 
-    assert len(report["strikes"]) >= 8, report["strikes"]
+    assert len(report["injections"]) >= 8, report["injections"]
     assert report["lost"] == report["duplicated"] == report["violations"] == []
 
 
@@ -58,7 +58,7 @@ async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_withou
     leaders = ("--cluster", "--targets", "nats:kill", "--every", "12", "--kills", "3")
     report = await chaos(tmp_path, *leaders, "--after-recovery")
 
-    killed = report["strikes"]
+    killed = report["injections"]
     assert len(killed) == 3
     assert all(injection["works_again_s"] for injection in killed)
     assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
@@ -150,9 +150,9 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
         ),
         stalled(tmp_path / "d", ["warmup.steps=0"], lambda: training(tmp_path / "d")),
     )
-    assert first["stall"]["step"] is None and first["strikes"] == []
+    assert first["stall"]["step"] is None and first["injections"] == []
     assert any("reward hanging: reward-1: grades p0000" in found for found in first["stall"]["findings"])
-    assert data["stall"]["step"] == 5 and data["strikes"]
+    assert data["stall"]["step"] == 5 and data["injections"]
     assert [found.split(":")[0] for found in data["stall"]["findings"]] == ["end of data"]
     assert warm["stall"]["step"] < 0
     assert "rollout-1" in warm["stall"]["stopped"] and "up" in warm["stall"]["stopped"]

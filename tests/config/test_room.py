@@ -286,7 +286,7 @@ async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_
     (tmp_path / "flat.py").write_text(HALF_FLAT)
     rows = [{"prompt": "^ab=", "label": "flat" if number % 2 else "ba"} for number in range(64)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=55"]
+    settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=50"]
     settings += ["buffer.filters=['zero_variance']", "warmup.steps=0", "nats.ledger_max_mb=1"]
     async with up(tmp_path, *settings, config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server")
