@@ -46,7 +46,7 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
 
 @SLOW
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_a_run_that_with_injections_for_forty_seconds_loses_nothing_and_trains_nothing_twice(tmp_path: Path, seed: int):
+async def test_forty_seconds_of_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int):
     report = await chaos(tmp_path, "--seconds", "40", "--seed", str(seed))
 
     assert len(report["injections"]) >= 8, report["injections"]
