@@ -35,7 +35,7 @@ CHECKPOINT_SHARE = 0.7  # above it, the learner is asked for a checkpoint
 PAUSE_SHARE = 0.9  # above it, admission is paused: the rest is for trajectories that are already open
 
 # Bytes of one message, measured; tests/config/test_room.py compares them with a run.
-_ISSUED = 520  # prompt.issued, without its row
+_ISSUED = 570  # prompt.issued, without its row
 _GRADED = 390
 _MEMBER = 125  # of a batch.packed
 _PACKED = 700  # batch.packed without members
