@@ -140,7 +140,7 @@ def test_long_rows_are_counted(tmp_path: Path):
 
     found = the_problem(str(tmp_path / "config.toml"), *settings, files=True)
 
-    assert "the run needs PROMPTS 1" in found.message
+    assert "the run needs PROMPTS 2" in found.message
     assert "a row of the data has 4,0" in found.message
 
 
