@@ -120,12 +120,13 @@ class _Bench:
     def checkpoints(self, rounds: int, step_s: float) -> dict[str, float]:
         """Checkpoints, one after the other, with steps beside them."""
         shutil.rmtree(self._root / "weights")  # room for what follows
-        stood, saved = [], []
+        copies, stood, saved = [], [], []
         for _ in range(rounds + _WARM):
             shutil.rmtree(self._root / "checkpoints", ignore_errors=True)
             self._step()
             ended = time.monotonic()
             self._publisher.copy_state()
+            copies.append(time.monotonic() - ended)
             saving = self._pool.submit(self._save, self._steps, ended)
             self._step()
             stood.append(time.monotonic() - ended - step_s)
@@ -133,6 +134,7 @@ class _Bench:
                 self._step()
             saved.append(saving.result())
         return {
+            "checkpoint_copy_s": statistics.median(copies[_WARM:]),
             "checkpoint_standstill_s": statistics.median(stood[_WARM:]),
             "checkpoint_saved_s": statistics.median(saved[_WARM:]),
             "checkpoint_gb": _size(self._root / "checkpoints") / 1e9,

@@ -44,7 +44,7 @@ class ActorStatus(msgspec.Struct):
     pid: int
     live: bool
     restarts: int
-    last_words: str  # why it is not there
+    last_error: str  # why it is not there
     silent_s: float | None  # since its newest vital signs
     vitals: dict[str, float]
 

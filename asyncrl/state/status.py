@@ -68,7 +68,7 @@ def _actor(actor: Actor, now_ns: int) -> ActorStatus:
         pid=actor.pid,
         live=actor.live,
         restarts=actor.restarts,
-        last_words=actor.error,
+        last_error=actor.error,
         silent_s=round(max(0, now_ns - actor.seen_ns) / 1e9, 1) if actor.seen_ns else None,
         vitals=actor.vitals.values if actor.vitals is not None else {},
     )

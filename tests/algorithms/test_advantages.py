@@ -31,7 +31,7 @@ def test_none_takes_rewards_as_they_are():
 
 @pytest.mark.parametrize("kind", ["grpo", "centered"])
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.1] * 3, [0.7] * 7])
-def test_a_group_that_cannot_be_told_apart_has_no_advantage(kind, rewards):
+def test_a_group_of_equal_rewards_has_no_advantage(kind, rewards):
     assert one_group(rewards, kind=kind).tolist() == [0.0] * len(rewards)
 
 

@@ -75,7 +75,7 @@ async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors()
     assert all(figures[f"{name}_cpu_us_per_trajectory"] > 0 for name in ("engine-1", "rollout-1", "learner-1"))
 
 
-def test_a_table_says_which_goals_are_met():
+def test_a_table_marks_which_goals_are_met():
     text = bench.table({"encode_trajectory_us": 12.0, "stored_1_kib_per_s": 20_000.0, "other": 1.0}, goals_of("bus"))
 
     first, second, third = text.splitlines()
@@ -97,7 +97,7 @@ def test_json_is_one_object_of_figures(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert all(value > 0 for value in figures.values())
 
 
-def test_what_cannot_be_measured_is_said_in_one_line(
+def test_what_cannot_be_measured_is_reported_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     async def broken(*, rounds: int) -> dict[str, float]:

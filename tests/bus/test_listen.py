@@ -35,7 +35,7 @@ async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Calla
     assert not context.faults
 
 
-async def test_who_reads_a_log_to_its_end_has_its_large_messages_too_and_hears_what_went_wrong(bus: Bus):
+async def test_a_reader_of_a_whole_log_gets_its_large_messages_and_its_errors(bus: Bus):
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     for step, members in ((1, [member]), (2, [member] * 16_000), (3, [member])):
         batch = BatchPacked(step, "rl", [BatchGroup("p000000", members)], 0)

@@ -163,7 +163,7 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
         given_logins(nats, tmp_path)
 
 
-async def test_commands_that_only_read_work_as_monitor_and_others_say_why_not(tmp_path: Path):
+async def test_commands_that_only_read_work_as_monitor_and_others_give_the_reason(tmp_path: Path):
     server = EmbeddedServer(tmp_path / "own", run="mine")
     await server.start()
     try:
@@ -263,7 +263,7 @@ async def test_a_revoked_login_ends_the_connection_and_whoever_waits_on_it(tmp_p
         await server.stop()
 
 
-async def test_an_actor_whose_login_is_revoked_ends_for_good_and_says_why(tmp_path: Path):
+async def test_an_actor_whose_login_is_revoked_ends_for_good_with_the_reason(tmp_path: Path):
     server = EmbeddedServer(tmp_path / "server", run="mine")
     await server.start()
     stage = Stage(tmp_path / "run", server, msgspec.convert({"run": "mine"}, Config))

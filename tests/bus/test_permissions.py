@@ -110,7 +110,7 @@ def test_there_is_a_user_for_every_actor_and_two_for_people():
         permissions("stranger", [RUN])
 
 
-async def test_a_role_says_what_the_table_gives_it_and_nothing_else(served: Served):
+async def test_a_role_publishes_what_the_table_permits_and_nothing_else(served: Served):
     unknown = ACTORS.ingest("asyncrl.mine.unknown.said")
     foreign = {STOP_REQUESTED.ingest("other"), unknown, "_INBOX.mine-learner.stolen", "$SYS.REQ.X"}
     foreign |= {
@@ -207,7 +207,7 @@ def test_nothing_is_ever_unpickled():
 # --- one clear error, at once
 
 
-async def test_a_denied_word_is_an_error_of_the_call_that_said_it(login):
+async def test_a_denied_publish_is_an_error_of_its_call(login):
     bus = await login("rollout")
     refusal = r"NATS at nats://\S+ does not allow user 'mine-rollout' to {}; what each role may do: asyncrl roles mine"
 

@@ -143,7 +143,7 @@ async def test_a_publish_into_a_full_stream_waits_until_there_is_room(bus: Bus):
     assert await asyncio.wait_for(waiting, 10) == 2
 
 
-async def test_a_publish_into_a_full_stream_gives_up_at_its_deadline_and_says_why(bus: Bus, connect: Connect):
+async def test_a_publish_into_a_full_stream_fails_at_its_deadline_with_the_reason(bus: Bus, connect: Connect):
     impatient = await connect(bus.run, publish_deadline_s=0.3)
     await limit_bytes(bus, ACTORS, 100)
 
@@ -166,7 +166,7 @@ async def test_a_subject_that_no_stream_keeps_is_never_taken_for_stored(connect:
         await say_stopped(bus, 1)
 
 
-async def test_a_publish_on_a_closed_connection_says_so(connect: Connect, bus: Bus):
+async def test_a_publish_on_a_closed_connection_names_the_connection(connect: Connect, bus: Bus):
     closed = await connect(bus.run)
     await closed.close()
 
@@ -336,7 +336,7 @@ async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: Embed
     assert [record.sequence for record in records if record is not None] == [sequence, sequence]
 
 
-async def test_a_server_that_answers_late_is_heard_all_the_same(bus: Bus, server: EmbeddedServer):
+async def test_an_answer_that_comes_late_counts(bus: Bus, server: EmbeddedServer):
     assert server.process is not None
     server.process.send_signal(signal.SIGSTOP)
     state = Path(f"/proc/{server.process.pid}/stat")

@@ -127,7 +127,7 @@ async def test_files_of_a_run_that_are_damaged_are_named(tmp_path):
             assert f"{root / file} holds no" in output
 
 
-async def test_words_that_nothing_has_are_refused_at_once(tmp_path):
+async def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path):
     make(tmp_path, "one")
     for words, expected in (
         (["tap", "batch.trained", "--where", "stp=3"], "no message of batch.trained has a 'stp'; fields: "),

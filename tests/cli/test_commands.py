@@ -195,7 +195,7 @@ async def test_down_asks_and_waits_until_the_run_has_ended(bus, terminal):
     assert out.decode().splitlines() == [f"asked run {bus.run} to stop", f"run {bus.run} has ended"]
 
 
-async def test_down_says_when_a_run_does_not_end_in_time(bus, terminal):
+async def test_down_reports_a_run_that_does_not_end_in_time(bus, terminal):
     code, _, message = await terminal.type("down", "--wait", "0.5")
 
     assert code == 1
@@ -216,7 +216,7 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     assert (process.returncode, out.decode()) == (0, "scaled: rollout 2\n")
 
 
-async def test_scale_says_how_far_it_came(bus, terminal):
+async def test_scale_reports_how_far_it_came(bus, terminal):
     await say_started(bus, "rollout-1")
 
     code, _, message = await terminal.type("scale", "rollout=3", "--wait", "0.3")
@@ -225,7 +225,7 @@ async def test_scale_says_how_far_it_came(bus, terminal):
     assert "rollout 1 of 3" in message
 
 
-async def test_tap_prints_what_is_said_while_it_listens_and_ends_after_count(bus, terminal):
+async def test_tap_prints_what_is_published_while_it_runs_and_ends_after_count(bus, terminal):
     process = await terminal.start("tap", "trajectory.generated", "--count", "2", "--where", "prompt_id=p00000[12]")
     number = 0
 

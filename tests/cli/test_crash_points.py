@@ -28,7 +28,7 @@ def test_every_point_is_passed_somewhere_and_every_call_names_a_point():
     assert calls() == set(POINTS)
 
 
-def test_the_page_says_of_every_point_who_passes_it_and_what_the_survivor_does():
+def test_the_page_names_for_every_point_who_passes_it_and_what_the_survivor_does():
     rows = table()
 
     assert {name: roles.split(", ") for name, roles, _, _ in rows} == {

@@ -117,7 +117,7 @@ async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
     assert (await read(bus, ReissueRequested, newest)).prompt_id == "p000007"
 
 
-async def test_an_unreadable_message_of_many_writers_is_said_again_as_it_was(bus: Bus):
+async def test_an_unreadable_message_of_many_writers_is_published_again_as_it_was(bus: Bus):
     headers = {"trajectory": "p000007-0", "attempt": "0", "Nats-Msg-Id": "once"}
     subject = TRAJECTORY_GENERATED.subject(bus.run, "p000007-0")
     ack = await bus.store(subject, b"garbage", headers)
@@ -144,7 +144,7 @@ async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
         await reissue(bus, "2")
 
 
-async def test_a_buried_issue_is_shown_with_the_row_of_its_group(bus: Bus):
+async def test_a_dead_letter_of_an_issue_is_shown_with_the_row_of_its_group(bus: Bus):
     await issued(bus, "p000007")
     member = PromptIssued(prompt_id="p000007", member=1, group_size=2)
     kept = DeadLetter(

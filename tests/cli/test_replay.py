@@ -130,7 +130,7 @@ def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
         forked_config(config, start, ["start.prompt=3"], tmp_path, tmp_path)
 
 
-def test_a_start_is_a_checkpoint_of_the_step_that_is_said(tmp_path: Path):
+def test_a_start_is_a_checkpoint_of_the_step_that_is_given(tmp_path: Path):
     write_checkpoint(tmp_path, Checkpoint(0, 3, "ab" * 8, 1), lambda aside: {})
     (tmp_path / "config.toml").write_text('[start]\ncheckpoint = "step000003-lineage0-abababababab"\nstep = 3\n')
     written = str(tmp_path / "config.toml")
@@ -218,7 +218,7 @@ async def test_a_learner_that_was_killed_has_the_weights_of_an_undisturbed_one(k
 
 
 @SLOW
-async def test_a_replay_begins_at_a_checkpoint_and_ends_where_it_is_told(killed: Run, tmp_path: Path):
+async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed: Run, tmp_path: Path):
     words = ["--from", "8", "--to", "9", "--out", str(tmp_path / "out"), "--checkpoint", str(tmp_path)]
     code, output = await command(killed.folder, "replay", "short", *words)
 
@@ -250,7 +250,7 @@ async def test_other_settings_give_a_report_beside_the_run(killed: Run):
 
 
 @SLOW
-async def test_trimmed_tokens_and_lost_checkpoints_are_told(killed: Run, tmp_path: Path):
+async def test_trimmed_tokens_and_lost_checkpoints_are_reported(killed: Run, tmp_path: Path):
     root = tmp_path / "runs" / "short"
     shutil.copytree(killed.root, root)
     (root / "location").write_text(str(root.resolve()))  # as if it had been made here

@@ -118,7 +118,7 @@ def test_settings_that_only_look_odd_are_allowed(overrides):
     assert contradictions(from_settings(*overrides).config) == []
 
 
-def test_a_contradiction_says_both_values_and_what_to_do():
+def test_a_contradiction_names_both_values_and_what_to_do():
     problem = the_problem("demo", "rollout.group_size=1")
 
     assert problem.message == (
@@ -150,7 +150,7 @@ def test_files_are_only_looked_at_when_asked(written):
     assert [problem.line for problem in problems(path, files=True)] == [2, 3]
 
 
-def test_every_missing_file_is_told_with_the_settings_problems(written):
+def test_every_missing_file_is_reported_with_the_problems_of_settings(written):
     found = problems(
         written(
             "rollout.max_new_tokens = 0\n"
@@ -208,7 +208,7 @@ def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, p
         ("1 / 0", "ZeroDivisionError"),
     ],
 )
-def test_a_user_function_that_cannot_be_loaded_is_told_and_harms_nobody(written, tmp_path, code, message):
+def test_a_user_function_that_cannot_be_loaded_is_reported_and_harms_nothing(written, tmp_path, code, message):
     (tmp_path / "my.py").write_text(code)
 
     problem = the_problem(written(SOUND + 'reward.function = "my.py:reward"\n'), files=True)

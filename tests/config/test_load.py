@@ -63,7 +63,7 @@ def test_an_integer_serves_as_a_number(written):
 # Problems, all at once
 
 
-def test_every_problem_is_told_in_one_error_in_the_order_of_lines(written):
+def test_every_problem_is_in_one_error_in_the_order_of_lines(written):
     path = written(
         "\n".join(
             [
@@ -247,7 +247,7 @@ def test_an_override_may_name_a_table_the_file_leaves_out(written):
         ("learner={lr=0}", "--set learner.lr", "found 0 (integer), expected number > 0"),
     ],
 )
-def test_a_problem_of_an_override_says_so(override, key, message):
+def test_a_problem_of_an_override_names_the_override(override, key, message):
     problem = the_problem("demo", override)
 
     assert (problem.line, problem.key, problem.message) == (None, key, message)

@@ -144,7 +144,7 @@ def test_long_rows_are_counted(tmp_path: Path):
     assert "a row of the data has 4,0" in found.message
 
 
-async def test_check_tells_what_each_stream_needs_and_may_hold_and_when_it_is_full(tmp_path: Path):
+async def test_check_prints_what_each_stream_needs_and_may_hold_and_when_it_is_full(tmp_path: Path):
     code, output = await command(tmp_path, "check", "demo", "--set", "nats.disk_max_mb=1000")
 
     assert code == 0, output
@@ -176,7 +176,7 @@ async def server_of_somebody(folder: Path, megabytes: int) -> AsyncIterator[BusA
         await process.wait()
 
 
-async def test_a_server_without_room_is_told_in_megabytes_and_keeps_nothing(tmp_path: Path):
+async def test_a_server_without_room_is_reported_in_megabytes_and_keeps_nothing(tmp_path: Path):
     async with server_of_somebody(tmp_path, 100) as address:
         bus = await Bus.connect(address, "a-run")
         with pytest.raises(ServerFull) as refused:

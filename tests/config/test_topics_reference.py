@@ -38,7 +38,7 @@ def resolve(document, reference):
     return document
 
 
-def test_the_page_about_topics_is_what_the_source_says():
+def test_the_page_about_topics_is_generated_from_the_source():
     assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown(), (
         "docs/topics.md is old; make it anew: asyncrl topics --markdown > docs/topics.md"
     )
@@ -99,7 +99,7 @@ def test_every_topic_is_a_channel_with_its_speakers_and_its_listeners(topic):
     assert issubclass(topic.message, Message)
 
 
-def test_binary_fields_are_binary_and_say_what_they_hold():
+def test_binary_fields_are_binary_and_name_what_they_hold():
     schemas = asyncapi()["components"]["schemas"]
 
     tokens = schemas["Segment"]["properties"]["tokens"]

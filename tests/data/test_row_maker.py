@@ -58,7 +58,7 @@ async def test_rows_are_the_same_in_every_process(tmp_path: Path, monkeypatch: p
         ("hangs", "data 'reasoning-gym:hangs': row 2 was not made within task.row_limit_s = 2; raise it"),
     ],
 )
-async def test_a_row_that_cannot_be_made_is_told_to_whoever_needs_it(
+async def test_a_row_that_cannot_be_made_is_an_error_for_those_who_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, words: str
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
@@ -90,7 +90,7 @@ async def wait_for_get(rows: RowMaker, number: int) -> None:
     await until(lambda: rows.get(number) is not None, f"row {number}")
 
 
-async def test_the_death_of_the_process_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_death_of_the_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gyms.put_in_place(tmp_path, monkeypatch)
     async with maker("reasoning-gym:dies", tmp_path) as (rows, following):
         rows.want(range(5))
@@ -99,7 +99,7 @@ async def test_the_death_of_the_process_is_told(tmp_path: Path, monkeypatch: pyt
             await asyncio.wait_for(following, 20)
 
 
-async def test_a_maker_without_work_has_no_limit_and_its_end_is_told(tmp_path: Path):
+async def test_a_maker_without_work_has_no_limit_and_its_end_is_reported(tmp_path: Path):
     async with maker("reverse", tmp_path, limit_s=0.05) as (rows, following):
         rows.want([0])
         await rows.row(0)
@@ -113,12 +113,12 @@ async def test_a_maker_without_work_has_no_limit_and_its_end_is_told(tmp_path: P
             await asyncio.wait_for(following, 20)
 
 
-async def test_data_that_cannot_serve_is_told_at_the_opening(tmp_path: Path):
+async def test_data_that_cannot_serve_is_reported_at_the_opening(tmp_path: Path):
     with pytest.raises(DataError, match=r"rows.jsonl: no such file"):
         await RowMaker.open(RowSetup("rows.jsonl", {}, 1, str(tmp_path)), limit_s=1.0)
 
 
-async def test_a_file_tells_its_epoch_and_its_longest_rows(tmp_path: Path):
+async def test_a_file_reports_its_epoch_and_its_longest_rows(tmp_path: Path):
     lines = [f'{{"prompt": "{"x" * length}"}}\n' for length in (3, 90, 5, 70)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
     rows = await RowMaker.open(RowSetup("rows.jsonl", {}, 1, str(tmp_path), longest=2), limit_s=1.0)

@@ -168,14 +168,14 @@ def test_at_most_five_problems_are_listed(tmp_path):
     assert "... and 4 more" in text
 
 
-def test_a_row_without_prompt_says_what_it_has(tmp_path):
+def test_an_error_about_a_row_without_prompt_lists_its_fields(tmp_path):
     text = refused(write_rows(tmp_path, [{"question": "a"}]))
 
     assert "line 1: no prompt under 'prompt'; found 'question'" in text
 
 
 @pytest.mark.parametrize(("prompt", "found"), [(None, "null"), ("", "empty"), ([], "empty"), (7, "a number")])
-def test_a_prompt_that_is_none_says_what_it_is(tmp_path, prompt, found):
+def test_an_error_about_a_wrong_prompt_names_its_type(tmp_path, prompt, found):
     text = refused(write_rows(tmp_path, [{"prompt": prompt, "label": 1}]))
 
     assert f"line 1: the prompt under 'prompt' is {found}; expected text or a list of chat messages" in text
@@ -261,7 +261,7 @@ def test_what_is_no_parquet_file_is_refused(tmp_path):
     assert "not a Parquet file" in refused(tmp_path, "rows.parquet")
 
 
-def test_a_parquet_file_without_prompt_column_says_what_it_has(tmp_path):
+def test_an_error_about_a_parquet_file_without_prompt_lists_its_columns(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"question": "a"}]), tmp_path / "rows.parquet")
 
     assert "no column 'prompt'; its columns are question" in refused(tmp_path, "rows.parquet")
@@ -327,7 +327,7 @@ def test_letters_are_drawn_evenly(tmp_path):
     assert len(set(text)) == 26
 
 
-def test_descriptions_say_how_many_prompts_there_are(tmp_path):
+def test_descriptions_give_the_number_of_prompts(tmp_path):
     assert opened(tmp_path, "reverse", letters=4).describe() == "reverse: 4 letters, 26**4 prompts"
     assert opened(tmp_path, "sum", reversed=True).describe() == "sum: 2 digits, lowest digit first, 100**2 prompts"
     assert opened(tmp_path, "reasoning-gym:leg_counting", max_animals=4).describe() == (
@@ -348,7 +348,7 @@ def test_an_unknown_reasoning_gym_dataset_is_refused_with_close_names(tmp_path):
     assert "close: leg_counting" in refused(tmp_path, "reasoning-gym:leg_count")
 
 
-def test_an_option_that_a_dataset_refuses_is_told(tmp_path):
+def test_an_option_that_a_dataset_refuses_is_reported(tmp_path):
     text = refused(tmp_path, "reasoning-gym:leg_counting", min_animals=9, max_animals=2)
 
     assert "reasoning-gym:leg_counting refuses its options: " in text

@@ -62,7 +62,7 @@ def test_text_is_tokenised_as_transformers_does_it(both, text):
 
 
 @pytest.mark.parametrize("encode", ["encode_prompt", "encode_supervised"])
-def test_a_bad_message_is_refused_with_the_words_of_the_row_reader(both, encode):
+def test_a_bad_message_is_refused_with_the_error_of_the_row_reader(both, encode):
     row = PromptRow([SYSTEM, {"role": "user", "text": "abc"}, ANSWER], "x")
 
     with pytest.raises(TokenizerError, match=re.escape(message_problem(row.prompt))):
@@ -116,7 +116,7 @@ def test_text_gets_the_special_tokens_of_the_tokenizer_itself_and_chats_those_of
     assert tokenizer.encode_prompt(PromptRow([USER]), max_tokens=None).tolist()[:2].count(0) == 1
 
 
-def test_nothing_is_cut_even_where_the_tokenizer_file_says_so(tmp_path):
+def test_nothing_is_cut_even_where_the_tokenizer_file_asks_for_it(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
     assert tokenizer.decode(tokenizer.encode_prompt(PromptRow("xyz" * 50), max_tokens=None)) == "xyz" * 50
@@ -155,7 +155,7 @@ def test_a_chat_needs_a_chat_template(tmp_path):
         tokenizer.encode_prompt(PromptRow([USER]), max_tokens=None)
 
 
-def test_what_the_template_refuses_is_told(tmp_path):
+def test_what_the_template_refuses_is_reported(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
     with pytest.raises(TokenizerError, match="fails: unknown role judge"):
@@ -201,7 +201,7 @@ def test_a_chat_without_assistant_is_answered_by_its_label(tmp_path):
     assert texts_of(tokenizer, tokens, mask) == "two<|im_end|>"
 
 
-def test_what_the_assistant_says_is_masked_up_to_its_end_token(tmp_path):
+def test_what_the_assistant_writes_is_masked_up_to_its_end_token(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
     tokens, mask = tokenizer.encode_supervised(PromptRow([SYSTEM, USER, ANSWER, AGAIN, YES]))
@@ -264,7 +264,7 @@ def test_special_tokens_are_left_out_of_text(tmp_path):
     assert tokenizer.decode(tokens) == tokenizer.decode(tokens.tolist()) == "hello"
 
 
-def test_a_directory_without_tokenizer_says_what_it_has(tmp_path):
+def test_an_error_about_a_directory_without_tokenizer_lists_what_it_has(tmp_path):
     (tmp_path / "vocab.txt").touch()
 
     with pytest.raises(TokenizerError, match=r"has no tokenizer.json \(it has vocab.txt\)"):

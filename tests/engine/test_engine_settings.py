@@ -109,7 +109,7 @@ def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes
     assert ("mislabelled", "engine-1") not in told.found()
 
 
-def test_answers_labelled_otherwise_than_the_server_says_are_a_finding():
+def test_answers_labelled_otherwise_than_the_server_announces_are_a_finding():
     told = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
 
     assert told.found() == [("mislabelled", "rollout-1")]

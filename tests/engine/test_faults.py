@@ -111,7 +111,7 @@ async def test_an_abort_with_a_status_inside_a_stream_is_a_fault_of_that_member(
 
 
 @pytest.mark.parametrize(("code", "kind"), [(400, EngineRefused), (503, EngineOverloaded), (500, RequestFailed)])
-async def test_an_error_event_tells_a_passing_overload_from_a_refusal(
+async def test_an_error_event_distinguishes_a_passing_overload_from_a_refusal(
     server: LikeSGLang, client: EngineClient, code: int, kind: type[Exception]
 ):
     async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:

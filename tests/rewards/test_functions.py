@@ -62,7 +62,7 @@ def test_a_module_beside_the_file_imports_and_no_other_folder_joins_the_path(tmp
 
 
 @pytest.mark.parametrize("code", ["from topics import WORDS", "import topics\nWORDS = topics.WORDS"])
-def test_a_module_beside_the_file_hides_no_installed_one_and_the_error_says_so(tmp_path, code):
+def test_a_module_beside_the_file_hides_no_installed_one_and_the_error_names_it(tmp_path, code):
     import topics  # as every actor has
 
     (tmp_path / "topics.py").write_text("WORDS = ['a']\n")
@@ -76,7 +76,7 @@ def test_a_module_beside_the_file_hides_no_installed_one_and_the_error_says_so(t
     )
 
 
-def test_a_missing_file_says_which_files_there_are(tmp_path):
+def test_a_missing_file_error_lists_the_files_there_are(tmp_path):
     (tmp_path / "rewards.py").touch()
 
     assert refused("reward.py:get", tmp_path) == (
@@ -84,7 +84,7 @@ def test_a_missing_file_says_which_files_there_are(tmp_path):
     )
 
 
-def test_a_missing_function_says_which_functions_there_are(tmp_path):
+def test_a_missing_function_error_lists_the_functions_there_are(tmp_path):
     (tmp_path / "rewards.py").write_text("import math\nlimit = 3\ndef grade(): ...\ndef judge(): ...\n")
 
     assert refused("rewards.py:solve", tmp_path) == (
@@ -119,5 +119,5 @@ def test_a_module_that_does_not_import_shows_its_own_fault(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("spec", ["rewards.py", "rewards.py:", ":get", "rewards.py:a-b", ""])
-def test_what_names_no_function_is_told_how_to_name_one(tmp_path, spec):
+def test_what_names_no_function_gets_an_error_with_the_form(tmp_path, spec):
     assert "write path/to/file.py:function or package.module:function" in refused(spec, tmp_path)

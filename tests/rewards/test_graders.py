@@ -217,7 +217,7 @@ async def test_a_silent_server_fails_the_call_at_its_limit(tmp_path):
     assert failed.reason == "time_limit"
 
 
-async def test_a_server_that_is_not_there_fails_the_call_at_its_limit_and_says_why(tmp_path):
+async def test_a_server_that_is_not_there_fails_the_call_at_its_limit_with_the_reason(tmp_path):
     async with opened(tmp_path, "http://127.0.0.1:1/", time_limit_s=0.3) as grader:
         failed = await failing(grader, asked())
 

@@ -50,7 +50,7 @@ async def test_a_hanging_call_is_killed_at_its_limit_and_the_next_gets_another_p
 @pytest.mark.parametrize(
     ("how", "exit_shown"), [("exit", "exit code 7"), ("sysexit", "exit code 8"), ("segfault", "killed by SIGSEGV")]
 )
-async def test_a_call_that_ends_its_process_says_how_and_the_next_gets_another(tmp_path, source, how, exit_shown):
+async def test_a_call_that_ends_its_process_reports_how_and_the_next_gets_another(tmp_path, source, how, exit_shown):
     async with grading(tmp_path, source) as grader:
         failed = await failing(grader, asked(how))
 

@@ -221,7 +221,9 @@ def reward(completion):
 """
 
 
-async def test_more_memory_than_allowed_fails_the_call_with_words_and_the_child_goes_on(tmp_path: Path, traces: Traces):
+async def test_more_memory_than_allowed_fails_the_call_with_a_reason_and_the_child_goes_on(
+    tmp_path: Path, traces: Traces
+):
     async with grading(tmp_path, BOMBS, memory_mb=500) as grader:
         for bomb in ("list", "array"):
             failed = await failing(grader, asked(bomb))
@@ -239,7 +241,7 @@ async def test_the_default_limit_is_enough_for_torch(tmp_path: Path):
         assert await outcomes(grader, ["x"]) == [1000.0]
 
 
-async def test_a_file_that_needs_too_much_at_its_import_says_so(tmp_path: Path):
+async def test_a_file_that_needs_too_much_memory_at_its_import_is_named(tmp_path: Path):
     from asyncrl.rewards.functions import FunctionError
 
     with pytest.raises(FunctionError, match=r"MemoryError\nit may take reward.memory_mb = 500 MB"):

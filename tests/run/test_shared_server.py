@@ -53,7 +53,7 @@ async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(a
         assert (code, json.loads(output)["run"]) == (0, "mine"), output
 
 
-def test_a_missing_password_file_is_told_once_and_as_such(authority: Authority):
+def test_a_missing_password_file_is_reported_once_and_as_such(authority: Authority):
     login = ("nats.user=me", "nats.password_file=nofile", f"nats.tls_ca={authority.ca}", "nats.url=tls://host:4222")
 
     problem = the_problem("demo", *login, files=True)

@@ -245,7 +245,7 @@ async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
         (["--resume", "demo", "--run", "other"], "give neither a config nor --run"),
     ],
 )
-def test_what_cannot_be_resumed_is_said_in_one_line(
+def test_what_cannot_be_resumed_is_reported_in_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -62,7 +62,7 @@ def test_what_is_short_beside_the_pace_of_the_run_is_no_stall():
     assert slow.found() == []  # its steps take fifty
 
 
-def test_a_server_that_cannot_be_asked_is_all_there_is_to_say():
+def test_a_server_that_cannot_be_asked_is_the_only_finding():
     state = RunState("demo")
     state.unreachable = "NATS at nats://here did not answer within 3 s"
 
@@ -71,7 +71,7 @@ def test_a_server_that_cannot_be_asked_is_all_there_is_to_say():
     assert (finding.cause, finding.object, finding.evidence) == ("server unreachable", "demo", state.unreachable)
 
 
-def test_what_the_doctor_may_not_see_it_says():
+def test_what_the_doctor_may_not_see_is_named():
     state = RunState("demo")
     state.denied = "not yours"
     assert [finding.cause for finding in diagnose(state)] == ["permission missing"]
@@ -85,7 +85,7 @@ def test_a_full_disk_explains_whatever_waits():
     assert told.evidence() == "40 of 100,000 MB are free"
 
 
-def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_told_of():
+def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_a_finding():
     told = MadeState().vitals("reward-1", work("p000007-0"))
     told.state.streams["TRAJECTORIES"].bytes = 995
     assert told.found() == [("stream full", "TRAJECTORIES")]
@@ -101,7 +101,7 @@ def test_a_clock_that_is_off_is_found_while_training_goes_on():
     assert told.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
 
 
-def test_letters_of_the_last_minute_are_told_of():
+def test_dead_letters_of_the_last_minute_are_reported():
     told = MadeState(last_step_s=NOW_S - 1)
     told.state.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
     assert told.found() == []
@@ -124,7 +124,7 @@ def test_a_stopped_process_of_this_machine_is_found_at_once():
     assert told.found() == [("actor silent", "buffer-1")]
 
 
-def test_an_actor_that_dies_again_and_again_is_found_with_its_last_words():
+def test_an_actor_that_dies_again_and_again_is_found_with_its_last_error():
     told = MadeState().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
     for before_s in (9, 6, 2):
         told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
@@ -212,7 +212,7 @@ def test_a_version_that_no_engine_loads_is_found():
     assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
 
 
-def test_an_engine_that_dies_of_a_version_is_found_with_its_last_words():
+def test_an_engine_that_dies_of_a_version_is_found_with_its_last_error():
     told = MadeState().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
     told.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 5)
     told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
@@ -319,7 +319,7 @@ def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
     assert told.evidence() == ("it makes row 17 of reverse for 42 s; 1 groups are open, 6 may be, and a batch takes 2")
 
 
-def test_a_stall_that_nothing_explains_says_so_after_a_minute():
+def test_a_stall_that_nothing_explains_is_reported_after_a_minute():
     assert MadeState(last_step_s=NOW_S - 50).found() == []
     assert MadeState(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
 
@@ -345,7 +345,7 @@ def test_what_the_supervisor_finds_is_shown_until_it_ends():
     assert texts == ["reward hanging: reward-1: grades p000007-0 for 8 s", "over: reward hanging: reward-1"]
 
 
-def test_the_page_says_what_to_do_for_each_cause():
+def test_the_page_names_what_to_do_for_each_cause():
     headings = re.findall(r"^### (.+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
 
     assert [heading for heading in headings if heading in CAUSES] == list(CAUSES)

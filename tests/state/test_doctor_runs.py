@@ -224,7 +224,7 @@ async def well(folder: Path) -> bool:
 
 
 @SLOW
-async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_path: Path):
+async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_path: Path):
     async with up(tmp_path, "engine.scripted_mean_s=600", "engine.scripted_sigma=0", config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server", 30)
 
@@ -242,7 +242,7 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_told_so(tmp_pa
 
 
 @SLOW
-async def test_a_run_whose_data_ends_before_its_steps_is_told_so_and_goes_on_with_more(tmp_path: Path):
+async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_with_more(tmp_path: Path):
     (tmp_path / "flat.py").write_text(FLAT)
     rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -324,7 +324,7 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
     assert finding.evidence.startswith("1.0 of 1 MB are taken by 107 messages")
 
 
-async def test_a_user_who_may_not_look_is_told_so(server: EmbeddedServer):
+async def test_a_user_without_permission_gets_an_error_that_names_it(server: EmbeddedServer):
     address = msgspec.structs.replace(server.address, password="of-another-server")
 
     [finding] = diagnose(await look_from_outside(address, "demo", None))

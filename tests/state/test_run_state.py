@@ -175,7 +175,7 @@ def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
     assert capsys.readouterr().out.startswith("  0:09  step 3 of 4")
 
 
-def test_an_actor_that_dies_is_told_with_its_last_words_and_counted_when_it_comes_back():
+def test_an_actor_that_dies_is_reported_with_its_last_error_and_counted_when_it_comes_back():
     story = whole_run()
     story.state.take_events()
 
@@ -249,14 +249,14 @@ def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
     assert story.state.rates()["steps"] == pytest.approx(1.0)
 
 
-def test_an_updating_engine_says_so():
+def test_an_updating_engine_is_shown_as_such():
     story = whole_run()
     story.subscribe(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
 
     assert "engine-1 v2 updating" in story.picture(10)
 
 
-def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
+def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():
     story = Story()
     for number in range(120):
         failed = failure(f"p{number:06}-0", "reward", detail="time limit")
@@ -268,7 +268,7 @@ def test_failures_are_told_at_the_first_the_tenth_and_the_hundredth():
     assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.picture(130)
 
 
-def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
+def test_a_traceback_takes_one_line_that_names_where_the_rest_is():
     story = whole_run()
     story.state.take_events()
     trace = 'File "tools.py", line 7, in rollout\n    raise ValueError(row)\nValueError: no such tool\n'
@@ -288,7 +288,7 @@ def test_a_traceback_takes_one_line_that_tells_where_the_rest_is():
     ]
 
 
-def test_the_supervisors_last_words_are_why_a_run_failed():
+def test_the_supervisors_last_error_is_why_a_run_failed():
     story = whole_run()
     story.stopped(11, "learner-1", "loss is not finite")
     story.stopped(12, "supervisor-1", "learner-1: loss is not finite")

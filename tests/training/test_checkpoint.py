@@ -29,7 +29,7 @@ def save(directory):
     return {path.name: file_record(path) for path in directory.iterdir()}
 
 
-def test_the_demo_model_has_its_104k_parameters_and_its_words(model):
+def test_the_demo_model_has_its_104k_parameters_and_its_vocabulary(model):
     network, tokenizer = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
 
     assert sum(parameter.numel() for parameter in network.parameters()) == 104_256

@@ -31,7 +31,9 @@ def write(store: FileStore, trainer: TorchTrainer) -> WeightsPublished:
     return store.publish(trainer.copy_weights().files(), trainer.source, lineage=0, version=3)
 
 
-def test_a_version_is_said_by_its_digest_and_its_tensors_lie_in_the_manifest(trainer: TorchTrainer, tmp_path: Path):
+def test_a_version_is_identified_by_its_digest_and_its_tensors_lie_in_the_manifest(
+    trainer: TorchTrainer, tmp_path: Path
+):
     message = write(FileStore(tmp_path / "weights"), trainer)
 
     directory = Path(message.location)

@@ -118,7 +118,7 @@ async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
     assert "0:1:d1" not in inference.loads
 
 
-async def test_the_newest_weights_refused_end_the_actor_with_the_servers_words(
+async def test_the_newest_weights_refused_end_the_actor_with_the_servers_error(
     inference: LikeSGLang, make: Callable[[str], Player]
 ):
     player = make(inference.address)

@@ -181,7 +181,9 @@ async def test_without_a_readable_checkpoint_training_begins_anew_where_the_toke
     assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
-async def test_a_batch_that_cannot_be_trained_says_how_to_go_on_and_is_skipped_when_asked(opened: Open, bus: Bus):
+async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_skipped_on_request(
+    opened: Open, bus: Bus
+):
     first = await opened(learner={"checkpoint_every": 3})
     await train(bus, 1, 2)
     await pack(bus, 3, rewards=(0.0, 1e30), objective=Objective(advantage="none"))  # a gradient that is not finite

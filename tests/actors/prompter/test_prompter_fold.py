@@ -91,7 +91,7 @@ def test_a_dropped_group_is_replaced():
     assert {item.prompt_id for item in fed.fold.wanted()} == {"p000004"}
 
 
-def test_a_trajectory_too_old_is_issued_again_once_where_the_config_says_so():
+def test_a_trajectory_too_old_is_issued_again_once_where_the_config_asks_for_it():
     fed = feed(buffer={"batch_groups": 2, "max_lag": 1, "stale": "reissue"})
     issue(fed)
     fed.too_old("p000001-1")

@@ -52,7 +52,7 @@ async def test_progress_whose_chunks_cannot_be_stored_ends_the_worker_with_that_
     assert "blob.stored" in str(context.faults[0])
 
 
-async def test_progress_that_cannot_be_told_ends_the_worker_and_nobody_waits_for_it(
+async def test_progress_that_cannot_be_published_ends_the_worker_and_nobody_waits_for_it(
     bus: Bus, stage: Callable[..., Stage]
 ):
     context = stage().context("rollout", bus)

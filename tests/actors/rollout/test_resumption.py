@@ -155,7 +155,7 @@ async def to_version_1(scene, weights):
     await publish(scene.bus, ready)
 
 
-async def test_a_generation_that_has_ended_says_its_result_alone(scene):
+async def test_a_generation_that_has_ended_publishes_its_result_alone(scene):
     scene = await scene("one_long_turn", max_new_tokens=128, progress_tokens=128)
     await scene.stage.start("rollout", 1)
     await scene.issue("p000001-0")

@@ -204,7 +204,7 @@ async def test_tokens_of_other_weights_end_a_generation_at_their_first_chunk(inf
     assert "mislabelled_at_s" in worker.context.vitals
 
 
-async def test_a_server_that_labels_otherwise_than_it_says_is_asked_a_few_times(inference: LikeSGLang, begin: Any):
+async def test_a_server_that_labels_otherwise_than_it_announces_is_asked_a_few_times(inference: LikeSGLang, begin: Any):
     worker = await begin()
 
     async def serve(asked: Asked) -> dict[str, Any]:

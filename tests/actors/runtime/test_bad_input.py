@@ -81,7 +81,7 @@ async def test_a_server_without_jetstream_is_named_with_the_remedy():
         await process.wait()
 
 
-async def test_a_server_whose_port_is_taken_does_not_start_and_says_so(tmp_path: Path):
+async def test_a_server_whose_port_is_taken_does_not_start_and_names_the_port(tmp_path: Path):
     server = EmbeddedServer(tmp_path)
     port = int(server.address.url.rsplit(":", 1)[1])
     with socket.socket() as other:
@@ -99,7 +99,7 @@ async def test_a_server_whose_port_is_taken_does_not_start_and_says_so(tmp_path:
     await server.stop()
 
 
-async def test_a_server_with_a_broken_store_says_what_is_wrong(tmp_path: Path):
+async def test_a_server_with_a_broken_store_names_the_fault(tmp_path: Path):
     (tmp_path / "nats").write_text("a file where a folder is needed")
 
     with pytest.raises(BusUnreachable, match=r"did not start: .+"):
@@ -346,7 +346,7 @@ async def test_a_readable_message_about_something_that_never_was_changes_nothing
 
 
 @pytest.mark.slow
-async def test_a_whole_run_of_processes_survives_garbage_on_what_the_supervisor_hears(
+async def test_a_whole_run_of_processes_survives_garbage_on_the_supervisors_topics(
     bus: Bus, stage: Callable[..., Stage]
 ):
     made = stage(

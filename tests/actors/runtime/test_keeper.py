@@ -134,7 +134,7 @@ async def test_a_foreign_record_between_decisions_refuses_all_that_follow(opened
     assert all(run == list(range(1, len(run) + 1)) for run in runs)
 
 
-async def test_facts_are_appended_whatever_others_say_on_the_log(opened: Open, bus: Bus, connect: Connect):
+async def test_facts_are_appended_whatever_others_publish_on_the_log(opened: Open, bus: Bus, connect: Connect):
     one = await opened()
     await one.keeper.start()
     stranger = asyncio.create_task(increment(await connect(bus.run), 40))
@@ -179,7 +179,7 @@ async def test_a_keeper_claims_a_log_whose_newest_records_have_expired(opened: O
     assert await second.keeper.append([second.fold.next()])
 
 
-async def test_unreadable_records_are_buried_and_the_keeper_goes_on(opened: Open, bus: Bus):
+async def test_unreadable_records_become_dead_letters_and_the_keeper_goes_on(opened: Open, bus: Bus):
     one = await opened()
     await one.keeper.start()
 

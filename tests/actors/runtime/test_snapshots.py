@@ -258,7 +258,7 @@ async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: 
     assert int((await stream_states(bus))["DEAD"]["messages"]) == 0
 
 
-async def test_a_keeper_says_a_snapshot_again_and_again(opened: Open, bus: Bus):
+async def test_a_keeper_publishes_a_snapshot_at_intervals(opened: Open, bus: Bus):
     keeper = await opened()
     sequences = {(await lead(keeper, bus, 20)).sequence, (await lead(keeper, bus, 20, first=20)).sequence}
 

@@ -287,7 +287,7 @@ def test_only_what_is_old_and_not_kept_is_removed(tmp_path):
     assert left == {"lineage0-v000002-bb", "lineage1-v000001-dd", ".lineage0-v000009-ff.partial", "lineage0-broken"}
 
 
-def test_a_checkpoint_that_is_not_said_yet_is_left_alone(tmp_path):
+def test_a_checkpoint_that_is_not_published_yet_is_left_alone(tmp_path):
     for name in (
         "step-00005-lineage0-aa",
         "step000020-lineage0-bb",

@@ -172,7 +172,7 @@ def test_requests_beyond_the_slots_wait_in_order(engine):
     assert len(set(admitted)) == 3
 
 
-def test_equal_prompts_are_computed_once_and_their_count_is_told(engine):
+def test_equal_prompts_are_computed_once_and_their_count_is_reported(engine):
     requests = submit(engine, *(ask(str(i), max_new_tokens=30, sampling_seed=i) for i in range(4)))
     steps(engine, 2)
 
@@ -321,7 +321,7 @@ async def test_weights_that_are_not_finite_are_refused(engine, versions, tmp_pat
         await engine.update_weights(tmp_path, "1", flush=True)
 
 
-def test_a_stream_is_told_at_its_interval_and_at_the_end(engine):
+def test_a_stream_gets_tokens_at_its_interval_and_at_the_end(engine):
     seen = []
     finish(
         engine,
@@ -331,7 +331,7 @@ def test_a_stream_is_told_at_its_interval_and_at_the_end(engine):
     assert seen == [4, 8, 10]
 
 
-async def test_a_stream_hears_of_the_tokens_before_an_update_by_themselves(engine, versions):
+async def test_a_stream_gets_the_tokens_before_an_update_by_themselves(engine, versions):
     seen = []
     submit(
         engine,

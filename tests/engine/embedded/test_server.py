@@ -148,7 +148,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(http):
         (ask(top_logprobs_num=5), "top_logprobs_num is not served"),
     ],
 )
-async def test_a_bad_request_is_a_400_that_says_why(http, body, message):
+async def test_a_bad_request_is_a_400_with_the_reason(http, body, message):
     status, answer = await post(http, "/generate", body)
 
     assert status == 400
@@ -357,7 +357,7 @@ async def test_a_pause_that_aborts_holds_later_requests_until_continue(client, a
     assert (await later).finish_reason == "length"
 
 
-async def test_no_engine_is_unavailable_and_a_wrong_key_says_so(addresses):
+async def test_no_engine_is_unavailable_and_a_wrong_key_is_named(addresses):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nobody = EngineClient(f"http://127.0.0.1:{taken.getsockname()[1]}")
