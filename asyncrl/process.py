@@ -226,7 +226,7 @@ class ChildProcess:
 
     @property
     def end_text(self) -> str:
-        """How it ended, with its last lines unless a signal ended it."""
+        """Describe how it ended, with its last lines unless a signal ended it."""
         code = self.returncode
         return f"exit code {code}" if self._log is None or (code or 0) < 0 else f"exit code {code}: {self.last_lines}"
 

@@ -1,4 +1,4 @@
-"""How long the learner stands still for a publication and for a checkpoint, and when they are complete.
+"""Standstill of the learner for a publication and for a checkpoint, and the time until they are complete.
 
 No server takes part: the steps, copies and files are those of the learner's trainer.
 """

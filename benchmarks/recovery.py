@@ -78,7 +78,7 @@ async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
 
 
 class Killed(NamedTuple):
-    """When a process was killed, and when it was gone, ns since the epoch."""
+    """Times at which a process was killed and was gone, ns since the epoch."""
 
     at_ns: int
     gone_ns: int

@@ -66,7 +66,7 @@ class KeeperSnapshot(Message):
 
 
 class FleetScaled(Message):
-    """How many processes run each role from here on."""
+    """The number of processes of each role from here on."""
 
     wanted: dict[str, Processes]
 
@@ -110,7 +110,7 @@ WaitKind: TypeAlias = Literal[
 
 
 class Waiting(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a piece of work waits for."""
+    """The cause for which a piece of work waits."""
 
     on: WaitKind = "function"
     name: str = ""  # of the engine or tool
@@ -129,7 +129,7 @@ class HeldWork(msgspec.Struct, omit_defaults=True):
 
 
 class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an actor is busy with."""
+    """The current activity of an actor."""
 
     kind: Literal[
         "", "loading", "training", "publishing", "saving", "awaiting batch", "making row", "standby", "taking over"

@@ -114,7 +114,7 @@ def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
 
 
 def _problem(role: Role, streams: Sequence[Stream], added: Sequence[Topic[Any]]) -> str:
-    """What is wrong with the rows of a user's actor; empty for nothing."""
+    """Describe the fault in the rows of a user's actor; empty where there is none."""
     if not re.fullmatch(r"[a-z]{1,32}", role.name) or role.name in ROLE_NAMES:
         return (
             f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(ROLE_NAMES)}"

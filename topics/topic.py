@@ -24,7 +24,7 @@ _INGEST = "_R_"
 
 
 class Retention(Enum):
-    """How long a stream keeps its messages."""
+    """The time for which a stream keeps its messages."""
 
     LEDGER = "ledger"  # no tokens; kept for the whole run
     PAYLOAD = "payload"  # tokens and bytes; trimmed once nothing needs them

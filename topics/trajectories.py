@@ -35,7 +35,7 @@ class Segment(msgspec.Struct, omit_defaults=True):
 
 
 class VersionCount(msgspec.Struct):
-    """How many trainable tokens one version sampled."""
+    """The number of trainable tokens that one version sampled."""
 
     version: Version  # -1 for supervised tokens
     tokens: Count
@@ -80,7 +80,7 @@ Metrics: TypeAlias = Annotated[dict[Name, Real], Meta(max_length=2 * METRICS)]  
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
-    """What a rollout function gave of its own: a reward, metrics, and values to be looked at."""
+    """Results that a rollout function gave of its own: a reward, metrics, and values to be looked at."""
 
     reward: Real | None = None  # final where it is given
     metrics: Metrics = msgspec.field(default_factory=dict)

@@ -135,7 +135,7 @@ class RankProcesses:
         await self._closing.aclose()
 
     async def _first(self, kind: type[T], method: Method, *values: Any) -> T:
-        """What the first rank answers."""
+        """Return the answer of the first rank."""
         [result] = await self._call(method, *values, ranks=(0,))
         return msgspec.msgpack.decode(result, type=kind)
 

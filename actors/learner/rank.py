@@ -1,4 +1,4 @@
-"""What computes for the learner: one trainer, the rows it fetches, and the copies of its weights that it writes."""
+"""The computing part of the learner: one trainer, the rows it fetches, and the copies of its weights that it writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What came of a step."""
+    """The result of a step."""
 
     stats: BatchStats
     metrics: dict[str, float]

@@ -1,4 +1,4 @@
-"""What a learner and its ranks send one another: length-prefixed MessagePack over a local socket."""
+"""Messages between a learner and its ranks: length-prefixed MessagePack over a local socket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BEAT_S = 1.0  # seconds between two of them
 ERRORS: dict[str, type[AsyncRLError]] = {
     error.__name__: error for error in (ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, RowError)
 }
-"""What a rank reports and survives; whatever else it raises ends it."""
+"""Errors that a rank reports and survives; any other ends it."""
 
 
 class Hello(msgspec.Struct, array_like=True):

@@ -1,4 +1,4 @@
-"""Which trajectories and groups the buffer has ended, for work that may still come from the queue."""
+"""Trajectories and groups that the buffer has ended, for work that may still come from the queue."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What all actors share: worker loop, keeper loop, context, dead letters, isolation."""
+"""Code that all actors share: worker loop, keeper loop, context, dead letters, isolation."""

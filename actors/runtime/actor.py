@@ -1,4 +1,4 @@
-"""What every actor gets: its settings, its connection, its log, its vital signs, and a stop event."""
+"""The context of every actor: its settings, its connection, its log, its vital signs, and a stop event."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Context:
 
     @property
     def placement(self) -> Placement:
-        """Where it starts processes of the run."""
+        """The placement in which it starts processes of the run."""
         return PLACEMENTS["local"](self.files.logs)
 
     def count(self, name: str, by: float = 1) -> None:

@@ -1,4 +1,4 @@
-"""Which tokens, weights and checkpoints are still needed: a pure function of messages, in any order between logs.
+"""Tokens, weights and checkpoints that are still needed: a pure function of messages, in any order between logs.
 
 Unread messages count as needed: an end or a checkpoint that is read late leaves a message for the next time.
 """

@@ -22,7 +22,7 @@ _STD_FLOOR = 1e-6
 
 
 class Estimator(NamedTuple):
-    """How rewards become advantages."""
+    """An estimator of advantages."""
 
     of_groups: Callable[[Sequence[Values]], list[Values]]  # rewards [G] of each group to advantages [G] of each
     compares: bool = True  # members of a group: a group of one, or of equal rewards, has no advantage

@@ -32,7 +32,7 @@ AGGREGATIONS: dict[str, Divisor] = {
     "group": lambda place: place.groups * place.group_tokens,
     "constant": lambda place: place.trajectories * place.constant_tokens,
 }
-"""What the loss of a token is divided by, by its name in `learner.aggregation`."""
+"""Divisors of the loss of a token, by their name in `learner.aggregation`."""
 
 
 def token_weights(counts: Sequence[Sequence[int]], *, kind: str, constant_tokens: int = 1) -> list[list[float]]:

@@ -13,4 +13,4 @@ def zero_variance(members: Sequence[TrajectoryGraded]) -> bool:
 
 
 FILTERS: dict[str, Callable[[Sequence[TrajectoryGraded]], bool]] = {"zero_variance": zero_variance}
-"""Whether a group is dropped, by the name in `buffer.filters`."""
+"""Predicates that drop a group, by the name in `buffer.filters`."""

@@ -24,7 +24,7 @@ _MAX_LOG_RATIO = 20.0
 
 
 class Bounds(NamedTuple):
-    """How far a policy may be from the one that sampled."""
+    """Bounds of the ratio of a policy to the one that sampled."""
 
     clip: tuple[float, float] = (1.0, float("inf"))  # (low, high): ratio trained/proximal within [1 - low, 1 + high]
     correction: str = "clamp"  # of the weight proximal/sampler, a name in `CORRECTIONS`

@@ -1,4 +1,4 @@
-"""What a loss is: a weighted sum over the trained tokens of a micro-batch.
+"""The form of all losses: a weighted sum over the trained tokens of a micro-batch.
 
 The weights come from `aggregation`, so losses and gradients of micro-batches and ranks add up to those of the batch.
 Figures are returned as sums for the same reason (`asyncrl/algorithms/sums.py`). All mathematics is float32.
@@ -32,7 +32,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """A loss on tokens. Its fields are its options, `learner.loss_options.NAME`, each with a range and a sentence."""
 
     uses_advantages: ClassVar[bool] = True
-    """Whether a row whose advantages are all 0 has no gradient, and needs no forward pass."""
+    """True where a row whose advantages are all 0 has no gradient, and needs no forward pass."""
 
     @property
     def needs(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ _MARKED: dict[Callable[..., None], tuple[type[Message], bool]] = {}  # methods: 
 
 
 class Applies(Protocol):
-    """What folds messages."""
+    """An object that folds messages."""
 
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in; it is None where only headers are read."""

@@ -18,7 +18,7 @@ _AT_ONCE = 500  # actors asked for in one request; the server answers 1,024 at m
 
 
 class Liveness:
-    """When each actor last published new vital signs, as its log has it."""
+    """Times at which each actor last published new vital signs, as its log has it."""
 
     def __init__(self, bus: Bus, silence_s: float, on_silent: Callable[[str], None]) -> None:
         """

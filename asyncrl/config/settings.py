@@ -243,7 +243,7 @@ class LearnerSettings(Settings):
     loss_options: dict[str, Any] = msgspec.field(default_factory=dict)
     """Options of the loss, listed below."""
     advantage: AdvantageName = "grpo"
-    """How rewards become advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each)."""
+    """Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each)."""
     aggregation: AggregationName = "token"
     """The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -30,7 +30,7 @@ class EngineFailed(AsyncRLError):
 
 
 class EngineHome(NamedTuple):
-    """What a server is started with."""
+    """The arguments of a server's start."""
 
     name: str  # "engine-2"
     settings: EngineSettings
@@ -236,7 +236,7 @@ def _scripted_client(settings: EngineSettings, address: str, key: str | None) ->
 
 
 class EngineKind(NamedTuple):
-    """How servers of one `engine.kind` are controlled, and sampled from."""
+    """Control of the servers of one `engine.kind`, and the client that samples from them."""
 
     control: Callable[[EngineHome], EngineControl]
     client: Callable[[EngineSettings, str, str | None], Sampler]  # of settings, address and key

@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 
 class Watch:
-    """What a caller of `generate` may learn while it runs; this one ignores everything."""
+    """Notifications of a running `generate` to its caller; this one ignores all of them."""
 
     async def before(self, unreported: int) -> None:
         """A request follows; so many tokens may come before `on_tokens` is called for the first of them."""

@@ -1,4 +1,4 @@
-"""Where the processes of a run are started: on this machine, or wherever another placement has room."""
+"""Placement of the processes of a run: on this machine, or wherever another placement has room."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Placed(Protocol):
 
     @property
     def end_text(self) -> str:
-        """How it ended, with the last lines of its log."""
+        """Describe how it ended, with the last lines of its log."""
         ...
 
     async def wait(self) -> int:

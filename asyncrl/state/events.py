@@ -16,7 +16,7 @@ class Event(NamedTuple):
 
 
 class Trouble:
-    """How often a fault occurred, and its newest text."""
+    """Count of a fault's occurrences, and its newest text."""
 
     def __init__(self, what: str) -> None:
         self.what = what  # "trajectories failed"

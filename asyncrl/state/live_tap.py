@@ -23,7 +23,7 @@ _HEADERS |= {"by", "writer", "origin", "log", "offset", "blob"}
 
 
 class Pattern:
-    """Which subjects are listened to: `noun.participle[.key]`, each part with `*` and `?` as in file names.
+    """Patterns of subjects to subscribe to: `noun.participle[.key]`, each part with `*` and `?` as in file names.
 
     Raises:
         WrongUsage: no topic has such a name.

@@ -1,4 +1,4 @@
-"""What the state of a run consists of: actors, engines, steps, streams, disks. Times are the server's clock, ns."""
+"""Parts of the state of a run: actors, engines, steps, streams, disks. Times are the server's clock, ns."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ _EVENTS = 1024  # that nobody took; older ones are forgotten
 
 
 class RunState(Fold):
-    """What is known of a run. Whoever drives it counts `queues` and `streams`, which no topic holds."""
+    """Knowledge of a run from its topics. Whoever drives it counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
         self.run = run

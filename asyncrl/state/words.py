@@ -1,4 +1,4 @@
-"""What actors report as structs, in words for people."""
+"""Text for people of what actors report as structs."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def pad_rows(rows: Sequence[TrainRow], device: torch.device, columns: Sequence[s
 
 
 def trained_places(rows: Sequence[TrainRow]) -> npt.NDArray[np.bool_]:
-    """Where tokens are trained on, of all rows end to end; never the first of a row."""
+    """Mask of the tokens that are trained on, of all rows end to end; never the first of a row."""
     flat: npt.NDArray[np.bool_] = np.concatenate([row.mask for row in rows]) != 0
     flat[np.cumsum([0, *(len(row.mask) for row in rows[:-1])])] = False
     return flat

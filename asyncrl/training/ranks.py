@@ -1,4 +1,4 @@
-"""How the ranks of a trainer group find one another, and which rows each of them trains."""
+"""Ranks of a trainer group: their rendezvous, and the rows that each of them trains."""
 
 from __future__ import annotations
 

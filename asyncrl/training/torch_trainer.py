@@ -72,7 +72,7 @@ class TorchTrainer:
             fused=True,
         )
         self.scorers: dict[str, Scorer] = {"proximal": self._policy}
-        """What fills each column that an objective may need, in a pass before the update."""
+        """Return the model that fills each column which an objective may need, in a pass before the update."""
         self._ranks = dist.get_world_size() if dist.is_initialized() else 1
         first = self._ranks == 1 or dist.get_rank() == 0
         self._copies = HostCopy(self._device, keeps=first), HostCopy(self._device, keeps=first)

@@ -37,4 +37,4 @@ class WeightStore(Protocol):
 
 
 STORES: dict[str, Callable[[Path], WeightStore]] = {"files": FileStore}
-"""What opens each store in a folder."""
+"""Functions that open each store in a folder."""

@@ -14,7 +14,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 _S27, _S30, _S31, _S40 = (np.uint64(shift) for shift in (27, 30, 31, 40))
 
 GREEDY, PLAIN, TRUNCATED = 0, 1, 2
-"""How a row samples: the likeliest token; the whole distribution; a part of it (top-k, top-p, min-p)."""
+"""The ways to sample a row: the likeliest token; the whole distribution; a part of it (top-k, top-p, min-p)."""
 
 ROW = np.dtype(
     [

@@ -29,7 +29,7 @@ _KEPT = {stream.name for stream in STREAMS if stream.keeper}
 
 
 class LetterNote(NamedTuple):
-    """What the audit keeps of a dead letter."""
+    """The part of a dead letter that the audit keeps."""
 
     reason: str
     poison: bool  # its message can be read, and ended worker after worker
