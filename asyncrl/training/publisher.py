@@ -1,4 +1,4 @@
-"""Publication of what a trainer makes: versions, checkpoints and models, copied away and written beside its next steps."""
+"""Publication of what a trainer makes: versions, checkpoints, models, copied away and written beside its next steps."""
 
 from __future__ import annotations
 
