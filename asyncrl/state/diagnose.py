@@ -209,6 +209,14 @@ def _version(state: RunState, ill: set[str]) -> Iterator[Finding]:
     if not waiting or state.version is None:
         return
     least = min(work.waiting.version for work in waiting)
+    if state.owed is not None and state.owed >= least:
+        late_s = state.since_s(state.steps[-1].time_ns)
+        evidence = (
+            f"{waiting[0].id} waits for version {least}, which was trained {late_s:.0f} s ago and is not published"
+        )
+        learners = [actor for actor in state.of_role("learner") if actor.actor_id not in ill]
+        yield from [Finding("learner behind", actor.actor_id, evidence) for actor in learners]
+        return
     of_role = state.of_role("engine")
     started_engines = [(state.engines.get(actor.actor_id), actor.starts) for actor in of_role]
     ready = [

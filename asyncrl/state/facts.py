@@ -111,9 +111,9 @@ def _actor(state: RunState, actor: Actor) -> Iterator[Finding]:
     if frozen or silent_s > _SILENT_S:
         process = f"process {actor.pid} on {actor.host} is {actor.process or 'silent: frozen, or its machine is'}"
         evidence = f"no vital sign for {silent_s:.0f} s; {process}"
-        if actor.role == "learner" and state.packed is not None and state.packed > state.trained:
-            evidence = f"batch {state.trained + 1} is packed and waits for it; {evidence}"
-            yield Finding("learner behind", actor.actor_id, evidence)
+        asked = _asked_of_learner(state) if actor.role == "learner" else ""
+        if asked:
+            yield Finding("learner behind", actor.actor_id, f"{asked}; {evidence}")
         else:
             yield Finding("actor silent", actor.actor_id, evidence)
         return
@@ -122,6 +122,13 @@ def _actor(state: RunState, actor: Actor) -> Iterator[Finding]:
             f"the clock of {actor.host} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
         )
         yield Finding("clock off", actor.actor_id, evidence)
+
+
+def _asked_of_learner(state: RunState) -> str:
+    """Return what the run waits for from the learner."""
+    if state.packed is not None and state.packed > state.trained:
+        return f"batch {state.trained + 1} is packed and waits for it"
+    return f"version {state.owed} is trained and not published" if state.owed is not None else ""
 
 
 def _keepers(state: RunState, ill: set[str]) -> Iterator[Finding]:

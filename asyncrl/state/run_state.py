@@ -140,6 +140,12 @@ class RunState(Fold):
         return self.steps[-1].step if self.steps else self.config.origin
 
     @property
+    def owed(self) -> int | None:
+        """Version that was trained and is not published yet, else None."""
+        version = self.trained // self.config.learner.publish_every * self.config.learner.publish_every
+        return version if self.version is not None and version > self.version else None
+
+    @property
     def lags(self) -> dict[int, int]:
         """Trained tokens per lag over the recent RL steps."""
         found: dict[int, int] = {}

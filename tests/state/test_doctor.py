@@ -257,6 +257,20 @@ def test_a_learner_that_does_not_live_is_behind():
     assert told.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
 
 
+def test_a_learner_that_owes_a_version_is_behind_and_not_the_engines_that_wait_for_it():
+    told = (
+        MadeState()
+        .trained(6, at_s=NOW_S - 40)
+        .vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=6)))
+    )
+    assert told.found() == [("learner behind", "learner-1")]
+    assert "p000007-0 waits for version 6, which was trained 40 s ago and is not published" in told.evidence()
+
+    told.vitals("learner-1", at_s=NOW_S - 40)
+    assert told.found() == [("learner behind", "learner-1")]
+    assert told.evidence().startswith("version 6 is trained and not published; no vital sign for 40 s")
+
+
 def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
     told = (
         MadeState().vitals("reward-1", work("p000007-0", held_s=60), graded=140).queue("reward", under_way=9, waiting=3)
