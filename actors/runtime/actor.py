@@ -85,7 +85,7 @@ class Context:
     @property
     def placement(self) -> Placement:
         """The placement in which it starts processes of the run."""
-        return PLACEMENTS["local"](self.files.logs)
+        return PLACEMENTS[self.config.placement.kind](self.files.logs)
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""

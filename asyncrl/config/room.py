@@ -26,6 +26,7 @@ from topics.topic import (
     Retention,
     Stream,
 )
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, NAME_CHARS
 from topics.wire import INLINE_BYTES
 
 MB = 1_000_000
@@ -56,6 +57,7 @@ _KEPT_GROUP, _KEPT_MEMBER = 20, 3  # in a snapshot of the supervisor, for such a
 _COUNTED = 512  # bytes of a message that count as a message where the next snapshot is due
 _TOKEN = 13  # of a result: id 4, mask 1, log-prob 4, version 4
 _TEXT = 5  # of a token as text, at most on average
+_OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16)  # that a user's rollout function may give
 _PROGRESS_TOKEN = 12  # id, log-prob, version
 _ENTRY = 256  # of a progress entry, besides its tokens
 _STATE = 12  # of a parameter in a checkpoint: float32, and two moments
@@ -105,12 +107,12 @@ def payload_room(config: Config, row_bytes: float) -> Room:
         row_bytes: of a row of the data, on average.
     """
     rollout, groups = config.rollout, config.buffer.batch_groups
-    tokens = _longest(config)
-    result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT)
+    tokens, outcome = _longest(config), 0 if config.task.rollout == "single_turn" else _OUTCOME
+    result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT) + outcome
     # Progress stays until there is a result: the message that names the log, and an entry for each stretch of tokens.
     sampled, limit = min(tokens, rollout.max_new_tokens), rollout.progress_limit
     entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
-    trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS if entries else 0)
+    trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS + outcome if entries else 0)
     batch = groups * rollout.group_size * result
     open_work = ((config.buffer.max_lag + 1) * groups * rollout.group_size + config.eval.prompts) * trajectory
     kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every

@@ -322,6 +322,13 @@ class SupervisionSettings(Settings):
     """Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log."""
 
 
+class PlacementSettings(Settings):
+    """Where the actors of the run are started."""
+
+    kind: str = "local"
+    """`local`: as processes of this machine."""
+
+
 class RecorderSettings(Settings):
     """The recorder: files for people."""
 
@@ -369,6 +376,7 @@ class Config(Settings):
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
     supervision: SupervisionSettings = msgspec.field(default_factory=SupervisionSettings)
+    placement: PlacementSettings = msgspec.field(default_factory=PlacementSettings)
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     start: StartSettings = msgspec.field(default_factory=StartSettings)
 

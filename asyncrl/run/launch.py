@@ -31,7 +31,7 @@ from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.make_model import LaunchError, create_model_aside
-from asyncrl.run.placement import LocalProcesses, Placed, actor_job
+from asyncrl.run.placement import PLACEMENTS, Placed, actor_job
 from asyncrl.run.resume_overrides import longer
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.skip import request_skip
@@ -365,7 +365,7 @@ class Launch:
 
     async def _start_supervisor(self) -> None:
         job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, own_session=True)
-        self._supervisor = await LocalProcesses(self.files.logs).start(job)
+        self._supervisor = await PLACEMENTS[self.config.placement.kind](self.files.logs).start(job)
 
 
 def run_opened(config: Config, files: RunFiles) -> RunOpened:

@@ -3,23 +3,28 @@
 import asyncio
 import contextlib
 import json
+import math
 import re
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, ServerFull
 from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_states
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import find_server
+from asyncrl.config.load import load_config
 from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest, payload_room
 from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from asyncrl.run.make_model import LaunchError
+from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import Plan, plan, provision_sized
 from harness import gyms
 from harness.audited import audited_clean, topics_left_by
@@ -27,8 +32,9 @@ from harness.configs import the_problem
 from harness.disks import leave_free, small_disk
 from harness.runs import Run, address_of, command, resume, up
 from harness.scripted import SCRIPTED
-from harness.stage import Connect, until
-from topics.topic import GRADES, PROMPTS, STREAMS
+from harness.stage import Connect, Stage, until
+from topics.topic import GRADES, PROMPTS, STREAMS, TRAJECTORIES
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, Outcome, Segment, TrajectoryGenerated
 
 SLOW = pytest.mark.slow
 
@@ -47,6 +53,46 @@ def test_payload_follows_from_the_longest_trajectory():
     assert room.batch == 64 * 8 * room.trajectory
     assert room.least == 5 * room.batch  # 3 open with max_lag = 2, 2 between checkpoints
     assert room.full == (3 + 2 * 20) * room.batch
+
+
+async def test_the_largest_trajectory_with_all_that_its_function_may_give_takes_no_more_than_is_counted(
+    bus: Bus, stage: Callable[..., Stage]
+):
+    tables = {"rollout": {"max_new_tokens": 400}, "model": {"create": {"context": 512}}}
+    result = payload_room(config_of(**tables, task={"rollout": "guess.py:rollout"}), 0).batch / (64 * 8)
+    await stage().open()
+    artefacts = {f"{number:064}": b"x" * (ARTEFACT_BYTES // ARTEFACTS) for number in range(ARTEFACTS)}
+    metrics = {f"{number:064}": 0.1 for number in range(METRICS)}
+    segment = Segment(*(np.zeros(512, kind) for kind in ("<i4", "u1", "<f4", "<i4")))
+    before = (await stream_states(bus, [TRAJECTORIES]))["TRAJECTORIES"]["bytes"]
+    await publish(
+        bus,
+        TrajectoryGenerated(
+            **{"trajectory_id": "p000000-0", "prompt_id": "p000000", "member": 0, "group_size": 1, "stage": "rl"},
+            rows=[],
+            segments=[segment],
+            completion="a" * 400,
+            versions=[],
+            outcome=Outcome(0.5, metrics, artefacts),
+        ),
+    )
+    stored = (await stream_states(bus, [TRAJECTORIES]))["TRAJECTORIES"]["bytes"] - before
+
+    assert 0.8 * result < stored <= result
+    assert payload_room(config_of(**tables), 0).trajectory < stored  # a built-in rollout gives none, and needs less
+
+
+def test_a_size_without_room_for_artefacts_is_refused_where_the_rollout_function_may_give_them(tmp_path: Path):
+    (tmp_path / "guess.py").write_text("async def rollout(row, context): ...\n")
+    (tmp_path / "config.toml").write_text(SCRIPTED)
+    own = f"task.rollout={tmp_path / 'guess.py'}:rollout"
+    needed = needs(load_config(str(tmp_path / "config.toml"), overrides=[own]).config, 100)["TRAJECTORIES"].least
+    size = f"nats.stream_max_mb={needed // MB}"
+
+    load_config(str(tmp_path / "config.toml"), overrides=[size], further=check_surroundings)
+    found = the_problem(str(tmp_path / "config.toml"), size, own, files=True)
+
+    assert f"MB are too little: the run needs TRAJECTORIES {math.ceil(needed / MB)} MB" in found.message
 
 
 async def test_a_row_that_is_never_made_holds_up_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

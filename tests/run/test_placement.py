@@ -14,6 +14,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.process import ChildProcess
 from asyncrl.run.placement import PLACEMENTS, Job, LocalProcesses, Placement
+from harness.configs import the_problem
+from harness.launches import prepared
 from harness.stage import Stage, until
 from topics.actors import ACTOR_STARTED
 from topics.topic import ACTORS
@@ -71,12 +73,34 @@ async def test_a_process_is_ended_also_where_it_is_stopped_and_once_more_is_no_e
     process.kill()
 
 
-@pytest.mark.parametrize("kind", [LocalProcesses, ShellProcesses])
-async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
-    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, kind: type
+@pytest.mark.parametrize("kind", ["local", "shell"])
+async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    monkeypatch.setitem(PLACEMENTS, "local", kind)
-    play = stage(reward={"function": "exact"})
+    monkeypatch.setitem(PLACEMENTS, "shell", ShellProcesses)
+    launch = prepared(tmp_path, placement={"kind": kind})
+    launch.files.credentials.mkdir()
+
+    await launch._start_supervisor()
+    assert launch._supervisor is not None
+    assert await launch._supervisor.wait() == 1  # it finds no login
+    await launch.stop()
+
+    (log,) = launch.files.logs.iterdir()
+    assert log == PLACEMENTS[kind](launch.files.logs).log("supervisor-1")
+    assert "supervisor.json" in log.read_text()
+
+
+def test_a_placement_that_is_not_there_is_refused():
+    assert the_problem("demo", "placement.kind=ray").message == 'found "ray", expected one of "local"'
+
+
+@pytest.mark.parametrize("kind", ["local", "shell"])
+async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    monkeypatch.setitem(PLACEMENTS, "shell", ShellProcesses)
+    play = stage(reward={"function": "exact"}, placement={"kind": kind})
     await play.open()
     supervisor = Supervisor(play.context("supervisor", bus))
     subject = ACTOR_STARTED.subject(bus.run, "reward-1")
