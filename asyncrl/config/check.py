@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.config.settings import Config, NatsSettings
 from asyncrl.ports import is_ip
-from asyncrl.run.placement import PLACEMENTS
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
@@ -40,7 +39,6 @@ def contradictions(config: Config) -> list[Finding]:
         _start,
         _engine,
         _task,
-        _placement,
     )
     return [finding for check in checks for finding in check(config)]
 
@@ -290,12 +288,6 @@ def _task(config: Config) -> Iterator[Finding]:
         if given and not config.eval.prompts:
             message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"
             yield Finding((key, "eval.prompts"), message)
-
-
-def _placement(config: Config) -> Iterator[Finding]:
-    kind = config.placement.kind
-    if kind not in PLACEMENTS:
-        yield Finding(("placement.kind",), f'found "{kind}", expected one of {_quoted(list(PLACEMENTS))}')
 
 
 def _quoted(texts: list[str]) -> str:

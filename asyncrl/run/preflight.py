@@ -20,6 +20,7 @@ from asyncrl.data.protocol import DataError
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.frames import Setup, reward_setup
 from asyncrl.rewards.sandbox import load_problem
+from asyncrl.run.placement import PLACEMENTS
 from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
@@ -41,7 +42,19 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         config: the settings.
         base: folder that the config's relative paths are looked for in.
     """
-    checks = (_actors, _directory, _secrets, _logins, _ports, check_model, _start, _functions, check_data, _room)
+    checks = (
+        _actors,
+        _placement,
+        _directory,
+        _secrets,
+        _logins,
+        _ports,
+        check_model,
+        _start,
+        _functions,
+        check_data,
+        _room,
+    )
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
 
@@ -50,6 +63,12 @@ def _actors(config: Config, base: Path) -> Iterator[Finding]:
         load_actors(config.actors, base)
     except ActorsError as error:
         yield Finding(("actors",), str(error))
+
+
+def _placement(config: Config, _base: Path) -> Iterator[Finding]:
+    if config.placement.kind not in PLACEMENTS:
+        found = f'found "{config.placement.kind}", expected one of {", ".join(PLACEMENTS)}'
+        yield Finding(("placement.kind",), found)
 
 
 def _directory(config: Config, base: Path) -> Iterator[Finding]:

@@ -92,7 +92,7 @@ async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
 
 
 def test_a_placement_that_is_not_there_is_refused():
-    assert the_problem("demo", "placement.kind=ray").message == 'found "ray", expected one of "local"'
+    assert the_problem("demo", "placement.kind=ray", files=True).message == 'found "ray", expected one of local'
 
 
 @pytest.mark.parametrize("kind", ["local", "shell"])
