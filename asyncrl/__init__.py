@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.runtime.actor import Context
-    from actors.runtime.keeper import Input, Keeper
+    from actors.runtime.keeper import Keeper
     from actors.runtime.worker import Delivery, WorkerLoop
     from asyncrl.bus.fold import Fold, on
     from asyncrl.bus.log import Record
@@ -33,7 +33,6 @@ __all__ = [
     "Fold",
     "Generated",
     "GradeRequest",
-    "Input",
     "Keeper",
     "Message",
     "PromptRow",
@@ -58,7 +57,6 @@ _MODULES = {
     "Fold": "asyncrl.bus.fold",
     "Generated": "asyncrl.rollout.context",
     "GradeRequest": "asyncrl.rewards.frames",
-    "Input": "actors.runtime.keeper",
     "Keeper": "actors.runtime.keeper",
     "Message": "topics.wire",
     "PromptRow": "topics.prompts",

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from asyncrl.config.settings import SupervisionSettings
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
@@ -235,20 +238,12 @@ FATAL = 3  # exit code of an actor that another start cannot help
 DENIED = 4  # and of one whose login the server refuses: it cannot publish that itself
 
 
-_HEALTHY_S = 20.0  # a process that lived this long starts its count of deaths anew
-_LONG_S = 300.0  # and so does one that lived this long, whatever came of it
-_GIVE_UP = 8  # deaths in a row; more than a poisonous prompt causes before it is recognised
-
-
 class RestartPolicy:
     """Restart policy: how often in a row a process died soon after its start, and how long to wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: SupervisionSettings) -> None:
         self.count = 0
-        self._began = time.monotonic()
-
-    def begin(self) -> None:
-        """Note a start."""
+        self._settings = settings
         self._began = time.monotonic()
 
     def add(self, *, killed: bool = False, worked: bool = True) -> None:
@@ -259,15 +254,21 @@ class RestartPolicy:
             worked: whether it achieved anything since its start.
         """
         lived_s = time.monotonic() - self._began
-        healthy = lived_s > _LONG_S or (worked and (killed or lived_s > _HEALTHY_S))
+        settings = self._settings
+        healthy = lived_s > settings.settled_s or (worked and (killed or lived_s > settings.healthy_s))
         self.count = 1 if healthy else self.count + 1
 
     @property
     def should_give_up(self) -> bool:
         """Return whether another start would only be another death."""
-        return self.count >= _GIVE_UP
+        return self.count >= self._settings.deaths
 
     @property
     def pause_s(self) -> float:
         """Seconds to wait before the next start."""
-        return float(min(5.0, 0.1 * 2**self.count))
+        return float(min(self._settings.restart_pause_s, 0.1 * 2**self.count))
+
+    async def pause(self) -> None:
+        """Wait before the next start, which follows at once; nothing announces that a cause of deaths has gone."""
+        await asyncio.sleep(self.pause_s)
+        self._began = time.monotonic()

@@ -52,10 +52,19 @@ def topic_for(message: Message) -> Topic[Any]:
     Raises:
         LookupError: none has this type, or several share it, as those of keepers' logs do.
     """
-    for kind in type(message).__mro__:
-        if kind in _BY_TYPE:
-            return _BY_TYPE[kind]
-    raise LookupError(f"{type(message).__name__} is the message of no topic, or of several: name the topic")
+    return topic_of_type(type(message))
+
+
+def topic_of_type(kind: type[Message]) -> Topic[Any]:
+    """The topic whose messages have a type.
+
+    Raises:
+        LookupError: there is none, or several share it.
+    """
+    for base in kind.__mro__:
+        if base in _BY_TYPE:
+            return _BY_TYPE[base]
+    raise LookupError(f"{kind.__name__} is the message of no topic, or of several: name the topic")
 
 
 def topic_of(subject: str) -> Topic[Any] | None:

@@ -4,28 +4,14 @@ from __future__ import annotations
 
 from actors.buffer.fold import BufferFold, Plan
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.keeper import Input, Keeper
-from topics.actors import RUN_OPENED
-from topics.batches import BATCH_TRAINED
-from topics.prompts import PROMPT_ISSUED
-from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING
-from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
+from actors.runtime.keeper import Keeper
+from topics.topic import BATCHES
 
 
 async def main(context: Context) -> None:
     """Run the buffer until the run ends."""
     fold = BufferFold(Plan.of(context.config))
-    keeper = Keeper(
-        context,
-        BATCHES,
-        [
-            Input(PROMPTS, [PROMPT_ISSUED], headers_only=True),
-            Input(GRADES, [TRAJECTORY_GRADED, TRAJECTORY_FAILED]),
-            Input(TRAINING, [BATCH_TRAINED]),
-            Input(ACTORS, [RUN_OPENED]),
-        ],
-        fold,
-    )
+    keeper = Keeper(context, BATCHES, fold)
     await keeper.start()
     while not context.stop.is_set():
         decisions = fold.decide(keeper.now())

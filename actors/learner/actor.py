@@ -14,7 +14,7 @@ from actors.learner.group import GROUPS, GroupLost
 from actors.learner.outbox import Outbox
 from actors.learner.rank import Batch, StepResult, read_batch
 from actors.runtime.actor import ActorDown, ActorFault, Context
-from actors.runtime.keeper import Input, Keeper
+from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import BatchStats, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.crash import crash_point
@@ -22,12 +22,11 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import RestartPolicy
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, RowError
-from topics.actors import SKIP_REQUESTED, Activity
+from topics.actors import Activity
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.ids import EVALUATION, prompt_name
-from topics.streams import CHECKPOINT_REQUESTED
-from topics.topic import ACTORS, BATCHES, FLEET, TRAINING
+from topics.topic import BATCHES, TRAINING
 from topics.weights import (
     CheckpointLost,
     CheckpointSaved,
@@ -49,12 +48,7 @@ class Learner:
         self.context = context
         self.config = config
         self.fold = LearnerFold(config)
-        inputs = [
-            Input(BATCHES, [BATCH_PACKED]),
-            Input(FLEET, [CHECKPOINT_REQUESTED]),
-            Input(ACTORS, [SKIP_REQUESTED]),
-        ]
-        self.keeper = Keeper(context, TRAINING, inputs, self.fold)
+        self.keeper = Keeper(context, TRAINING, self.fold)
         self._begin()
 
     def _begin(self) -> None:
@@ -91,7 +85,7 @@ class Learner:
 
     async def _train_whatever_dies(self) -> None:
         """Train to the end, with another trainer group where one is lost."""
-        deaths, lost = RestartPolicy(), None
+        deaths, lost = RestartPolicy(self.config.supervision), None
         while True:
             try:
                 if lost is not None:
@@ -124,9 +118,8 @@ class Learner:
         with contextlib.suppress(GroupLost):
             await self._saved()
         await self.group.close()
-        await asyncio.sleep(deaths.pause_s)
+        await deaths.pause()
         self._begin()
-        deaths.begin()
         await self._make_ready()
 
     def _advice(self, error: AsyncRLError) -> str:

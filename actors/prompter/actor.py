@@ -11,19 +11,13 @@ import xxhash
 from actors.prompter.fold import PrompterFold, Wanted
 from actors.prompter.sources import HELD_OUT_ROWS, TASK_ROWS, data_of
 from actors.runtime.actor import Context
-from actors.runtime.keeper import Input, Keeper
+from actors.runtime.keeper import Keeper
 from actors.runtime.rows import as_faults, open_rows
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
-from topics.actors import REISSUE_REQUESTED, Activity
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.evals import EVAL_REQUESTED
-from topics.groups import GROUP_DROPPED
+from topics.actors import Activity
 from topics.prompts import PromptIssued, PromptRow
-from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED
-from topics.topic import ACTORS, BATCHES, FLEET, PROMPTS, TRAINING
-from topics.trajectories import TRAJECTORY_DROPPED
-from topics.weights import TRAINING_FINISHED
+from topics.topic import PROMPTS
 
 _AT_ONCE = 512  # decisions of one append
 _ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
@@ -33,18 +27,7 @@ async def main(context: Context) -> None:
     """Run the prompter until the run ends."""
     config = context.config
     fold = PrompterFold(config)
-    keeper = Keeper(
-        context,
-        PROMPTS,
-        [
-            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
-            Input(TRAINING, [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED]),
-            Input(ACTORS, [REISSUE_REQUESTED]),
-            Input(FLEET, [ADMISSION_PAUSED, ADMISSION_RESUMED]),
-        ],
-        fold,
-        own_headers_only=True,
-    )
+    keeper = Keeper(context, PROMPTS, fold)
     opened = asyncio.Event()
     starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
     async with AsyncExitStack() as stack:

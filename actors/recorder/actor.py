@@ -15,18 +15,10 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last_of_each, retry_until_deadline
 from asyncrl.bus.provision import stream_states
 from asyncrl.telemetry.plot import draw_reward
-from topics.actors import KEEPER_TOPICS, RUN_OPENED
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
-from topics.trajectories import TRAJECTORY_FAILED
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
-_LOGS: dict[Stream, tuple[Topic[Any], ...]] = {
-    ACTORS: (RUN_OPENED,),
-    BATCHES: (),
-    TRAINING: (),
-    GRADES: (TRAJECTORY_FAILED,),  # grades come again in batches and drops
-    ENGINES: (),
-}
+_LOGS = (ACTORS, BATCHES, TRAINING, GRADES, ENGINES)
 _COUNTED_BYTES = 512  # of a message that counts as one of supervision.snapshot_every
 _ROWS = 1024  # rows that wait for being written
 
@@ -106,8 +98,7 @@ class Recorder:
         (root / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
 
     def _listener(self, stream: Stream) -> Listener:
-        unread = [topic.subject(self.context.bus.run) for topic in KEEPER_TOPICS]
-        return self.context.listen(stream, self._take, _LOGS[stream], unread=unread)
+        return self.context.listen(stream, self._take, self.fold.inputs()[stream].topics)
 
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less those of its keeper, warm-up and evaluations."""
@@ -119,8 +110,7 @@ class Recorder:
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        if message is not None:
-            self.fold.apply(topic, message, record)
+        self.fold.apply(topic, message, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
         if self._since >= self.context.config.supervision.snapshot_every:

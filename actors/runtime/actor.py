@@ -10,7 +10,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -127,16 +127,10 @@ class Context:
 
         task.add_done_callback(done)
 
-    def listen(
-        self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = (), *, unread: Collection[str] = ()
-    ) -> Listener:
-        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected.
-
-        Args:
-            unread: subjects of which only headers are read.
-        """
+    def listen(self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = ()) -> Listener:
+        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected."""
         subjects = [topic.pattern(self.bus.run) for topic in topics]
-        return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
+        return Listener(self.bus, stream, take, self.refuse, subjects=subjects)
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Reject a message that is not what it must be, beside the work that goes on."""

@@ -11,20 +11,20 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
-from asyncrl.bus.fold import Applies
+from asyncrl.bus.fold import Fold, Input
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_message, read_newest, retry_until_deadline
 from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
-from topics.table import BY_NAME, TOPICS, topic_for
-from topics.topic import Stream, Topic
+from topics.table import BY_NAME, topic_for
+from topics.topic import Retention, Stream, Topic
 from topics.wire import Message, prepare
 
 HEARTBEAT_S = 3.0
@@ -35,20 +35,10 @@ _OWN_RECORDS: dict[type[Message], str] = {
 }
 
 
-class Input(NamedTuple):
-    """A log that a keeper folds besides its own."""
-
-    stream: Stream
-    topics: Sequence[Topic[Any]]
-    headers_only: bool = False
-
-
 class Keeper:
-    """Reads the logs into a fold and writes the own log."""
+    """Reads the ledger logs that a fold has methods for, and writes its own. Payload streams are trimmed: no log."""
 
-    def __init__(
-        self, context: Context, own: Stream, inputs: Sequence[Input], fold: Applies, *, own_headers_only: bool = False
-    ) -> None:
+    def __init__(self, context: Context, own: Stream, fold: Fold) -> None:
         self.context = context
         self.own = own
         self.nonce = secrets.token_hex(8)
@@ -63,11 +53,12 @@ class Keeper:
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
         self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
-        followed = [topic for entry in inputs for topic in entry.topics]
-        for topic in [*followed, *(topic for topic in TOPICS if topic.stream is own)]:
+        inputs = {own: Input([], headers_only=False)} | fold.inputs()
+        for topic in [topic for entry in inputs.values() for topic in entry.topics]:
             prepare(topic.message)
-        self._own_log = self._listener(Input(own, [], own_headers_only))
-        self._listeners = {own: self._own_log} | {entry.stream: self._listener(entry) for entry in inputs}
+        ledgers = {stream: entry for stream, entry in inputs.items() if stream.keep is Retention.LEDGER}
+        self._listeners = {stream: self._listener(stream, entry) for stream, entry in ledgers.items()}
+        self._own_log = self._listeners[own]
 
     async def start(self, make_ready: Callable[[], Awaitable[object]] | None = None) -> None:
         """Fold all logs, then claim the own log once no other process of this role writes it.
@@ -188,11 +179,11 @@ class Keeper:
         await self.context.stop.wait()
         self._news.set()
 
-    def _listener(self, entry: Input) -> Listener:
+    def _listener(self, stream: Stream, entry: Input) -> Listener:
         bus, unread = self.context.bus, [self._snapshots.subject]  # only a start reads them
-        subjects = [topic.pattern(bus.run) for topic in entry.topics]
+        subjects = [topic.pattern(bus.run) for topic in entry.topics if stream is not self.own]  # of that everything
         take, refuse, headers_only = self._take, self._refuse, entry.headers_only
-        return Listener(bus, entry.stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
+        return Listener(bus, stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._check_claim(topic, record)

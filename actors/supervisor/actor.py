@@ -7,8 +7,8 @@ import time
 from operator import attrgetter
 
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.keeper import Input, Keeper
-from actors.supervisor.fold import SupervisorFold, SupervisorState, supervisor_inputs
+from actors.runtime.keeper import Keeper
+from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.stall_monitor import watch_for_stalls
 from actors.supervisor.state_publisher import publish_state
 from actors.supervisor.trimmer import Trimmer
@@ -45,11 +45,11 @@ def _first_count(role: Role, config: Config) -> int:
 class _Child:
     """A process that runs a role, and how often it died."""
 
-    def __init__(self, role: str, actor_id: str) -> None:
+    def __init__(self, role: str, actor_id: str, deaths: RestartPolicy) -> None:
         self.role = role
         self.actor_id = actor_id
         self.process: Placed | None = None
-        self.deaths = RestartPolicy()
+        self.deaths = deaths
         self.trained = 0  # batches when it died last
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
@@ -71,8 +71,7 @@ class Supervisor:
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
         self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
         self._failure = ""
-        inputs = [Input(stream, topics) for stream, topics in supervisor_inputs(context.config).items()]
-        self.keeper = Keeper(context, FLEET, inputs, self.fold)
+        self.keeper = Keeper(context, FLEET, self.fold)
 
     @property
     def _state(self) -> SupervisorState:
@@ -86,7 +85,7 @@ class Supervisor:
             asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self._state.trained))
         )
         self.context.watch(asyncio.create_task(publish_state(self.context, self.keeper.now)))
-        trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold.room).run())
+        trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold).run())
         self.context.watch(trimming)
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.config))
@@ -137,7 +136,7 @@ class Supervisor:
     def _begin(self, role: str, name: str) -> None:
         child = self._children.get(name)
         if child is None or child.task is None or child.task.done():
-            child = self._children[name] = _Child(role, name)
+            child = self._children[name] = _Child(role, name, RestartPolicy(self.context.config.supervision))
             child.task = asyncio.create_task(self._keep_alive(child))
 
     def _dismiss(self, child: _Child) -> None:
@@ -167,7 +166,7 @@ class Supervisor:
                 self.context.stop.set()
                 return
             self.context.count("restarts")
-            await asyncio.sleep(child.deaths.pause_s)  # back-off: nothing announces that a cause has gone
+            await child.deaths.pause()
 
     async def _publish_denied(self, child: _Child, reason: str) -> None:
         """Publish the end of an actor whose login the server refuses."""
@@ -183,7 +182,6 @@ class Supervisor:
         return await child.process.wait(), child.process.end_text
 
     async def _start(self, child: _Child) -> None:
-        child.deaths.begin()
         context = self.context
         job = actor_job(context.files.credentials, context.config.run, child.role, child.actor_id)
         child.process = await context.placement.start(job)

@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from actors.supervisor.trimmer_fold import RoomState, TrimmerFold, trimmer_inputs
-from asyncrl.bus.fold import Fold, on
+from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
+from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from topics.actors import (
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    RUN_OPENED,
-    SCALE_REQUESTED,
-    STOP_REQUESTED,
-    ActorStarted,
-    ActorStopped,
-    FleetScaled,
-    RunOpened,
-    ScaleRequested,
-    StopRequested,
-)
-from topics.batches import BATCH_TRAINED, BatchTrained
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaleRequested, StopRequested
+from topics.batches import BatchTrained
+from topics.evals import EvalRequested, EvalScored
 from topics.roles import SCALABLE
-from topics.topic import ACTORS, BATCHES, TRAINING, Stream, Topic
-from topics.weights import TRAINING_FINISHED, TrainingFinished
-from topics.wire import Message
+from topics.weights import TrainingFinished
 
 
-def supervisor_inputs(config: Config) -> dict[Stream, list[Topic[Any]]]:
-    """The logs that the supervisor folds besides its own, with those that its trimmer needs."""
-    inputs: dict[Stream, list[Topic[Any]]] = {
-        ACTORS: [RUN_OPENED, SCALE_REQUESTED, STOP_REQUESTED, ACTOR_STARTED, ACTOR_STOPPED],
-        TRAINING: [BATCH_TRAINED, TRAINING_FINISHED, EVAL_REQUESTED],
-        BATCHES: [EVAL_SCORED],
-    }
-    for stream, topics in trimmer_inputs(config).items():
-        inputs.setdefault(stream, []).extend(topics)
-    return inputs
-
-
-class SupervisorState(msgspec.Struct):
+class SupervisorState(RoomState, msgspec.Struct):
     """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
-    room: RoomState
     wanted: dict[str, int] = {}
     asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
     stopping: str = ""
@@ -59,75 +30,64 @@ class SupervisorState(msgspec.Struct):
     scored_early: set[str] = set()  # results read before the request they answer: logs have no common order
 
 
-class SupervisorFold(Fold):
+class SupervisorFold(TrimmerFold):
     """Requests of operators, whether the run has ended, and which tokens, weights and checkpoints are needed."""
 
+    state: SupervisorState
+
     def __init__(self, config: Config) -> None:
-        self.room = TrimmerFold(config)
-        self._state = SupervisorState(self.room.state)
+        super().__init__(config)
+        self.state = SupervisorState(self.state.asked_after)
         self._steps = config.learner.steps
-
-    @property
-    def state(self) -> SupervisorState:
-        """All that was folded, but for what the payload stream itself holds."""
-        return self._state
-
-    @state.setter
-    def state(self, state: SupervisorState) -> None:
-        self._state, self.room.state = state, state.room
 
     @property
     def finished(self) -> bool:
         """Return whether training is over: a run that was made longer has finished before and goes on."""
-        return self._state.finished_at is not None and self._state.finished_at >= self._steps
-
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
-        """Fold one message in."""
-        self.room.apply(topic, message, record)
-        super().apply(topic, message, record)
+        return self.state.finished_at is not None and self.state.finished_at >= self._steps
 
     @on(FleetScaled)
     def _on_scaled(self, scaled: FleetScaled, _record: Record) -> None:
-        self._state.wanted.update(scaled.wanted)
+        self.state.wanted.update(scaled.wanted)
 
     @on(ScaleRequested)
-    def _on_request(self, request: ScaleRequested, _record: Record) -> None:
-        self._state.asked.update({role: count for role, count in request.wanted.items() if role in SCALABLE})
+    def _on_scale_requested(self, request: ScaleRequested, _record: Record) -> None:
+        self.state.asked.update({role: count for role, count in request.wanted.items() if role in SCALABLE})
 
     @on(RunOpened)
     def _on_opened(self, _opened: RunOpened, _record: Record) -> None:
-        self._state.stopping = ""  # requests from before the run was opened again have been served
+        self.state.stopping = ""  # requests from before the run was opened again have been served
 
     @on(StopRequested)
     def _on_stop(self, request: StopRequested, _record: Record) -> None:
-        self._state.stopping = request.reason or "asked to stop"
+        self.state.stopping = request.reason or "asked to stop"
 
     @on(BatchTrained)
     def _on_trained(self, _trained: BatchTrained, _record: Record) -> None:
-        self._state.trained += 1
+        self.state.trained += 1
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
-        self._state.finished_at = finished.step
+        self.state.finished_at = finished.step
 
     @on(ActorStarted)
     def _on_started(self, started: ActorStarted, _record: Record) -> None:
-        self._state.pids[started.actor_id] = started.pid
-        self._state.left.discard(started.actor_id)
+        self.state.pids[started.actor_id] = started.pid
+        self.state.left.discard(started.actor_id)
 
     @on(ActorStopped)
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:
-        self._state.left.add(stopped.actor_id)
+        self.state.left.add(stopped.actor_id)
         if stopped.reason:
-            self._state.reasons[stopped.actor_id] = stopped.reason
+            self.state.reasons[stopped.actor_id] = stopped.reason
 
     @on(EvalRequested)
-    def _on_requested(self, request: EvalRequested, _record: Record) -> None:
-        self._on_eval(request.eval_id, self._state.evals_open, self._state.scored_early)
+    def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
+        self._on_eval(request.eval_id, self.state.evals_open, self.state.scored_early)
 
     @on(EvalScored)
-    def _on_scored(self, scored: EvalScored, _record: Record) -> None:
-        self._on_eval(scored.eval_id, self._state.scored_early, self._state.evals_open)
+    def _on_scored(self, scored: EvalScored, record: Record) -> None:
+        super()._on_scored(scored, record)
+        self._on_eval(scored.eval_id, self.state.scored_early, self.state.evals_open)
 
     def _on_eval(self, name: str, here: set[str], there: set[str]) -> None:
         """The second of the two ends an evaluation."""

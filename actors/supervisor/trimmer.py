@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
-from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold, trims
+from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
@@ -39,8 +39,6 @@ _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announce
 _TRIM_S = 5.0  # between two trims without a new checkpoint
 _NEWS_S = 30.0  # for a log to arrive here up to where it ends
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
-
-_STORED = (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)
 
 
 class _Fill(NamedTuple):
@@ -73,14 +71,14 @@ class Trimmer:
         self._context = context
         self._bus = context.bus
         self._keeper = keeper
-        self._trims = trims(context.config)
+        self._trims = context.config.nats.keep == "checkpoint"
         self._store = STORES["files"](context.files.weights)
         self._sweeper = Sweeper(context)
         self._received = asyncio.Event()
         self._trimmed_at = 0.0
         self._trimmed_for = context.config.origin  # oldest kept checkpoint at the last trim
         self._pruned: tuple[Kept | None, Kept | None] = (None, None)
-        subjects = [topic.pattern(self._bus.run) for topic in _STORED]
+        subjects = [topic.pattern(self._bus.run) for topic in fold.inputs()[TRAJECTORIES].topics]
         self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
 
     async def run(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,44 +15,14 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
-from topics.batches import BATCH_PACKED, BatchPacked
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
+from topics.batches import BatchPacked
+from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalScored
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
-from topics.streams import (
-    AdmissionPaused,
-    AdmissionResumed,
-    CheckpointRequested,
-)
-from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
-from topics.trajectories import (
-    ProgressStored,
-    TrajectoryGenerated,
-    TrajectoryProgressed,
-)
-from topics.weights import (
-    CHECKPOINT_LOST,
-    CHECKPOINT_SAVED,
-    WEIGHTS_PUBLISHED,
-    CheckpointLost,
-    CheckpointSaved,
-    WeightsPublished,
-)
-
-
-def trimmer_inputs(config: Config) -> dict[Stream, tuple[Topic[Any], ...]]:
-    """The logs that a supervisor folds for its trimmer, besides its own."""
-    inputs: dict[Stream, tuple[Topic[Any], ...]] = {
-        TRAINING: (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST),
-        ENGINES: (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE),
-    }
-    return inputs | ({BATCHES: (BATCH_PACKED, GROUP_DROPPED)} if trims(config) else {})
-
-
-def trims(config: Config) -> bool:
-    """Return whether the payload streams are trimmed."""
-    return config.nats.keep == "checkpoint"
+from topics.streams import AdmissionPaused, AdmissionResumed, CheckpointRequested
+from topics.trajectories import ProgressStored, TrajectoryGenerated, TrajectoryProgressed
+from topics.weights import CheckpointLost, CheckpointSaved, WeightsPublished
 
 
 class Version(NamedTuple):

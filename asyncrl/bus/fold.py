@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from asyncrl.bus.log import Record
-from topics.topic import Topic
+from topics.table import topic_of_type
+from topics.topic import Stream, Topic
 from topics.wire import Message
 
 F = TypeVar("F")
 M = TypeVar("M", bound=Message)
 _Method = Callable[[F, M, Record], None]
 _MARKED: dict[Callable[..., None], tuple[type[Message], bool]] = {}  # methods: what each folds, and whether by headers
-
-
-class Applies(Protocol):
-    """An object that folds messages."""
-
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
-        """Fold one message in; it is None where only headers are read."""
 
 
 def on(kind: type[M]) -> Callable[[_Method[F, M]], _Method[F, M]]:
@@ -43,6 +37,13 @@ def on_headers(kind: type[Message]) -> Callable[[Callable[[F, Record], None]], C
     return mark
 
 
+class Input(NamedTuple):
+    """The topics of a log that a fold reads."""
+
+    topics: list[Topic[Any]]
+    headers_only: bool
+
+
 class Fold:
     """Base of folds: `apply` calls the method that is marked for the type; other types change nothing."""
 
@@ -55,6 +56,16 @@ class Fold:
             if isinstance(member, FunctionType) and member in _MARKED
         ]
         cls._methods = cls._methods | {kind: (method, by_headers) for method, kind, by_headers in marked}
+
+    @classmethod
+    def inputs(cls) -> dict[Stream, Input]:
+        """The logs that it reads; headers are enough of those of which all methods are marked so."""
+        found: dict[Stream, Input] = {}
+        for kind, (_, by_headers) in cls._methods.items():
+            topic = topic_of_type(kind)
+            known = found.get(topic.stream, Input([], headers_only=True))
+            found[topic.stream] = Input([*known.topics, topic], known.headers_only and by_headers)
+        return found
 
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in; it is None where only headers are read."""

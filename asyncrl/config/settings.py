@@ -320,6 +320,15 @@ class SupervisionSettings(Settings):
     """Standby processes of prompter, buffer and learner each; one takes over when the active one falls silent."""
     snapshot_every: Positive = 20_000
     """Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log."""
+    deaths: Positive = 8
+    """Deaths of a process in a row after which it is not started again and the run stops."""
+    restart_pause_s: Seconds = 5.0
+    """Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long."""
+    healthy_s: Seconds = 20.0
+    """Seconds that a process has to live, and to achieve something, for its count of deaths to begin anew; one that a
+    signal killed need not have lived that long."""
+    settled_s: Seconds = 300.0
+    """Seconds after which the count begins anew, whatever was achieved."""
 
 
 class PlacementSettings(Settings):

@@ -295,7 +295,7 @@ class Launch:
     async def _keep_supervisor(self, liveness: Liveness) -> None:
         """Start the supervisor again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
         assert self._supervisor is not None and self._over is not None
-        deaths = RestartPolicy()
+        deaths = RestartPolicy(self.config.supervision)
         liveness.begin(SUPERVISOR)
         while (code := await self._supervisor.wait()) not in (0, FATAL, DENIED) and not self._leaving.is_set():
             liveness.end(SUPERVISOR)
@@ -303,10 +303,9 @@ class Launch:
             if deaths.should_give_up:
                 self._give_up(f"the supervisor died {deaths.count} times in a row, at last with {self.supervisor_end}")
                 return
-            await asyncio.sleep(deaths.pause_s)  # back-off: nothing announces that a cause has gone
+            await deaths.pause()
             if self._leaving.is_set():
                 return
-            deaths.begin()
             liveness.begin(SUPERVISOR)
             await self._start_supervisor()
             if self._leaving.is_set():
@@ -316,7 +315,7 @@ class Launch:
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
         """Start the server again whenever it dies, on the same port and store; actors wait for it."""
-        deaths, words = RestartPolicy(), ""
+        deaths, words = RestartPolicy(self.config.supervision), ""
         while True:
             if not words:
                 words = f"exit code {await server.ended()}"
@@ -326,8 +325,7 @@ class Launch:
                 self._give_up(f"the NATS server died {deaths.count} times in a row, at last with {words}; see {log}")
                 return
             self.report(f"the NATS server died: {words}; it is started again")
-            await asyncio.sleep(deaths.pause_s)
-            deaths.begin()
+            await deaths.pause()
             try:
                 await server.start(_RECOVER_S)
                 words = ""

@@ -7,19 +7,14 @@ from typing import Any
 import pytest
 
 from actors.runtime.actor import Context
-from actors.runtime.keeper import NONCE, Input, Keeper
+from actors.runtime.keeper import NONCE, Keeper
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import LogReader, Record
 from harness.stage import Connect, Stage
-from topics.actors import (
-    FLEET_SCALED,
-    KEEPER_TOPICS,
-    SCALE_REQUESTED,
-    STOP_REQUESTED,
-    FleetScaled,
-)
+from topics.actors import KEEPER_TOPICS, FleetScaled, ScaleRequested, StopRequested
 from topics.table import topic_of
-from topics.topic import ACTORS, FLEET, Topic
+from topics.topic import FLEET
 
 CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "supervisor.claimed")
 
@@ -31,7 +26,7 @@ class Counted(FleetScaled):
         return {"number": str(self.wanted["n"])}
 
 
-class Counter:
+class Counter(Fold):
     """A fold that counts: each `fleet.scaled` says the number it is, each `scale.requested` asks for one more."""
 
     def __init__(self) -> None:
@@ -39,13 +34,17 @@ class Counter:
         self.asked = 0
         self.reasons: list[str] = []
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        if topic is FLEET_SCALED:
-            self.value = message.wanted["n"]
-        elif topic is SCALE_REQUESTED:
-            self.asked += message.wanted["n"]
-        elif topic is STOP_REQUESTED:
-            self.reasons.append(message.reason)
+    @on(FleetScaled)
+    def _on_scaled(self, scaled: FleetScaled, _record: Record) -> None:
+        self.value = scaled.wanted["n"]
+
+    @on(ScaleRequested)
+    def _on_request(self, request: ScaleRequested, _record: Record) -> None:
+        self.asked += request.wanted["n"]
+
+    @on(StopRequested)
+    def _on_stop(self, request: StopRequested, _record: Record) -> None:
+        self.reasons.append(request.reason)
 
     def next(self) -> Counted:
         return Counted({"n": self.value + 1})
@@ -57,7 +56,7 @@ class Counting:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.fold = Counter()
-        self.keeper = Keeper(context, FLEET, [Input(ACTORS, [SCALE_REQUESTED, STOP_REQUESTED])], self.fold)
+        self.keeper = Keeper(context, FLEET, self.fold)
 
     async def count_to(self, value: int) -> None:
         while self.fold.value < value and not self.context.stop.is_set():

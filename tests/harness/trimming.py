@@ -3,24 +3,25 @@
 import asyncio
 import contextlib
 
-from actors.runtime.keeper import Input, Keeper
+from actors.runtime.keeper import Keeper
 from actors.supervisor.trimmer import Trimmer
-from actors.supervisor.trimmer_fold import TrimmerFold, trimmer_inputs
+from actors.supervisor.trimmer_fold import TrimmerFold
 from asyncrl.bus.publish import publish
 from topics.table import topic_for
 from topics.topic import FLEET
 
 
-class Owner:
+class Owner(TrimmerFold):
     """The fold of a supervisor that does nothing else."""
 
     def __init__(self, config):
+        super().__init__(config)
         self.messages = []
-        self.room = TrimmerFold(config)
 
     def apply(self, topic, message, record):
-        self.room.apply(topic, message, record)
-        self.messages.append((topic, message))
+        super().apply(topic, message, record)
+        if message is not None:
+            self.messages.append((topic, message))
 
     @property
     def topics(self):
@@ -31,10 +32,9 @@ class Owner:
 async def trimming(stage, bus):
     """A trimmer at work, and what its supervisor's log says."""
     context, owner = stage.context("supervisor", bus), Owner(stage.config)
-    inputs = [Input(stream, topics) for stream, topics in trimmer_inputs(stage.config).items()]
-    keeper = Keeper(context, FLEET, inputs, owner)
+    keeper = Keeper(context, FLEET, owner)
     await keeper.start()
-    task = asyncio.create_task(Trimmer(context, keeper, owner.room).run())
+    task = asyncio.create_task(Trimmer(context, keeper, owner).run())
     context.watch(task)
     try:
         yield owner

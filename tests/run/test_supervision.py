@@ -10,7 +10,7 @@ import pytest
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import ConfigError
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, SupervisionSettings
 from asyncrl.process import RestartPolicy
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
@@ -105,9 +105,8 @@ def binds(taken: socket.socket, url: str) -> bool:
 
 
 def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
-    deaths = RestartPolicy()
+    deaths = RestartPolicy(SupervisionSettings())
     for _ in range(8):
-        deaths.begin()
         deaths.add(killed=True, worked=False)
     assert deaths.should_give_up
 
@@ -116,9 +115,8 @@ def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
 
 
 def test_a_process_is_given_up_after_eight_quick_deaths():
-    deaths, pauses = RestartPolicy(), []
+    deaths, pauses = RestartPolicy(SupervisionSettings()), []
     for _ in range(7):
-        deaths.begin()
         deaths.add()
         assert not deaths.should_give_up
         pauses.append(deaths.pause_s)
@@ -127,6 +125,25 @@ def test_a_process_is_given_up_after_eight_quick_deaths():
     assert deaths.should_give_up
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.2, 5.0)
+
+
+async def test_the_settings_say_how_often_and_how_soon_a_process_is_started_again():
+    deaths = RestartPolicy(SupervisionSettings(deaths=2, restart_pause_s=0.001))
+    deaths.add()
+    await deaths.pause()
+    assert (deaths.count, deaths.pause_s, deaths.should_give_up) == (1, 0.001, False)
+    deaths.add()
+    assert deaths.should_give_up
+
+    healthy = RestartPolicy(SupervisionSettings(healthy_s=1e-9))
+    assert [count_after(healthy, worked=worked) for worked in (True, True, False, True)] == [1, 1, 2, 1]
+    settled = RestartPolicy(SupervisionSettings(settled_s=1e-9))
+    assert [count_after(settled, worked=False) for _ in range(2)] == [1, 1]
+
+
+def count_after(deaths: RestartPolicy, *, worked: bool) -> int:
+    deaths.add(worked=worked)
+    return deaths.count
 
 
 # --- resumed

@@ -115,7 +115,7 @@ def test_what_is_known_of_a_long_run_stays_small(role):
     for steps in (200, 3000):
         fold = folded(FOLDS[role], story(steps, random.Random(1)))
         if role == "supervisor":
-            fold.room.versions()  # as its trimmer does every second
+            fold.versions()  # as its trimmer does every second
         sizes.append(len(encode(fold.state)))
 
     assert sizes[1] < 2 * sizes[0]
@@ -146,5 +146,5 @@ def test_what_the_payload_stream_holds_is_read_from_there_and_not_from_a_snapsho
     for entry in (stored(TRAJECTORY_GENERATED, "p000001-0", 5), stored(TRAJECTORY_PROGRESSED, "p000002-0", 7)):
         second.apply(*entry)
 
-    assert second.room.open == ["p000002-0"]
-    assert second.room.floor(100) == 7
+    assert second.open == ["p000002-0"]
+    assert second.floor(100) == 7

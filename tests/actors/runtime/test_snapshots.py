@@ -12,7 +12,7 @@ import pytest
 from actors.buffer.fold import BufferFold, Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
-from actors.runtime.keeper import Input, Keeper
+from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.provision import stream_states
@@ -22,13 +22,12 @@ from benchmarks.history import History
 from harness.folds import Feed
 from harness.stage import Connect, Stage, until
 from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperSnapshot, ReissueRequested
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.batches import BATCH_PACKED
+from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
 from topics.prompts import PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import BATCHES, DEAD, GRADES, PROMPTS, TRAINING
-from topics.trajectories import TRAJECTORY_DROPPED
+from topics.topic import BATCHES, DEAD, GRADES, PROMPTS
 from topics.wire import decode, encode
 
 FOLDED = BY_NAME["prompter.snapshot"]
@@ -184,11 +183,7 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage]) -> Asy
     async def open_one(every: int = 50) -> Keeper:
         config = {**SMALL, "supervision": {"snapshot_every": every}}
         context = stage(**config).context("prompter", await connect(bus.run))
-        inputs = [
-            Input(BATCHES, [BATCH_PACKED, GROUP_DROPPED, TRAJECTORY_DROPPED]),
-            Input(TRAINING, [BATCH_TRAINED]),
-        ]
-        keepers.append(Keeper(context, PROMPTS, inputs, PrompterFold(context.config), own_headers_only=True))
+        keepers.append(Keeper(context, PROMPTS, PrompterFold(context.config)))
         await keepers[-1].start()
         return keepers[-1]
 
