@@ -238,6 +238,9 @@ FATAL = 3  # exit code of an actor that another start cannot help
 DENIED = 4  # and of one whose login the server refuses: it cannot publish that itself
 
 
+_SETTLED = 15  # times `healthy_s`: a process that lived so long starts its count of deaths anew, whatever came of it
+
+
 class RestartPolicy:
     """Restart policy: how often in a row a process died soon after its start, and how long to wait."""
 
@@ -255,7 +258,7 @@ class RestartPolicy:
         """
         lived_s = time.monotonic() - self._began
         settings = self._settings
-        healthy = lived_s > settings.settled_s or (worked and (killed or lived_s > settings.healthy_s))
+        healthy = lived_s > _SETTLED * settings.healthy_s or (worked and (killed or lived_s > settings.healthy_s))
         self.count = 1 if healthy else self.count + 1
 
     @property

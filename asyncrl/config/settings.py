@@ -325,10 +325,7 @@ class SupervisionSettings(Settings):
     restart_pause_s: Seconds = 5.0
     """Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long."""
     healthy_s: Seconds = 20.0
-    """Seconds that a process has to live, and to achieve something, for its count of deaths to begin anew; one that a
-    signal killed need not have lived that long."""
-    settled_s: Seconds = 300.0
-    """Seconds after which the count begins anew, whatever was achieved."""
+    """Seconds of life in which something was achieved, or 15 times as many, after which its deaths count anew."""
 
 
 class PlacementSettings(Settings):
