@@ -22,6 +22,7 @@ NAMES = {
     "idle": "CPU time of a run that waits",
     "recovery": "seconds from the kill of each role to its working again",
     "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
+    "weights": "seconds until weights are published, and from there until many engines of one host have them",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--snapshots", action="store_true", help="let prompter and buffer fold the logs once and store snapshots"
     )
     _add_publication_options(parsers["publication"])
+    _add_weights_options(parsers["weights"])
     _add_schedule_options(parsers["schedule"])
 
 
@@ -127,6 +129,12 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
         help="rows of a step and tokens of each (default: 4 64)",
     )
     parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
+
+
+def _add_weights_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mib", type=int, choices=(8, 256), default=256, help="size of a version (default: 256)")
+    parser.add_argument("--engines", type=int, default=8, help="embedded ones on this host (default: 8)")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
 
 
 def _add_schedule_options(parser: argparse.ArgumentParser) -> None:

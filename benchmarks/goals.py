@@ -63,6 +63,7 @@ _PUBLICATION = {
         ("publication_announced_s", announced),
     )
 }
+_WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True)}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -82,6 +83,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "schedule": _SCHEDULE,
         "idle": _IDLE,
         "publication": _PUBLICATION,
+        "weights": _WEIGHTS,
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,

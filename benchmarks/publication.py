@@ -77,7 +77,7 @@ class _Bench:
     def __init__(self, root: Path, shape: Shape, device: str, size: tuple[int, int]) -> None:
         rows, tokens = size
         self._root = root
-        _write_model(root / "model", shape, context=tokens)
+        write_random_model(root / "model", shape, context=tokens)
         settings = TorchSettings(device=device, dtype="bfloat16", micro_batch_tokens=tokens, recompute=False)
         self._trainer = TorchTrainer(root / "model", settings)
         for path in (root / "model").glob("*.safetensors*"):
@@ -163,8 +163,8 @@ class _Bench:
         return time.monotonic() - ended
 
 
-def _write_model(directory: Path, shape: Shape, *, context: int) -> None:
-    """A model of that shape with random weights."""
+def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: str = "bfloat16") -> list[HostTensor]:
+    """Write a model of that shape with random weights; returns them."""
     config: Any = Qwen3Config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
@@ -175,21 +175,23 @@ def _write_model(directory: Path, shape: Shape, *, context: int) -> None:
         intermediate_size=shape.ffn,
         max_position_embeddings=context,
         tie_word_embeddings=True,
-        dtype="bfloat16",
+        dtype=dtype,
     )
     config.architectures = ["Qwen3ForCausalLM"]
     directory.mkdir()
     config.save_pretrained(directory)
     with torch.device("meta"):
         named = dict(Qwen3ForCausalLM(config).named_parameters())
-    noise = (torch.randn(1 << 24) * 0.02).to(torch.bfloat16)
+    kind = getattr(torch, dtype)
+    noise = (torch.randn(1 << 24) * 0.02).to(kind)
     tensors = []
     for name, parameter in named.items():
         count = parameter.numel()
-        values = torch.ones(count, dtype=torch.bfloat16) if "norm" in name else noise.repeat(-(-count // len(noise)))
+        values = torch.ones(count, dtype=kind) if "norm" in name else noise.repeat(-(-count // len(noise)))
         content = values[:count].view(torch.uint8).numpy()
-        tensors.append(HostTensor(name, "bfloat16", list(parameter.shape), content))
+        tensors.append(HostTensor(name, dtype, list(parameter.shape), content))
     write_tensors(directory, {"model": tensors})
+    return tensors
 
 
 def _row(number: int, tokens: int, vocabulary: int) -> TrainRow:

@@ -20,6 +20,7 @@ from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
 from benchmarks.schedule import Cell, Script, bench_schedule, cell_config, parallel_for
 from benchmarks.stage import BenchError
+from benchmarks.weights import bench_weights
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -73,6 +74,15 @@ async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors()
 
     assert 0 < figures["tokens_per_trajectory"] <= 16
     assert all(figures[f"{name}_cpu_us_per_trajectory"] > 0 for name in ("engine-1", "rollout-1", "learner-1"))
+
+
+@pytest.mark.slow
+async def test_weights_reach_an_engine_and_publication_and_load_are_apart():
+    figures = await bench_weights(mib=8, engines=1, rounds=1)
+
+    assert figures["engines"] == 1
+    assert 0 < figures["files_loaded_s"] < figures["files_first_token_s"]
+    assert figures["files_published_s"] > 0
 
 
 def test_a_table_marks_which_goals_are_met():

@@ -1,6 +1,8 @@
-"""A weight matrix that multiplies by whichever library is quickest for the number of rows."""
+"""Weight matrices: packed copies for the quickest product, or views of a file that processes share."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
@@ -40,3 +42,48 @@ class Matrix:
             return F.linear(x, self._weight, self._bias)
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return product
+
+
+class MappedMatrix:
+    """`(x * gain) @ weight.T`, with its outputs in another order, of weights that are read where they lie.
+
+    What `Matrix` folds into a copy of the weights is applied to the activations here, so that every process of a host
+    shares the pages of one file.
+    """
+
+    __slots__ = ("_bias", "_gain", "_order", "_parts", "_scale")
+
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        gain: torch.Tensor | None = None,
+        *,
+        order: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> None:
+        """
+        Args:
+            parts: each [outputs, inputs]; their outputs follow one another.
+            gain: [inputs], of the norm before.
+            order: [outputs] int64, which output comes where.
+            scale: [outputs], of the outputs in their new order.
+            bias: [outputs], the same.
+        """
+        self._parts = parts
+        self._gain = gain
+        self._order = order
+        self._scale = scale
+        self._bias = bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """[N, inputs] to a new tensor [N, outputs]."""
+        if self._gain is not None:
+            x = x * self._gain
+        products = [F.linear(x, part) for part in self._parts]
+        product = torch.cat(products, 1) if len(products) > 1 else products[0]
+        if self._order is not None:
+            product = product.index_select(1, self._order)
+        if self._scale is not None:
+            product.mul_(self._scale)
+        return product if self._bias is None else product.add_(self._bias)

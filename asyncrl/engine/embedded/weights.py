@@ -1,4 +1,4 @@
-"""Safetensors on disk to the fused tensors that the forward pass reads."""
+"""Safetensors on disk to what the forward pass reads: fused copies of small models, large ones where they lie."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.engine.embedded.matrix import Matrix
+from asyncrl.engine.embedded.matrix import MappedMatrix, Matrix
 from asyncrl.engine.errors import EngineError
+
+_MAPPED_BYTES = 64 << 20
+"""From this size on, copies cost more in each update and each process than they save in each step."""
 
 
 class Layer(NamedTuple):
     """One decoder layer. Norm gains are folded into the matrices that follow them."""
 
-    qkv: Matrix  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
+    qkv: Matrix | MappedMatrix  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
     qk_gain: torch.Tensor | None  # [heads + kv_heads, head_dim]
-    out: Matrix  # [hidden, heads * head_dim]
-    gate_up: Matrix  # [2 * intermediate, hidden]
-    down: Matrix  # [hidden, intermediate]
+    out: Matrix | MappedMatrix  # [hidden, heads * head_dim]
+    gate_up: Matrix | MappedMatrix  # [2 * intermediate, hidden]
+    down: Matrix | MappedMatrix  # [hidden, intermediate]
 
 
 class Weights(NamedTuple):
@@ -29,39 +32,45 @@ class Weights(NamedTuple):
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[Layer]
-    head: Matrix  # [vocab, hidden]
+    head: Matrix | MappedMatrix  # [vocab, hidden]
 
 
 def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
-    """Read `*.safetensors` and fuse.
+    """Read `*.safetensors` and fuse; a large model of the engine's own type is not copied but mapped.
 
     Folding the gain of an RMS norm into the next matrix, and the attention scale into the queries, changes results
     by one rounding of a weight. Query and key rows are reordered so that a rotated pair is one complex number.
 
     Raises:
-        EngineError: no file, a torn file, a missing tensor, a shape the config does not have, a non-finite value.
+        EngineError: no file, a torn file, a missing tensor, a shape the config does not have; in a copy also a value
+            that is not finite (those of a mapped one are checked where they are published: here each process would
+            read all of them before it samples).
     """
     named = _read_tensors(directory)
-    take = _Taker(directory, named)
     hidden, head_dim = config.hidden, config.head_dim
+    size = sum(tensor.numel() * tensor.element_size() for tensor in named.values())
+    mapped = size >= _MAPPED_BYTES and all(tensor.dtype == dtype for tensor in named.values())
+    take = _Taker(directory, named, copies=not mapped)
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     head = embedding if config.tied else take("lm_head.weight", config.vocab_size, hidden)
-    layers = [_fuse_layer(take, f"model.layers.{index}.", config, dtype) for index in range(config.layers)]
-    head = head * take("model.norm.weight", hidden)
+    names = [f"model.layers.{index}." for index in range(config.layers)]
+    layers = [_map_layer(take, name, config) if mapped else _fuse_layer(take, name, config, dtype) for name in names]
+    gain = take("model.norm.weight", hidden)
     extra = next((name for name in named if name.startswith(f"model.layers.{config.layers}.")), None)
     if extra is not None:
         raise EngineError(f"weights {directory}: {extra} is beyond the {config.layers} layers of the served model")
     if head_dim % 2:
         raise EngineError(f"weights {directory}: head_dim {head_dim} is odd; rotary embeddings need pairs")
-    return Weights(embedding.to(dtype), layers, Matrix(head, dtype))
+    return Weights(embedding.to(dtype), layers, MappedMatrix([head], gain) if mapped else Matrix(head * gain, dtype))
 
 
 class _Taker:
-    """Hands out tensors by name in float32, checked."""
+    """Hands out tensors by name, checked: in float32, or where they lie."""
 
-    def __init__(self, directory: Path, named: dict[str, torch.Tensor]) -> None:
+    def __init__(self, directory: Path, named: dict[str, torch.Tensor], *, copies: bool) -> None:
         self.directory = directory
         self.named = named
+        self._copies = copies
 
     def __call__(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self.named.get(name)
@@ -71,6 +80,8 @@ class _Taker:
             raise EngineError(
                 f"weights {self.directory}: {name} has shape {list(tensor.shape)}, the served model has {list(shape)}"
             )
+        if not self._copies:
+            return tensor
         tensor = tensor.float()
         if not bool(torch.isfinite(tensor).all()):
             raise EngineError(f"weights {self.directory}: {name} holds values that are not finite")
@@ -122,6 +133,34 @@ def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dty
         out=Matrix(out, dtype),
         gate_up=Matrix(torch.cat([gate, up]) * take(prefix + "post_attention_layernorm.weight", hidden), dtype),
         down=Matrix(down, dtype),
+    )
+
+
+def _map_layer(take: _Taker, prefix: str, config: ModelConfig) -> Layer:
+    attention, head_dim, hidden = prefix + "self_attn.", config.head_dim, config.hidden
+    scale = 1.0 / math.sqrt(head_dim)
+    counts = {"q": config.heads * head_dim, "k": config.kv_heads * head_dim, "v": config.kv_heads * head_dim}
+    parts = [take(f"{attention}{kind}_proj.weight", count, hidden) for kind, count in counts.items()]
+    numbers = torch.arange(sum(counts.values()))
+    places = torch.tensor_split(numbers, (counts["q"], counts["q"] + counts["k"]))
+    order = torch.cat([*(_pair_rows(rows, head_dim) for rows in places[:2]), places[2]])
+    bias = qk_gain = scales = None
+    if config.has_qkv_bias:
+        bias = torch.cat([take(f"{attention}{kind}_proj.bias", count) for kind, count in counts.items()])[order]
+    if config.has_qk_norm:
+        gains = [_pair_rows(take(f"{attention}{kind}_norm.weight", head_dim).float(), head_dim) for kind in "qk"]
+        qk_gain = torch.cat([(gains[0] * scale).expand(config.heads, -1), gains[1].expand(config.kv_heads, -1)])
+    else:
+        scales = torch.ones(len(order), dtype=parts[0].dtype)
+        scales[: counts["q"]] = scale
+        bias = None if bias is None else bias * scales
+    gate_up = [take(f"{prefix}mlp.{kind}_proj.weight", config.intermediate, hidden) for kind in ("gate", "up")]
+    return Layer(
+        qkv=MappedMatrix(parts, take(prefix + "input_layernorm.weight", hidden), order=order, scale=scales, bias=bias),
+        qk_gain=qk_gain,
+        out=MappedMatrix([take(attention + "o_proj.weight", hidden, config.heads * head_dim)]),
+        gate_up=MappedMatrix(gate_up, take(prefix + "post_attention_layernorm.weight", hidden)),
+        down=MappedMatrix([take(prefix + "mlp.down_proj.weight", hidden, config.intermediate)]),
     )
 
 

@@ -13,7 +13,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from asyncrl.engine.embedded import weights
 from asyncrl.engine.embedded.config import read_config, read_eos_ids
+from asyncrl.engine.embedded.matrix import MappedMatrix
 from asyncrl.engine.embedded.request import Request, Sampling
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.errors import EngineError
@@ -84,13 +86,17 @@ def logprobs_of(model, request):
     return logits.log_softmax(-1).gather(1, ids[0, len(request.prompt) :, None]).squeeze(1)
 
 
-def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved):
+@pytest.mark.parametrize("mapped", [False, True])
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(saved, mapped, monkeypatch):
+    monkeypatch.setattr(weights, "_MAPPED_BYTES", 0 if mapped else 1 << 40)
     model, directory = saved
     prompts = [torch.randint(0, 97, (length,)).tolist() for length in (1, 2, 17, 40)]
     requests = [Request(str(i), prompt, Sampling(24, temperature=0.0)) for i, prompt in enumerate(prompts)]
 
-    run(Engine(directory, max_running=3, context_length=80), *requests)
+    engine = Engine(directory, max_running=3, context_length=80)
+    run(engine, *requests)
 
+    assert isinstance(engine.model.weights.head, MappedMatrix) is mapped
     for request in requests:
         ids = torch.tensor([request.prompt])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)

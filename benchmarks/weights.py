@@ -1,0 +1,130 @@
+"""Weights on their way to engines of one host: their publication, and from there until the last engine has them.
+
+The engines are real servers with their actors; this program writes versions as a learner does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import WRITER, publish
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.weights.files import FileStore
+from asyncrl.weights.tensors import HostTensor
+from benchmarks.publication import Shape, write_random_model
+from benchmarks.stage import Stage, bench_config, report
+from topics.engines import ENGINE_READY, EngineReady
+from topics.topic import ENGINES
+from topics.weights import WeightsPublished
+from topics.wire import decode
+
+_SHAPES = {8: Shape(192, 3, 3, 1, 768, 1_700, 64), 256: Shape(768, 6, 12, 4, 3072, 20_000, 64)}  # by MiB, float32
+_CONTEXT = 64
+_DEADLINE_S = 300.0
+_WARM = 1  # rounds that are not counted
+
+
+async def bench_weights(*, mib: int, engines: int, rounds: int) -> dict[str, float]:
+    """Publish versions, one after the other, to engines that have nothing else to do.
+
+    Args:
+        mib: size of a version.
+        engines: embedded ones, all on this host.
+        rounds: versions, after one that is not counted; figures are medians.
+
+    Returns:
+        Seconds of publication (until the version may be announced), of the load (from the announcement to the last
+        engine's confirmation), and from the announcement to the last engine's first token.
+
+    Raises:
+        BenchError: an actor fell, or an engine did not confirm a version in time.
+    """
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+        model = Path(scratch) / "model"
+        tensors = write_random_model(model, _SHAPES[mib], context=_CONTEXT, dtype="float32")
+        config = bench_config(
+            "bench-weights",
+            model={"path": str(model)},
+            engine={"kind": "embedded", "count": engines, "max_running": 4},
+            learner={},
+        )
+        async with Stage.open(config) as stage:
+            for number in range(1, engines + 1):
+                await stage.enter("engine", number)
+            return await _Delivery(stage, model, tensors).measure(rounds)
+
+
+class _Delivery:
+    """Versions on their way."""
+
+    def __init__(self, stage: Stage, model: Path, tensors: list[HostTensor]) -> None:
+        self._stage = stage
+        self._model = model
+        self._tensors = tensors
+        self._store = FileStore(stage.files.weights)
+        self._ready: dict[str, tuple[EngineReady, float]] = {}  # newest of each engine, and when it came
+        self._news = asyncio.Event()
+
+    async def measure(self, rounds: int) -> dict[str, float]:
+        """Figures of so many versions."""
+        reader = LogReader(
+            self._stage.bus, ENGINES, self._on_ready, subjects=[ENGINE_READY.pattern(self._stage.bus.run)]
+        )
+        await reader.start()
+        figures: dict[str, list[float]] = {"published_s": [], "loaded_s": [], "first_token_s": []}
+        for version in range(rounds + _WARM + 1):
+            self._change(version)
+            began = time.monotonic()
+            message = await asyncio.to_thread(
+                self._store.publish, {"model": self._tensors}, self._model, lineage=0, version=version
+            )
+            published = time.monotonic()
+            await publish(self._stage.bus, message, headers={WRITER: "bench"})
+            loaded = await self._stage.until(self._all_have(message), _DEADLINE_S)
+            sampled = await self._first_tokens()
+            if version > _WARM:  # the first one waits for the engines to start
+                figures["published_s"].append(published - began)
+                figures["loaded_s"].append(loaded - published)
+                figures["first_token_s"].append(sampled - published)
+                report(f"version {version}: loaded {loaded - published:.3f} s after its announcement")
+            self._store.prune({Path(message.location).name}, (0, version))
+        await reader.close()
+        size = sum(tensor.content.nbytes for tensor in self._tensors)
+        medians = {f"files_{name}": statistics.median(values) for name, values in figures.items()}
+        return {"version_mib": size / 2**20, "engines": float(len(self._ready)), **medians}
+
+    def _change(self, version: int) -> None:
+        """Another value everywhere, as after a step."""
+        for tensor in self._tensors:
+            values = tensor.content.view(np.float32)
+            values *= np.float32(1.0 + 1e-4 * (version % 2 or -1))
+
+    def _on_ready(self, record: Record) -> None:
+        ready = decode(EngineReady, record.data)
+        self._ready[ready.engine_id] = (ready, time.monotonic())
+        self._news.set()
+
+    async def _all_have(self, message: WeightsPublished) -> float:
+        """Return when the last engine confirmed a version."""
+        while True:
+            done = [at for ready, at in self._ready.values() if ready.key == message.key]
+            if len(done) == self._stage.config.engine.count:
+                return max(done)
+            self._news.clear()
+            await self._news.wait()
+
+    async def _first_tokens(self) -> float:
+        """Return when every engine has sampled a token."""
+        key = self._stage.files.engine_key(self._stage.config)
+        clients = [EngineClient(ready.address, api_key=key) for ready, _ in self._ready.values()]
+        await asyncio.gather(*(client.generate([1, 2, 3], SamplingParams(1)) for client in clients))
+        ended = time.monotonic()
+        await asyncio.gather(*(client.close() for client in clients))
+        return ended
