@@ -84,7 +84,8 @@ async def audit_run(
         states |= await stream_states(bus, [stream])
     ends = {stream: int(states[stream.name]["last_seq"]) for stream in _ORDER}
     results = states[TRAJECTORIES.name]
-    ledger, notes = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES]), []
+    ledger = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES])
+    notes: list[str] = []
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
@@ -93,7 +94,9 @@ async def audit_run(
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
-    order = DataOrder(ledger) if deep and base is not None else None
+    if ledger.opening.fault:
+        notes.append(f"batches, ends and rows with the settings: {ledger.opening.fault}")
+    order = DataOrder(ledger, ledger.opening.config) if deep and base is not None and ledger.opening.config else None
     parts = [
         Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
         Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], headers_only=not deep),
@@ -105,7 +108,8 @@ async def audit_run(
     await _try_letters(bus, ledger)
     if order is not None and base is not None:
         notes += await order.compare(base)
-    queues = {name: _queue(info, newest[name], ledger.opening.lease_s) for name, info in infos.items()}
+    lease_s = ledger.opening.config.workers.lease_s if ledger.opening.config is not None else None
+    queues = {name: _queue(info, newest[name], lease_s) for name, info in infos.items()}
     return Audited(bus.run, audit(ledger, queues), queues, notes)
 
 
@@ -168,7 +172,7 @@ async def _try_letters(bus: Bus, ledger: Ledger) -> None:
         try:
             if record is not None:
                 unpack(record, await body_of(bus, record))
-                ledger.groups.legible.add((name, sequence))
+                ledger.legible.add((name, sequence))
         except (WireError, BlobMissing):
             continue  # as its letter has it
 

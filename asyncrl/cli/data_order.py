@@ -9,8 +9,6 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from actors.prompter.actor import sampling_seed
 from actors.prompter.fold import PrompterFold
 from actors.prompter.sources import HELD_OUT_ROWS, Data, data_of, places_again
@@ -37,20 +35,15 @@ class Carried(NamedTuple):
 class DataOrder:
     """Notes the rows of every issue while the logs are read, and compares them with the data once they were."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, config: Config) -> None:
         self._ledger = ledger
-        self._config: Config | None = None
-        self._error = ""
+        self._config = config
+        self._prompter = PrompterFold(config)
         # Three numbers a group: a run has millions.
         self._numbers: dict[str, array[int]] = {}  # of the prompt, by letter
         self._firsts: dict[str, array[int]] = {}  # of its rows
         self._digests: dict[str, array[int]] = {}
         ledger.groups.on_issue = self._note
-        try:
-            self._config = msgspec.convert(ledger.opening.settings, Config)
-            self._prompter = PrompterFold(self._config)
-        except msgspec.ValidationError as error:
-            self._error = str(error)
 
     async def compare(self, base: Path) -> list[str]:
         """Compare all that was noted; returns why it cannot.
@@ -58,8 +51,6 @@ class DataOrder:
         Args:
             base: folder that the paths of the run's settings are relative to.
         """
-        if self._config is None:
-            return [f"rows with the data: {self._error}"]
         for name, data in data_of(self._config).items():
             if unread := await self._compare_with(name, data, base):
                 return [unread]
@@ -67,7 +58,6 @@ class DataOrder:
 
     async def _compare_with(self, name: str, data: Data, base: Path) -> str:
         """Compare what is of one of the run's data; returns why it cannot, or ""."""
-        assert self._config is not None
         task = self._config.task
         setup = RowSetup(data.spec, task.options, data.seed, str(base))
         try:
@@ -98,7 +88,6 @@ class DataOrder:
 
     def places(self, carried: Carried) -> range:
         """Return the places of its rows in the endless order of the data."""
-        assert self._config is not None
         count = self._config.warmup.rows_per_trajectory if carried.prompt_id.startswith("w") else 1
         return range(carried.first, carried.first + count)
 
@@ -110,8 +99,6 @@ class DataOrder:
             self._ledger.violations.add("wrong row", f"{carried.prompt_id}-{member}", found, expected)
 
     def _note(self, message: PromptIssued, rows: str) -> None:
-        if self._config is None:
-            return
         name, attempt = message.trajectory_id, message.attempt
         if message.seed != (seed := sampling_seed(self._config.seed, name, attempt)):
             self._ledger.violations.add("wrong seed", name, f"seed {message.seed}", f"{seed}, by the seed of the run")

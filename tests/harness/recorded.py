@@ -152,7 +152,8 @@ class Recorded:
         ledger = Ledger(first_result=ends[0], last_result=ends[1])
         for stream in FIRST:
             self._feed(ledger, self.logs[stream.name], deep=True)
-        order = DataOrder(ledger)
+        assert ledger.opening.config is not None
+        order = DataOrder(ledger, ledger.opening.config)
         merged = [record for stream in LOGS[len(FIRST) :] for record in self.logs[stream.name]]
         self._feed(ledger, sorted(merged, key=lambda record: record.time_ns), deep=deep)
         if deep:
@@ -160,6 +161,10 @@ class Recorded:
             source = open_source(task.source, options=task.options, seed=self.config.seed, base=self.base)
             for carried in order.carried("task"):
                 order.check(carried, [source.row(place) for place in order.places(carried)])
+        for name, sequence in ledger.excused():
+            [record] = [one for one in self.logs[name] if one.sequence == sequence]
+            unpack(record, record.data)
+            ledger.legible.add((name, sequence))
         return audit(ledger, queues or {})
 
     def kinds(self, **options: Any) -> set[str]:

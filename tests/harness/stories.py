@@ -77,7 +77,7 @@ class Story:
                     record = Record(stream, sequence, "", (headers() if callable(headers) else {}) | writer, body, at)
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
                     ledger.apply(topic, None if bodyless else message, record)
-        ledger.groups.legible.update(legible)
+        ledger.legible.update(legible)
         return audit(ledger, queues or {})
 
     def wrong(self, **options):

@@ -16,11 +16,17 @@ from topics.streams import STREAM_TRIMMED, StreamTrimmed
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
 
+SETTINGS = {
+    "buffer": {"max_lag": 1, "batch_groups": 1},
+    "warmup": {"batch_rows": 1, "rows_per_trajectory": 1},
+    "workers": {"lease_s": 1},
+}
+
 
 def told():
     """A run with a little of everything, in which nothing is wrong."""
     story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 1, {"buffer": {"max_lag": 1}}))
+    story.publish(RUN_OPENED, RunOpened(9, 1, SETTINGS))
     story.issued("w000000-0")
     story.graded("w000000-0", (-1, -1, -1))
     story.trained(0, story.packed(0, "w000000-0"), 1)
@@ -110,7 +116,7 @@ CORRUPTIONS = {
         ("ended twice", "p000002"),
     ),
     "a trajectory in two batches": (lambda s: s.packed(4, "p000000-0"), ("in two batches", "p000000-0")),
-    "a group in two batches": (a_member_too_many, ("in two batches", "p000001")),
+    "a group in two batches": (a_member_too_many, ("in two batches", "p000001"), ("wrong size", "batch 3")),
     "an end that is missing": (lambda s: s.unsay(TRAJECTORY_DROPPED, 0), ("no end", "p000003-0")),
     "tokens trimmed too early": (lambda s: s.unsay(TRAJECTORY_GENERATED, 5), ("lost", "p000003-1")),
     "a second result": (lambda s: s.generated("p000004-0", (2,)), ("generated twice", "p000004-0")),
@@ -126,7 +132,11 @@ CORRUPTIONS = {
         ("damaged payload", "p000004-0"),
     ),
     "a step packed twice": (lambda s: s.packed(3, "p000000-0"), ("packed twice", "batch 3")),
-    "a step left out by the buffer": (lambda s: s.packed(5), ("step out of order", "batch 5")),
+    "a step left out by the buffer": (
+        lambda s: s.packed(5),
+        ("step out of order", "batch 5"),
+        ("wrong size", "batch 5"),
+    ),
     "a step trained twice": (lambda s: s.trained(2, 9), ("trained twice", "batch 2")),
     "a step left out by the learner": (
         lambda s: s.unsay(BATCH_TRAINED, 1),
@@ -221,7 +231,7 @@ def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
     assert story.wrong() == []
     assert story.findings().open == {"rollout": 1, "reward": 1}
 
-    story.graded("p000004-1", (2, 2, 2), attempt=1)
+    story.graded("p000004-1", (1, 1, 1), attempt=1)
     story.dropped("p000004-1", "lag", attempt=1)
     story.dropped("p000004-1", "deadline", attempt=2)  # before it was issued a third time
     assert story.wrong() == []
@@ -243,7 +253,7 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
 
 def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
     story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 0, {"buffer": {"max_lag": 1}}))
+    story.publish(RUN_OPENED, RunOpened(9, 0, SETTINGS))
     for version in range(3):
         story.published(version)
     for name in ("p000000-0", "p000000-1"):
@@ -328,10 +338,10 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     for step in range(4, 34):  # thirty empty batches, and one left out before each
         await publish(bus, BatchPacked(2 * step, "rl", [], 2 * step - 2), headers=WRITER)
     code, output = await command(tmp_path, "audit", bus.run, *at)
-    assert (code, output.splitlines()[0]) == (1, f"run {bus.run}: 30 violations")
+    assert (code, output.splitlines()[0]) == (1, f"run {bus.run}: 60 violations")
     assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in output
     assert output.count("step out of order: batch") == 20
-    assert output.endswith("... and 10 more\n")
+    assert output.endswith("... and 40 more\n")
 
     code, output = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
     assert code == 0

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.open_work import Queue, open_violations
-from asyncrl.state.audit.training import Saved, Trained
 from asyncrl.state.audit.violations import Violation
+from topics.batches import BatchTrained
+from topics.weights import CheckpointSaved
 
 _ROLES = ("rollout", "reward", "buffer")  # holders of open work
 
@@ -54,14 +55,12 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
     training = ledger.training
     ended = {step: batch.ended for step, batch in ledger.batches.items()}
     taken = sum(ended.get(step, 0) for step in training.surviving)
-    skipped = sum(
-        ended.get(step, 0) for step, lineage in training.surviving.items() if training.trained[lineage, step].skipped
-    )
+    skipped = sum(ended.get(step, 0) for step, trained in training.surviving.items() if trained.skipped)
     dropped = ledger.groups.dropped + Counter({"skipped": skipped})
     open_now = Counter(work.role for group in ledger.groups.kept.values() for work in group.open())
     lags: Counter[int] = Counter()
-    for step, lineage in training.surviving.items():
-        lags.update(training.trained[lineage, step].lags)
+    for trained in training.surviving.values():
+        lags.update(trained.lags)
     return Findings(
         violations=violations,
         prompts=ledger.groups.prompts,
@@ -83,7 +82,8 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
 
 def _left_out(ledger: Ledger) -> Iterator[Violation]:
     """Prompts are issued in their order, each with all its members: none is left out before the newest."""
-    for letter, first in (("w", 0), ("p", ledger.opening.first_prompt)):
+    config = ledger.opening.config
+    for letter, first in (("w", 0), ("p", config.start.prompt if config is not None else 0)):
         for number in ledger.groups.folded.missing(letter, first, ledger.groups.newest_issued.get(letter, first)):
             name = f"{letter}{number:06d}"
             group = ledger.groups.kept.get(name)
@@ -102,18 +102,18 @@ def _steps(ledger: Ledger) -> Iterator[Violation]:
             found, expected = f"the first batch {log}", f"batch {first_step} before it"
             yield Violation("step out of order", f"batch {first}", found, expected)
     for batch in ledger.batches.values():
-        yield from batch.own_violations(ledger.opening, one_lineage=not training.lineage)
+        yield from batch.own_violations(ledger.opening.config, one_lineage=not training.lineage)
     for step in training.trained.values():
         if (found_batch := ledger.batches.get(step.step)) is not None:
             yield from found_batch.violations(step)
         else:
             yield from _wrong_batch(ledger, step, f"trained on lineage {step.lineage}")
-    for saved in training.checkpoints:
+    for saved, _ in training.checkpoints:
         if saved.batch_sequence or saved.step != (first_step or 1) - 1:
             yield from _wrong_batch(ledger, saved, f"in a checkpoint of lineage {saved.lineage}")
 
 
-def _wrong_batch(ledger: Ledger, message: Trained | Saved, where: str) -> Iterator[Violation]:
+def _wrong_batch(ledger: Ledger, message: BatchTrained | CheckpointSaved, where: str) -> Iterator[Violation]:
     packed = ledger.batches.get(message.step)
     if packed is None or packed.sequence != message.batch_sequence:
         found = f"{where} from message {message.batch_sequence}"
@@ -146,8 +146,8 @@ def _contained_step(ledger: Ledger) -> int | None:
     that one alone counts, for no other would come.
     """
     steps = [] if ledger.training.contained is None else [ledger.training.contained]
-    for saved in ledger.training.checkpoints:
+    for saved, saved_ns in ledger.training.checkpoints:
         following = ledger.batches.get(saved.step + 1)
-        if following is None or following.time_ns > saved.time_ns:
+        if following is None or following.time_ns > saved_ns:
             steps.append(saved.step)
     return max(steps, default=None)

@@ -2,48 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 
 from asyncrl.bus.log import Record
-from asyncrl.state.audit.opening import Opening
-from asyncrl.state.audit.training import Trained
+from asyncrl.config.settings import Config
 from asyncrl.state.audit.violations import Kind, Violation
-from topics.batches import BatchPacked
+from topics.batches import BatchPacked, BatchTrained
 from topics.trajectories import TrajectoryGraded
 
 
 class Batch:
     """The part of a `batch.packed` that is kept once its members are counted."""
 
-    __slots__ = (
-        "ended",
-        "groups",
-        "mean",
-        "min_version",
-        "newest",
-        "sampled",
-        "sequence",
-        "spread",
-        "stage",
-        "stale",
-        "step",
-        "time_ns",
-        "trajectories",
-        "unknown",
-    )
-
     def __init__(self, packed: BatchPacked, record: Record) -> None:
         rewards = [member.reward for group in packed.groups for member in group.members]
         self.step, self.stage, self.min_version = packed.step, packed.stage, packed.min_version
         self.sequence, self.time_ns = record.sequence, record.time_ns
         self.groups, self.trajectories = len(packed.groups), len(rewards)
-        self.mean = float(np.mean(rewards)) if rewards else 0.0
-        self.spread = float(np.std(rewards)) if rewards else 0.0
-        self.sampled: dict[int, int] = {}  # tokens by lag that no member may keep back; -1 for supervised tokens
+        self.rewards = [float(np.mean(rewards)), float(np.std(rewards))] if rewards else [0.0, 0.0]
+        self.sampled: Counter[int] = Counter()  # tokens by lag that no member may keep back; -1 for supervised tokens
         self.stale = 0  # tokens older than `min_version`
         self.newest = -1  # version
         self.unknown = False  # a member without the grade that the batch names: nothing can be counted
@@ -56,35 +36,41 @@ class Batch:
 
     def count(self, grade: TrajectoryGraded) -> None:
         """Add the tokens of a member."""
-        for version, tokens in ((count.version, count.tokens) for count in grade.versions):
-            self.newest = max(self.newest, version)
-            if 0 <= version < self.min_version:
-                self.stale += tokens
+        for count in grade.versions:
+            self.newest = max(self.newest, count.version)
+            if 0 <= count.version < self.min_version:
+                self.stale += count.tokens
             else:
-                lag = -1 if version < 0 else max(0, self.step - 1 - version)
-                self.sampled[lag] = self.sampled.get(lag, 0) + tokens
+                self.sampled[-1 if count.version < 0 else max(0, self.step - 1 - count.version)] += count.tokens
 
-    def own_violations(self, opening: Opening, *, one_lineage: bool) -> Iterator[Violation]:
+    def own_violations(self, config: Config | None, *, one_lineage: bool) -> Iterator[Violation]:
         """Return what is wrong with the batch alone.
 
         Args:
-            one_line: whether no lineage ended: a later one may come by a step again.
+            config: of the run, where it is known.
+            one_lineage: whether no lineage ended: a later one may come by a step again.
         """
-        max_lag, groups = opening.max_lag, opening.batch_groups(self.stage)
-        if groups is not None and self.groups != groups:
-            yield Violation("wrong size", self.name, f"{self.groups} groups", f"{groups}, as the run was opened")
         stage = "warmup" if self.step <= 0 else "rl"
         if self.stage != stage:
             yield Violation("wrong stage", self.name, f"packed for stage {self.stage}", f"{stage}, by its step")
-        if max_lag is not None and self.min_version != (least := self.step - 1 - max_lag):
-            kind: Kind = "beyond lag bound" if self.min_version < least else "wrong bound"
-            found = f"min_version {self.min_version}, for a lag of at most {self.step - 1 - self.min_version}"
-            yield Violation(kind, self.name, found, f"{least}, for {max_lag} as the run was opened")
+        if config is not None:
+            yield from self._setting_violations(config)
         if self.newest >= max(self.step, 1) and one_lineage:
             found = f"tokens of version {self.newest}"
             yield Violation("unpublished version", self.name, found, f"{self.step - 1} at most")
 
-    def violations(self, trained: Trained) -> Iterator[Violation]:
+    def _setting_violations(self, config: Config) -> Iterator[Violation]:
+        warmup, max_lag = config.warmup, config.buffer.max_lag
+        of_warmup = warmup.batch_rows // warmup.rows_per_trajectory
+        groups = config.buffer.batch_groups if self.stage == "rl" else of_warmup
+        if self.groups != groups:
+            yield Violation("wrong size", self.name, f"{self.groups} groups", f"{groups}, as the run was opened")
+        if self.min_version != (least := self.step - 1 - max_lag):
+            kind: Kind = "beyond lag bound" if self.min_version < least else "wrong bound"
+            found = f"min_version {self.min_version}, for a lag of at most {self.step - 1 - self.min_version}"
+            yield Violation(kind, self.name, found, f"{least}, for {max_lag} as the run was opened")
+
+    def violations(self, trained: BatchTrained) -> Iterator[Violation]:
         """Check that the packed tokens were trained: each sampled token once, unless masked for its age."""
         where = f"trained on lineage {trained.lineage} from message {trained.batch_sequence}"
         if trained.batch_sequence != self.sequence:
@@ -96,16 +82,16 @@ class Batch:
             yield Violation("wrong batch", self.name, found, f"{self.trajectories}, as packed")
         if self.unknown:
             return
-        if not _near(trained.rewards, (self.mean, self.spread)):
-            found = f"rewards with mean and deviation {', '.join(f'{value:g}' for value in trained.rewards)}"
-            yield Violation("wrong rewards", self.name, found, f"{self.mean:g}, {self.spread:g} of its members")
+        if len(trained.rewards) != 2 or not np.allclose(trained.rewards, self.rewards, rtol=1e-9, atol=1e-9):
+            found = f"rewards with mean and deviation {trained.rewards}"
+            yield Violation("wrong rewards", self.name, found, f"{self.rewards} of its members")
         if not trained.skipped:
             yield from self._token_violations(trained)
         elif tokens := sum(trained.lags.values()) + trained.masked:
             found = f"{tokens} tokens of a batch that was passed over"
             yield Violation("more tokens than sampled", self.name, found, "none")
 
-    def _token_violations(self, trained: Trained) -> Iterator[Violation]:
+    def _token_violations(self, trained: BatchTrained) -> Iterator[Violation]:
         bound = self.step - 1 - self.min_version
         beyond = {lag: tokens for lag, tokens in trained.lags.items() if lag > bound and self.stage == "rl"}
         for lag, tokens in beyond.items():
@@ -113,24 +99,9 @@ class Batch:
             yield Violation("beyond lag bound", self.name, found, f"a lag of at most {bound}")
         if beyond:
             return
-        surplus = Counter(trained.lags)
-        surplus.subtract(self.sampled)
-        for lag, tokens in surplus.items():
-            if tokens:
-                found = f"{trained.lags.get(lag, 0)} trained tokens of lag {lag}"
-                expected = f"{self.sampled.get(lag, 0)}, as its members sampled them"
-                yield Violation(_kind_of(tokens), self.name, found, expected)
-        if trained.masked != self.stale:
-            found = f"{trained.masked} tokens masked for their age"
-            expected = f"{self.stale}, as its members sampled them"
-            yield Violation(_kind_of(trained.masked - self.stale), self.name, found, expected)
-
-
-def _kind_of(surplus: int) -> Kind:
-    return "more tokens than sampled" if surplus > 0 else "fewer tokens than sampled"
-
-
-def _near(found: tuple[float, ...], expected: tuple[float, ...]) -> bool:
-    return len(found) == len(expected) and all(
-        math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9) for one, other in zip(found, expected, strict=True)
-    )
+        lags = sorted(trained.lags.keys() | self.sampled.keys())
+        compared = [(f"trained tokens of lag {lag}", trained.lags.get(lag, 0), self.sampled[lag]) for lag in lags]
+        for what, tokens, sampled in [*compared, ("tokens masked for their age", trained.masked, self.stale)]:
+            if tokens != sampled:
+                kind: Kind = "more tokens than sampled" if tokens > sampled else "fewer tokens than sampled"
+                yield Violation(kind, self.name, f"{tokens} {what}", f"{sampled}, as its members sampled them")

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from asyncrl.state.audit.batch import Batch
-from asyncrl.state.audit.group import Group, Key, Score, Stored, end_text
+from asyncrl.state.audit.group import Group, Key, Stored, end_text
 from asyncrl.state.audit.violations import Violation
 from topics.batches import BatchMember
+from topics.evals import EvalScored
 from topics.trajectories import TrajectoryGraded, VersionCount
 
 
@@ -20,11 +21,11 @@ def group_violations(
 
     Args:
         stored: results by sequence, this group's and others'.
-        one_line: whether no lineage ended: versions only rise.
+        one_lineage: whether no lineage ended: versions only rise.
     """
     yield from _ends(group)
     yield from _members(group, batches)
-    if isinstance(group.end, Score) and group.issued:
+    if isinstance(group.end, EvalScored) and group.issued:
         yield from _score(group, group.end)
     for key, claims in group.claims.items():
         for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
@@ -62,7 +63,7 @@ def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
     for key, member in group.packed.items():
         end = group.ends[key]
         assert not isinstance(end, str)
-        where, ended_ns = end_text(end), end.time_ns if isinstance(end, Score) else batches[end].time_ns
+        where, ended_ns = end_text(end), group.scored_ns if isinstance(end, EvalScored) else batches[end].time_ns
         claims, grade = group.claims.get(key, []), group.used(key, member)
         if grade is None:
             given = " or ".join(_grade_text(claim.grade) for claim in claims if claim.grade is not None)
@@ -82,7 +83,7 @@ def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
             yield Violation("wrong tokens", str(key), found, f"{sampled}, as graded")
 
 
-def _score(group: Group, score: Score) -> Iterator[Violation]:
+def _score(group: Group, score: EvalScored) -> Iterator[Violation]:
     """The figures of an evaluation are those of its members; one without a grade counts as reward 0."""
     grades = [grade for key, member in group.packed.items() if (grade := group.used(key, member)) is not None]
     versions: Counter[int] = Counter()
@@ -90,11 +91,11 @@ def _score(group: Group, score: Score) -> Iterator[Violation]:
         versions.update({count.version: count.tokens for count in grade.versions})
     if (score.prompts, score.failed) != (group.size, group.size - len(group.packed)):
         found = f"{score.prompts} prompts, {score.failed} of them without a grade"
-        yield Violation("wrong size", score.name, found, f"{group.size} issued, {len(group.packed)} of them graded")
+        yield Violation("wrong size", score.eval_id, found, f"{group.size} issued, {len(group.packed)} of them graded")
     elif not math.isclose(score.accuracy, mean := sum(grade.reward for grade in grades) / group.size, abs_tol=1e-9):
-        yield Violation("wrong rewards", score.name, f"accuracy {score.accuracy:g}", f"{mean:g} of its members")
+        yield Violation("wrong rewards", score.eval_id, f"accuracy {score.accuracy:g}", f"{mean:g} of its members")
     if score.versions != versions:
-        yield Violation("wrong tokens", score.name, f"{score.versions} by version", f"{dict(versions)}, as graded")
+        yield Violation("wrong tokens", score.eval_id, f"{score.versions} by version", f"{dict(versions)}, as graded")
 
 
 def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[int, Stored]) -> Iterator[Violation]:
@@ -114,29 +115,19 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
 
 
 def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
-    """The first member of a group carries its rows and no other carries others; results are made from them.
-
-    Each member of an evaluation carries a row of its own.
-    """
-    if group.stage == "eval":
-        made = {stored[at].key: stored[at].rows for at in group.results}
-        for key, issue in group.issues.items():
-            if issue.rows == "" or (issue.rows and made.get(key) and made[key] != issue.rows):
-                yield Violation(
-                    "wrong row", str(key), f"a result from rows {made.get(key)!r}", f"{issue.rows!r}, as issued"
-                )
-        return
-    first = Key(f"{group.prompt_id}-0", 0)
-    read = {key: issue.rows for key, issue in group.issues.items() if issue.rows is not None}
-    if first not in read:
-        return
-    if not (expected := read[first]):
-        yield Violation("wrong row", group.prompt_id, f"no row with {first}", "the rows of its group")
-        return
+    """Results are made from the rows that were issued, once for a group; each member of an evaluation has its own."""
+    issued = {key: issue.rows for key, issue in group.issues.items()}
     made = {stored[at].key: stored[at].rows for at in group.results}
-    for key, found in [*read.items(), *made.items()]:
-        if found and found != expected and key in group.issues:
-            yield Violation("wrong row", str(key), f"rows of digest {found}", f"{expected}, as {first} has them")
+    for key in group.issues:
+        carrier = key if group.stage == "eval" else Key(f"{group.prompt_id}-0", 0)
+        expected = issued.get(carrier)
+        if not expected:
+            if expected is not None and key == carrier:
+                yield Violation("wrong row", str(key), "no row", "the rows of its group")
+            continue
+        for found in (issued[key], made.get(key)):
+            if found and found != expected:
+                yield Violation("wrong row", str(key), f"rows of digest {found}", f"{expected}, as {carrier} has them")
 
 
 def versions_text(counts: Sequence[VersionCount]) -> str:

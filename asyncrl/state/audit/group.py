@@ -7,23 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from topics.batches import BatchMember
+from topics.evals import EvalScored
 from topics.ids import Stage, stage_of
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
-
-class Score(NamedTuple):
-    """An `eval.scored`, without the members that it names."""
-
-    name: str
-    time_ns: int
-    accuracy: float
-    prompts: int
-    failed: int
-    versions: dict[int, int]  # tokens
-
-
-End: TypeAlias = int | str | Score  # the batch or evaluation that holds it, or the reason it was dropped for
+End: TypeAlias = int | str | EvalScored  # the batch or evaluation that holds it, or the reason it was dropped for
 
 
 class Key(NamedTuple):
@@ -107,6 +96,7 @@ class Group:
         self.dropped: Drop | None = None  # of the group
         self.again: set[Key] = set()  # attempts that are to be issued because the one before was dropped
         self.end: End | None = None  # of the group
+        self.scored_ns = 0  # server's clock at the score of an evaluation
         self.packed: dict[Key, BatchMember] = {}
 
     @property
@@ -199,6 +189,6 @@ def key_of_member(member: BatchMember) -> Key:
 
 def end_text(end: End) -> str:
     """`batch 3`, `evaluation e000003`, or `dropped (lag)`."""
-    if isinstance(end, Score):
-        return f"evaluation {end.name}"
+    if isinstance(end, EvalScored):
+        return f"evaluation {end.eval_id}"
     return f"batch {end}" if isinstance(end, int) else f"dropped ({end})"

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.causes import drop_violations
 from asyncrl.state.audit.comparison import group_violations, versions_text
-from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Score, Stored, end_text, key_of_member
+from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Stored, end_text, key_of_member
 from asyncrl.state.audit.training import Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations
 from asyncrl.state.audit.writers import Writers
@@ -25,7 +26,6 @@ from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet, stage_of
 from topics.prompts import PromptIssued, PromptRow
-from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
@@ -40,12 +40,11 @@ WHOLE = "all chunks as they were stored"
 class Needed(NamedTuple):
     """A result that is not there, or not whole, although a batch or an open group names it."""
 
-    key: Key
     step: int | None  # of the batch; None while its group is open
     violation: Violation
 
 
-class Groups:
+class Groups(Fold):
     """All groups, of which those that have ended are names in few spans."""
 
     def __init__(
@@ -58,7 +57,6 @@ class Groups:
         """
         self.kept: dict[str, Group] = {}  # not folded away
         self.stored: dict[int, Stored] = {}  # their results, by sequence
-        self.legible: set[tuple[str, int]] = set()  # issues and results of these groups whose body could be read
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
         self.needed: dict[int, Needed] = {}  # results that are not whole, by sequence
         self.dropped: Counter[str] = Counter()  # attempts by reason
@@ -94,8 +92,11 @@ class Groups:
         self.batches[batch.step] = batch
         self.newest_packed = batch.step
         for packed in message.groups:
-            new = [self._pack(member, batch.step) for member in packed.members]
-            self._close(packed.prompt_id, batch.step, reported=not all(new))
+            for member in packed.members:
+                if (stage := stage_of(member.trajectory_id)) != batch.stage:
+                    expected = f"a batch of stage {stage}, by its name"
+                    self._violations.add("wrong stage", key_of_member(member), f"in {batch.name}", expected)
+            self._close(packed.prompt_id, packed.members, batch.step)
 
     def _group(self, prompt_id: str) -> Group:
         group = self.kept.get(prompt_id)
@@ -103,7 +104,8 @@ class Groups:
             group = self.kept[prompt_id] = Group(prompt_id)
         return group
 
-    def on_issued(self, message: PromptIssued | None, record: Record) -> None:
+    @on(PromptIssued)
+    def _on_issued(self, message: PromptIssued | None, record: Record) -> None:
         """An attempt at a trajectory; the message is None where only headers are read."""
         key, headers = _key_of(record), record.headers
         letter, number = key.prompt_id[0], int(key.prompt_id[1:])
@@ -128,12 +130,9 @@ class Groups:
             self._violations.add("issued twice", key, found, "one issue an attempt")
             return
         self.issued += 1
-        rows = None
-        if message is not None:
-            self.legible.add((record.stream.name, record.sequence))
-            rows = digest_of(message.rows)
-            if self.on_issue is not None:
-                self.on_issue(message, rows)
+        rows = digest_of(message.rows) if message is not None else None
+        if message is not None and rows is not None and self.on_issue is not None:
+            self.on_issue(message, rows)
         group.issues[key] = Issue(record.sequence, int(headers["min-version"]), rows)
         self._fold_if_whole(group)
 
@@ -160,7 +159,8 @@ class Groups:
             expected = "a request" if asked is None else repr(asked)
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
 
-    def on_generated(self, message: TrajectoryGenerated | None, record: Record) -> None:
+    @on(TrajectoryGenerated)
+    def _on_generated(self, message: TrajectoryGenerated | None, record: Record) -> None:
         """A result; the message is None where only headers are read."""
         key, versions = _key_of(record), record.headers["versions"]
         self.results += 1
@@ -175,8 +175,6 @@ class Groups:
             group = self._group(key.prompt_id)
             group.results.append(record.sequence)
             self.stored[record.sequence] = _stored(key, versions, message, record)
-            if message is not None:
-                self.legible.add((record.stream.name, record.sequence))
             before = group.generated.setdefault(key, record.sequence)
             if before != record.sequence:
                 found = f"messages {before} and {record.sequence}"
@@ -184,117 +182,95 @@ class Groups:
         while self._waiting and not self._awaits_results(self._waiting[0]):
             self._fold_if_whole(self._waiting.popleft())
 
-    def on_claim(self, message: TrajectoryGraded | TrajectoryFailed, record: Record) -> None:
-        """A grade or a failure."""
-        if message.prompt_id in self.folded:
-            return  # it came late and ends nothing
-        group = self._group(message.prompt_id)
-        if isinstance(message, TrajectoryFailed):
-            claim = Claim(record.time_ns, None, message.reason)
-        else:
-            claim = Claim(record.time_ns, message)
-        group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(claim)
-        self._fold_if_whole(group)
+    @on(TrajectoryGraded)
+    def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
+        self._on_claim(message, Claim(record.time_ns, message))
 
-    def on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
+    @on(TrajectoryFailed)
+    def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
+        self._on_claim(message, Claim(record.time_ns, None, message.reason))
+
+    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, claim: Claim) -> None:
+        """A grade or a failure; one that comes after the end of its group ends nothing."""
+        if message.prompt_id not in self.folded:
+            group = self._group(message.prompt_id)
+            group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(claim)
+            self._fold_if_whole(group)
+
+    @on(TrajectoryDropped)
+    def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
         """The end of an attempt alone."""
         key = Key(message.trajectory_id, message.attempt)
-        if key.prompt_id in self.folded:
-            self._add_second_end(key, key.prompt_id, end_text(message.reason))
-            return
-        group = self._group(key.prompt_id)
-        if self._end(group, key, message.reason):
-            group.drops[key] = self._drop(message.reason, record)
-        if message.again:
-            group.again.add(key._replace(attempt=key.attempt + 1))
-        self._fold_if_whole(group)
+        if self._end(key, message.reason):
+            self._group(key.prompt_id).drops[key] = self._drop(message.reason, record)
+        if key.prompt_id not in self.folded:
+            group = self._group(key.prompt_id)
+            if message.again:
+                group.again.add(key._replace(attempt=key.attempt + 1))
+            self._fold_if_whole(group)
 
-    def on_group_dropped(self, message: GroupDropped, record: Record) -> None:
+    @on(GroupDropped)
+    def _on_group_dropped(self, message: GroupDropped, record: Record) -> None:
         """The end of a group without a batch."""
         name = message.prompt_id
-        if name in self.folded:
-            self._add_second_end(name, name, f"{end_text(message.reason)} as a group")
-            return
-        group = self._group(name)
-        if group.end is not None:
-            found = f"{end_text(group.end)}, then {end_text(message.reason)} as a group"
-            self._violations.add("ended twice", name, found, "one end")
-            return
-        group.end, group.dropped = message.reason, self._drop(message.reason, record)
-        self._fold_if_whole(group)
+        if not self._has_ended(name, name, message.reason):
+            group = self._group(name)
+            group.end, group.dropped = message.reason, self._drop(message.reason, record)
+            self._fold_if_whole(group)
 
-    def on_scored(self, message: EvalScored, record: Record) -> None:
+    @on(EvalScored)
+    def _on_scored(self, message: EvalScored, record: Record) -> None:
         """The members of an evaluation that were graded end in it."""
-        name = message.eval_id
-        if name in self.folded:
-            self._add_second_end(name, name, f"evaluation {name}")
-            return
-        group, versions = self._group(name), message.versions
-        score = Score(name, record.time_ns, message.accuracy, message.prompts, message.failed, versions)
-        if group.end is not None:
-            self._add_ends(name, group.end, score)
-            return
-        for member in message.members:
-            if self._end(group, key_of_member(member), score):
-                group.packed[key_of_member(member)] = member
-        group.end = score
-        self._fold_if_whole(group)
+        if message.eval_id not in self.folded:
+            group = self._group(message.eval_id)
+            group.scored_ns = group.scored_ns or record.time_ns
+        self._close(message.eval_id, message.members, msgspec.structs.replace(message, members=[]))
 
     def _drop(self, reason: str, record: Record) -> Drop:
         newest, first = self.newest_packed, self._training.opening.first_step
         return Drop(reason, record.time_ns, newest + 1 if newest is not None else (1 if first is None else first))
 
-    def _pack(self, member: BatchMember, step: int) -> bool:
-        """Note a member of a batch; False where it had an end before."""
-        key = key_of_member(member)
-        if key.prompt_id in self.folded:
-            self._add_second_end(key, key.prompt_id, end_text(step), step=step)
-            return False
-        group = self._group(key.prompt_id)
-        if group.stage != self.batches[step].stage:
-            expected = f"a batch of stage {group.stage}, by its name"
-            self._violations.add("wrong stage", key, f"in {self.batches[step].name}", expected)
-        if not self._end(group, key, step):
-            return False
-        group.packed[key] = member
-        return True
-
-    def _close(self, prompt_id: str, step: int, *, reported: bool) -> None:
-        """Note that a batch holds a group; `reported`: an earlier end is recorded already."""
-        if prompt_id in self.folded:
-            if not reported:
-                self._add_second_end(prompt_id, prompt_id, end_text(step), step=step)
+    def _close(self, prompt_id: str, members: Sequence[BatchMember], end: int | EvalScored) -> None:
+        """Note that a batch or a score holds a group: once, unless that is noted of its members already."""
+        new = True
+        for member in members:
+            key = key_of_member(member)
+            if self._end(key, end):
+                self._group(key.prompt_id).packed[key] = member
+            else:
+                new = False
+        if prompt_id in self.folded or self._group(prompt_id).end is not None:
+            if new:
+                self._has_ended(prompt_id, prompt_id, end)
             return
         group = self._group(prompt_id)
-        if group.end is None:
-            group.end = step
-            if group.stage == "warmup":
-                self.newest_warmup = max(self.newest_warmup, group.number)
-            self._fold_if_whole(group)
-        elif not reported:
-            self._add_ends(prompt_id, group.end, step)
+        group.end = end
+        if group.stage == "warmup":
+            self.newest_warmup = max(self.newest_warmup, group.number)
+        self._fold_if_whole(group)
 
-    def _end(self, group: Group, key: Key, end: End) -> bool:
-        """Note an end; False where there was one before."""
-        if key in group.ends:
-            self._add_ends(key, group.ends[key], end)
-            return False
-        if isinstance(group.end, str):
-            self._add_ends(key, group.end, end)
-            return False
-        group.ends[key] = end
+    def _end(self, key: Key, end: End) -> bool:
+        """Note the end of an attempt; False where there was one before."""
+        ended = self._has_ended(key, key.prompt_id, end)
+        if not ended:
+            self._group(key.prompt_id).ends[key] = end
+        return not ended
+
+    def _has_ended(self, id: Key | str, prompt_id: str, end: End) -> bool:
+        """Return whether an attempt, or a group, had an end before, which it must not."""
+        if prompt_id in self.folded:
+            in_batch = prompt_id in self._packed
+            text = "in a batch" if in_batch else "scored" if stage_of(prompt_id) == "eval" else "dropped"
+        else:
+            group = self._group(prompt_id)
+            of_group = group.end if isinstance(group.end, str) or id == prompt_id else None
+            before = group.ends.get(id, of_group) if isinstance(id, Key) else of_group
+            if before is None:
+                return False
+            in_batch, text = isinstance(before, int), end_text(before)
+        kind: Kind = "in two batches" if in_batch and isinstance(end, int) else "ended twice"
+        self._violations.add(kind, id, f"{text}, then {end_text(end)}", "one end")
         return True
-
-    def _add_ends(self, id: object, before: End, end: End) -> None:
-        kind: Kind = "in two batches" if isinstance(before, int) and isinstance(end, int) else "ended twice"
-        self._violations.add(kind, id, f"{end_text(before)}, then {end_text(end)}", "one end")
-
-    def _add_second_end(self, id: object, prompt_id: str, found: str, *, step: int | None = None) -> None:
-        """An end of what was folded away."""
-        kind: Kind = "in two batches" if step is not None and prompt_id in self._packed else "ended twice"
-        otherwise = "scored" if stage_of(prompt_id) == "eval" else "dropped"
-        before = "in a batch" if prompt_id in self._packed else otherwise
-        self._violations.add(kind, id, f"{before}, then {found}", "one end")
 
     def _fold_if_whole(self, group: Group) -> None:
         """Compare a group that has ended, once all that its end is about was read, and keep nothing of it."""
@@ -312,9 +288,6 @@ class Groups:
         self._again |= {key: group.end_of(key) for key in group.again - group.issues.keys()}
         for sequence in group.results:
             del self.stored[sequence]
-            self.legible.discard((TRAJECTORIES.name, sequence))
-        for issue in group.issues.values():
-            self.legible.discard((PROMPTS.name, issue.sequence))
         del self.kept[group.prompt_id]
 
     def _awaits_results(self, group: Group) -> bool:
@@ -324,7 +297,8 @@ class Groups:
     def _compare(self, group: Group) -> None:
         one_lineage = not self._training.lineage
         self._violations += group_violations(group, self.batches, self.stored, one_lineage=one_lineage)
-        self._violations += drop_violations(group, self._training.opening)
+        if self._training.opening.config is not None:
+            self._violations += drop_violations(group, self._training.opening.config)
         for key, member in group.packed.items():
             step, grade = group.ends[key], group.used(key, member)
             if not isinstance(step, int):
@@ -337,7 +311,7 @@ class Groups:
             end = group.end_of(key)
             if isinstance(end, int):
                 self.batches[end].ended += 1
-            elif isinstance(end, Score):
+            elif isinstance(end, EvalScored):
                 self.evaluated += 1
             elif end is not None:
                 self.dropped[end] += 1
@@ -363,7 +337,7 @@ class Groups:
         end, contained = group.end_of(key), self._training.contained
         step = end if isinstance(end, int) and key in group.ends else None
         if end is None or (step is not None and (contained is None or step > contained)):
-            self.needed[sequence] = Needed(key, step, violation)
+            self.needed[sequence] = Needed(step, violation)
 
 
 def _key_of(record: Record) -> Key:

@@ -71,7 +71,7 @@ def _lost(ledger: Ledger, queue: Queue, work: Work) -> Iterator[Violation]:
         return
     if letter is None:
         yield Violation("lost", str(key), found, _EXPECTED)
-    elif place in ledger.groups.legible and not letter.poison:
+    elif place in ledger.legible and not letter.poison:
         found = f"{found}; its dead letter gives the reason {letter.reason[:120]!r}, and the message can be read"
         yield Violation("hidden loss", str(key), found, _EXPECTED)
 
@@ -93,8 +93,9 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
             yield Violation("left over", group.prompt_id, found, "batches of the warm-up in the order of the data")
     elif complete_ns is not None:
         yield from _passed_over(ledger, group, complete_ns)
-    elif (deadline_s := ledger.opening.deadline_s) is not None:
-        late_s = (ledger.buffer_ns - max(group.issued_ns, ledger.opening.opened_ns)) / 1e9 - deadline_s
+    elif ledger.opening.config is not None:
+        opened_ns, deadline_s = ledger.opening.opened_ns, ledger.opening.config.buffer.group_deadline_s
+        late_s = (ledger.buffer_ns - max(group.issued_ns, opened_ns)) / 1e9 - deadline_s
         if late_s > _LATE_S:
             found = f"open, and the buffer was there {late_s:,.0f} s after its deadline"
             yield Violation("overdue", group.prompt_id, found, "an end at its deadline")
@@ -106,9 +107,9 @@ def _passed_over(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Vio
     Admission lets (max_lag + 1) batches of groups be open, so one of as many batches takes it; one more for groups that
     a buffer which starts anew completes in another order, which is why only batches of the newest one count.
     """
-    max_lag = ledger.opening.max_lag
-    if max_lag is None:
+    if ledger.opening.config is None:
         return
+    max_lag = ledger.opening.config.buffer.max_lag
     since_ns = max(complete_ns, ledger.writers.claimed_ns.get(BATCHES.name, 0))
     passed = len(ledger.packed_ns) - bisect_right(ledger.packed_ns, since_ns)
     if passed > max_lag + 1:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
+
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
@@ -12,39 +15,22 @@ from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
-from topics.ids import Stage
 from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
 
-class Trained(NamedTuple):
-    """A `batch.trained`, without its metrics."""
-
-    step: int
-    lineage: int
-    stage: Stage
-    lags: dict[int, int]  # trained tokens by lag
-    masked: int
-    rewards: tuple[float, ...]  # mean and standard deviation
-    trajectories: int
-    batch_sequence: int
-    skipped: bool  # passed over: no token of it was trained
-
-
 class Saved(NamedTuple):
-    """A `checkpoint.saved`, without its place."""
+    """A checkpoint."""
 
-    step: int
-    lineage: int
-    batch_sequence: int
-    time_ns: int
+    message: CheckpointSaved
+    time_ns: int  # server's clock
 
 
-class Training:
+class Training(Fold):
     """Folds the learner's log."""
 
     def __init__(self, opening: Opening, violations: Violations) -> None:
-        self.trained: dict[tuple[int, int], Trained] = {}  # by lineage and step
-        self.surviving: dict[int, int] = {}  # lineage by step, as it is in the newest weights
+        self.trained: dict[tuple[int, int], BatchTrained] = {}  # without metrics, by lineage and step
+        self.surviving: dict[int, BatchTrained] = {}  # by step, as it is in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.evaluations: set[str] = set()  # that were asked for
         self.checkpoints: list[Saved] = []
@@ -52,7 +38,7 @@ class Training:
         self.lineage = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
-        self._newest: Trained | None = None
+        self._newest: BatchTrained | None = None
         self.opening = opening
         self._violations = violations
 
@@ -61,7 +47,8 @@ class Training:
         """Step that was trained last; None before the first one."""
         return self._newest.step if self._newest is not None else None
 
-    def on_trained(self, message: BatchTrained, record: Record) -> None:
+    @on(BatchTrained)
+    def _on_trained(self, message: BatchTrained, record: Record) -> None:
         """Steps follow each other; a newer lineage goes back, and what the older one trained from there on is lost."""
         step, lineage, last = message.step, message.lineage, self._newest
         before = self._sequences.setdefault((lineage, step), record.sequence)
@@ -80,35 +67,28 @@ class Training:
         if message.skipped and record.time_ns < self._skips_ns.get(step, record.time_ns + 1):
             found = f"passed over in message {record.sequence}"
             self._violations.add("unasked skip", f"batch {step}", found, "a request to skip it before that")
-        self._newest = Trained(
-            step=step,
-            lineage=lineage,
-            stage=message.stage,
-            lags=message.lags,
-            masked=message.masked,
-            rewards=tuple(message.rewards),
-            trajectories=message.trajectories,
-            batch_sequence=message.batch_sequence,
-            skipped=message.skipped,
-        )
-        self.trained[lineage, step] = self._newest
-        self.surviving[step] = lineage
+        self._newest = msgspec.structs.replace(message, metrics={})
+        self.trained[lineage, step] = self.surviving[step] = self._newest
 
-    def on_finished(self, message: TrainingFinished, _: Record) -> None:
+    @on(TrainingFinished)
+    def _on_finished(self, message: TrainingFinished, _: Record) -> None:
         """Training is over when its last step is trained."""
         if message.step != self._in_weights:
             found = f"training is finished at step {message.step}"
             self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
 
-    def on_skip_requested(self, message: SkipRequested, record: Record) -> None:
+    @on(SkipRequested)
+    def _on_skip_requested(self, message: SkipRequested, record: Record) -> None:
         """An operator asks to pass a batch over."""
         self._skips_ns.setdefault(message.step, record.time_ns)
 
-    def on_eval_requested(self, message: EvalRequested, _: Record) -> None:
+    @on(EvalRequested)
+    def _on_eval_requested(self, message: EvalRequested, _: Record) -> None:
         """The prompter may issue held-out prompts."""
         self.evaluations.add(message.eval_id)
 
-    def on_ready(self, message: EngineReady, record: Record) -> None:
+    @on(EngineReady)
+    def _on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read."""
         published = self.published.get((message.lineage, message.version))
         if published != message.digest:
@@ -116,7 +96,8 @@ class Training:
             expected = f"digest {published}, as published" if published else "a version that was published"
             self._violations.add("foreign weights", place_of(record), found, expected)
 
-    def on_published(self, message: WeightsPublished, _: Record) -> None:
+    @on(WeightsPublished)
+    def _on_published(self, message: WeightsPublished, _: Record) -> None:
         """A version holds what was trained before it, and has one digest."""
         lineage, version = message.lineage, message.version
         name = f"version {version} of lineage {lineage}"
@@ -129,12 +110,13 @@ class Training:
             found = f"published when step {self._in_weights} was the newest one trained"
             self._violations.add("untrained version", name, found, f"batch {version} trained before it")
 
-    def on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
+    @on(CheckpointSaved)
+    def _on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
         """A checkpoint holds the weights that were published for its step, on a lineage that there is."""
         lineage, step = message.lineage, message.step
         name = f"checkpoint of step {step} on lineage {lineage}"
-        self.checkpoints.append(Saved(step, lineage, message.batch_sequence, record.time_ns))
-        kept = [saved.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
+        self.checkpoints.append(Saved(message, record.time_ns))
+        kept = [saved.message.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
         if len(kept) > 1:
             self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
         # A lineage begins unpublished where its first step is not one that is published.
@@ -151,9 +133,11 @@ class Training:
                 "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
             )
 
-    def on_lost(self, message: CheckpointLost, _: Record) -> None:
+    @on(CheckpointLost)
+    def _on_lost(self, message: CheckpointLost, _: Record) -> None:
         """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
-        self.checkpoints = [saved for saved in self.checkpoints if saved[:2] != (message.step, message.lineage)]
+        lost = (message.lineage, message.step)
+        self.checkpoints = [one for one in self.checkpoints if (one.message.lineage, one.message.step) != lost]
 
     @property
     def _in_weights(self) -> int:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY, WRITER
 from asyncrl.state.audit.violations import Violations
 from topics.actors import KeeperClaimed, KeeperHeartbeat
 from topics.topic import Topic
+from topics.wire import Message
 
 
 class Writers:
@@ -19,10 +18,11 @@ class Writers:
         self._claimed: dict[str, str] = {}  # writer by log
         self.claimed_ns: dict[str, int] = {}  # server's clock at its claim, by log
 
-    def check(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def check(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Note a record of a keeper's log that is not by the writer that had claimed the log."""
         log, writer = record.stream.name, record.headers.get(WRITER, "")
-        if topic.message is KeeperClaimed and (message is None or message.nonce == writer):
+        by_headers = message is None and topic.message is KeeperClaimed
+        if by_headers or (isinstance(message, KeeperClaimed) and message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
         # A heartbeat decides nothing: it also tells other standby processes that one prepares to claim the log.
         if record.stream.keeper and topic.message is not KeeperHeartbeat and not self.owns(record):
