@@ -187,14 +187,7 @@ class DeadLetter(Message):
 
 _ALL = ROLE_NAMES
 
-RUN_OPENED = Topic(
-    "run.opened",
-    RunOpened,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=_ALL,
-    repeats=True,
-)
+RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, publishers=("operator",), subscribers=_ALL, repeats=True)
 ACTOR_STARTED = Topic(
     "actor.started", ActorStarted, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
 )
@@ -202,53 +195,21 @@ ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
 )
 SCALE_REQUESTED = Topic(
-    "scale.requested",
-    ScaleRequested,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("supervisor",),
-    repeats=True,
+    "scale.requested", ScaleRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",), repeats=True
 )
 STOP_REQUESTED = Topic(
-    "stop.requested",
-    StopRequested,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("supervisor",),
-    repeats=True,
+    "stop.requested", StopRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",), repeats=True
 )
 REISSUE_REQUESTED = Topic(
-    "reissue.requested",
-    ReissueRequested,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("prompter",),
-    repeats=True,
+    "reissue.requested", ReissueRequested, ACTORS, publishers=("operator",), subscribers=("prompter",), repeats=True
 )
 SKIP_REQUESTED = Topic(
-    "skip.requested",
-    SkipRequested,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("learner",),
-    repeats=True,
+    "skip.requested", SkipRequested, ACTORS, publishers=("operator",), subscribers=("learner",), repeats=True
 )
 FLEET_SCALED = Topic(
-    "fleet.scaled",
-    FleetScaled,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("supervisor",),
-    repeats=True,
+    "fleet.scaled", FleetScaled, FLEET, publishers=("supervisor",), subscribers=("supervisor",), repeats=True
 )
-WORK_ISOLATED = Topic(
-    "work.isolated",
-    WorkIsolated,
-    ACTORS,
-    publishers=WORKERS,
-    subscribers=WORKERS,
-    key="place",
-)
+WORK_ISOLATED = Topic("work.isolated", WorkIsolated, ACTORS, publishers=WORKERS, subscribers=WORKERS, key="place")
 VITALS_TAKEN = Topic(
     "vitals.taken", Vitals, VITALS, publishers=_ALL, subscribers=("monitor", "supervisor"), key="actor_id", json=True
 )
@@ -270,20 +231,3 @@ def keeper_topics(stream: Stream) -> list[Topic[Message]]:
 
 KEEPER_TOPICS = [topic for stream in STREAMS for topic in keeper_topics(stream)]
 SHARED_TYPES = (KeeperClaimed, KeeperHeartbeat, KeeperSnapshot, BlobStored)  # one type for several topics
-
-TOPICS: tuple[Topic[Any], ...] = (
-    RUN_OPENED,
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    SCALE_REQUESTED,
-    STOP_REQUESTED,
-    REISSUE_REQUESTED,
-    SKIP_REQUESTED,
-    FLEET_SCALED,
-    WORK_ISOLATED,
-    VITALS_TAKEN,
-    BLOB_STORED,
-    BLOB_KEPT,
-    DEAD_LETTER,
-    *KEEPER_TOPICS,
-)

@@ -97,5 +97,3 @@ BATCH_TRAINED = Topic(
     subscribers=("prompter", "buffer", "supervisor", "recorder"),
     id=("lineage", "step"),
 )
-
-TOPICS: tuple[Topic[Any], ...] = (BATCH_PACKED, BATCH_TRAINED)

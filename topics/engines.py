@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from msgspec import Meta
 
@@ -71,13 +71,5 @@ ENGINE_READY = Topic(
     repeats=True,
 )
 ENGINE_GONE = Topic(
-    "engine.gone",
-    EngineGone,
-    ENGINES,
-    publishers=("engine",),
-    subscribers=_SUBSCRIBERS,
-    key="engine_id",
-    repeats=True,
+    "engine.gone", EngineGone, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id", repeats=True
 )
-
-TOPICS: tuple[Topic[Any], ...] = (ENGINE_UPDATING, ENGINE_READY, ENGINE_GONE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from topics.batches import BatchMember
@@ -46,5 +44,3 @@ EVAL_REQUESTED = Topic(
 EVAL_SCORED = Topic(
     "eval.scored", EvalScored, BATCHES, publishers=("buffer",), subscribers=("recorder", "supervisor"), id=("eval_id",)
 )
-
-TOPICS: tuple[Topic[Any], ...] = (EVAL_REQUESTED, EVAL_SCORED)

@@ -23,5 +23,3 @@ GROUP_DROPPED = Topic(
     subscribers=("prompter", "rollout", "recorder", "supervisor"),
     key="prompt_id",
 )
-
-TOPICS = (GROUP_DROPPED,)

@@ -89,5 +89,3 @@ PROMPT_ISSUED = Topic(
     heads=IssueHeads,
     id=("trajectory_id", "attempt"),
 )
-
-TOPICS = (PROMPT_ISSUED,)

@@ -88,5 +88,3 @@ class RunStatus(Message, omit_defaults=False):
 
 
 RUN_STATE = Topic("run.state", RunStatus, VITALS, publishers=("supervisor",), subscribers=("monitor",), json=True)
-
-TOPICS = (RUN_STATE,)

@@ -52,5 +52,3 @@ class StallEnded(Message):
 
 STALL_FOUND = Topic("stall.found", StallFound, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
 STALL_ENDED = Topic("stall.ended", StallEnded, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
-
-TOPICS = (STALL_FOUND, STALL_ENDED)

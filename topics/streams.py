@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from topics.topic import FLEET, Topic
 from topics.wire import Count, Message, Sequence, Step
 
@@ -61,5 +59,3 @@ ADMISSION_RESUMED = Topic(
     publishers=("supervisor",),
     subscribers=("prompter", "monitor", "supervisor"),
 )
-
-TOPICS: tuple[Topic[Any], ...] = (STREAM_TRIMMED, CHECKPOINT_REQUESTED, ADMISSION_PAUSED, ADMISSION_RESUMED)

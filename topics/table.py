@@ -11,24 +11,11 @@ from topics.roles import ROLE_NAMES, ROLES, Role, add_role
 from topics.topic import STREAMS, Stream, Topic
 from topics.wire import Message
 
-TOPICS: list[Topic[Any]] = [
-    *prompts.TOPICS,
-    *trajectories.TOPICS,
-    *groups.TOPICS,
-    *batches.TOPICS,
-    *weights.TOPICS,
-    *engines.TOPICS,
-    *evals.TOPICS,
-    *runs.TOPICS,
-    *stalls.TOPICS,
-    *streams.TOPICS,
-    *actors.TOPICS,
-]
+_NOUNS = (prompts, trajectories, groups, batches, weights, engines, evals, runs, stalls, streams, actors)
 
+TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
-_BY_TYPE: dict[type[Message], Topic[Any]] = {
-    topic.message: topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES
-}
+_BY_TYPE = {topic.message: topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES}
 
 
 class WorkQueue(NamedTuple):

@@ -308,12 +308,3 @@ TRAJECTORY_DROPPED = Topic(
     subscribers=("prompter", "rollout", "recorder"),
     key="trajectory_id",
 )
-
-TOPICS: tuple[Topic[Any], ...] = (
-    TRAJECTORY_PROGRESSED,
-    PROGRESS_STORED,
-    TRAJECTORY_GENERATED,
-    TRAJECTORY_GRADED,
-    TRAJECTORY_FAILED,
-    TRAJECTORY_DROPPED,
-)

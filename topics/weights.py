@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from topics.topic import TRAINING, Topic
 from topics.wire import Count, Message, Step, Version
 
@@ -81,5 +79,3 @@ TRAINING_FINISHED = Topic(
     publishers=("learner",),
     subscribers=("prompter", "supervisor", "recorder"),
 )
-
-TOPICS: tuple[Topic[Any], ...] = (WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, CHECKPOINT_LOST, TRAINING_FINISHED)

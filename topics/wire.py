@@ -67,7 +67,7 @@ class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     V: ClassVar[int] = 1
 
-    v: int = 0  # filled with V when encoded; 0 on the wire never happens
+    v: int = 0  # version of its type, filled in when it is encoded
 
 
 M = TypeVar("M", bound=msgspec.Struct)

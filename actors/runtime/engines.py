@@ -7,7 +7,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.engine.control import KINDS
 from asyncrl.engine.fleet import Fleet
-from topics.engines import TOPICS
+from topics.table import TOPICS
 from topics.topic import ENGINES
 
 
@@ -21,7 +21,7 @@ def open_fleet(context: Context) -> Fleet:
 async def follow_engines(context: Context, fleet: Fleet) -> Listener:
     """Tell a fleet the newest state of each engine, and what follows on the log: its length does not matter."""
     listener = context.listen(ENGINES, lambda _topic, message, _record: fleet.apply(message))
-    subjects = [topic.pattern(context.bus.run) for topic in TOPICS]
+    subjects = [topic.pattern(context.bus.run) for topic in TOPICS if topic.stream is ENGINES]
     newest = sorted(await read_last_of_each(context.bus, ENGINES, subjects), key=lambda record: record.sequence)
     for record in newest:
         listener.subscribe(record)

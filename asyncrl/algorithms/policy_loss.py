@@ -35,13 +35,13 @@ class Decoupled(Loss, frozen=True):
     """Policy gradient with truncated importance sampling: each token's gradient is weighted by the ratio
     exp(trainer - sampler) of its probabilities, bounded. The decoupled clipped loss of AReaL at one update a batch."""
 
+    # Policy at the start of the step: `current` takes it from the pass that trains, which is the same where a batch
+    # makes one update; `recomputed` from a pass before it.
     proximal: Literal["current", "recomputed"] = "current"
-    """Policy at the start of the step: `current` takes it from the pass that trains, which is the same where a batch
-    makes one update; `recomputed` from a pass before it."""
+    # A weight out of its bounds is clamped, or the token masked; `none` leaves all weights at 1.
     correction: CorrectionName = "clamp"
-    """A weight out of its bounds is clamped, or the token masked; `none` leaves all weights at 1."""
+    # Upper bound of the weight exp(trainer - sampler), the difference of their log-probs.
     correction_cap: Annotated[float, Meta(gt=0)] = 2.0
-    """Upper bound of the weight exp(trainer - sampler), the difference of their log-probs."""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -58,10 +58,8 @@ class Decoupled(Loss, frozen=True):
 class Ppo(Loss, frozen=True):
     """Clipped surrogate of PPO: the ratio of trainer and sampler is clipped to [1 - clip_low, 1 + clip_high]."""
 
-    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2
-    """Ratio clip below 1."""
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28
-    """Ratio clip above 1; above `clip_low` it is clip-higher."""
+    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2  # Ratio clip below 1.
+    clip_high: Annotated[float, Meta(ge=0)] = 0.28  # Ratio clip above 1; above `clip_low` it is clip-higher.
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         """See `Loss`."""

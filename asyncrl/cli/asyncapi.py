@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.topics_reference import ARRAYS, about, fields_of, headers_of, parts_of
+from asyncrl.config.fields import about, fields_of
+from asyncrl.config.topics_reference import ARRAYS, headers_of, parts_of
 from topics.actors import BlobStored
 from topics.table import TOPICS, subscribers_of
 from topics.topic import Topic

@@ -6,8 +6,9 @@ import argparse
 
 import msgspec
 
+from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
-from asyncrl.config.topics_reference import KEPT, about, roles, topics_markdown
+from asyncrl.config.topics_reference import KEPT, roles, topics_markdown
 from asyncrl.run.user_actors import load_actors
 from topics.table import TOPICS, subscribers_of
 

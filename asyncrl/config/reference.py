@@ -1,12 +1,8 @@
-"""The reference of all settings, from the settings tree: types, ranges, units, defaults and the sentence under each."""
+"""The reference of all settings, from the settings tree: types, ranges, units, defaults and the sentence at each."""
 
 from __future__ import annotations
 
-import ast
-import functools
-import inspect
 import json
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +11,7 @@ from msgspec import inspect as types
 
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
+from asyncrl.config.fields import about, fields_of, markdown_table
 
 UNITS = {
     "_s": "s",
@@ -122,42 +119,17 @@ def for_benchmarks(annotation: Any) -> bool:
     return any(getattr(meta, "extra", None) == settings.BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
 
 
-def field_default(field: msgspec.structs.FieldInfo) -> Any:
-    """Default of a field, made anew."""
-    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-
-
-@functools.cache
-def _sentences(module: str) -> dict[tuple[str, str], str]:
-    """(class, field) to the string literal under the field."""
-    found = {}
-    for table in ast.parse(inspect.getsource(sys.modules[module])).body:
-        if not isinstance(table, ast.ClassDef):
-            continue
-        for field, below in zip(table.body, table.body[1:], strict=False):
-            match field, below:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                    found[table.name, name] = " ".join(text.split())
-    return found
-
-
 def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:
     """Every table of the tree, from the top; behind its name, the options of each loss."""
-    fields = msgspec.structs.fields(table)
-    leaves = [
-        SettingDoc(
-            key=join_key(key, field.name),
-            type=type_text(types.type_info(field.type)),
-            range=range_text(types.type_info(field.type)),
-            default=field_default(field),
-            unit=next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), ""),
-            doc=_sentences(table.__module__)[table.__name__, field.name],
-        )
-        for field in fields
-        if not is_table(field.type) and not for_benchmarks(field.type)
-    ]
-    yield TableDoc(key, " ".join((table.__doc__ or "").split()), leaves)
-    for field in fields:
+    leaves = []
+    for field in fields_of(table):
+        if not is_table(field.type) and not for_benchmarks(field.type):
+            kind = types.type_info(field.type)
+            unit = next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
+            name = join_key(key, field.name)
+            leaves.append(SettingDoc(name, type_text(kind), range_text(kind), field.default, unit, field.about))
+    yield TableDoc(key, about(table), leaves)
+    for field in fields_of(table):
         if is_table(field.type):
             yield from documented_tables(field.type, join_key(key, field.name))
         elif field.name == "loss_options":
@@ -201,11 +173,9 @@ def settings_markdown() -> str:
     """The text of docs/settings.md."""
     lines = [INTRODUCTION]
     for table in documented_tables():
+        rows = [
+            (f"`{one.key}`", one.expected, f"`{toml_text(one.default)}`", one.unit, one.doc) for one in table.settings
+        ]
         lines += [f"## `[{table.key}]`" if table.key else "## Top of the file", "", table.doc, ""]
-        lines += ["| setting | type and range | default | unit | meaning |", "|---|---|---|---|---|"]
-        for setting in table.settings:
-            default = f"`{toml_text(setting.default)}`"
-            cells = [f"`{setting.key}`", setting.expected, default, setting.unit, setting.doc]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-        lines.append("")
+        lines += [*markdown_table(("setting", "type and range", "default", "unit", "meaning"), rows), ""]
     return "\n".join(lines)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
 import textwrap
-import tokenize
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
+from asyncrl.config.fields import about, fields_of, markdown_table
 from topics.roles import ROLE_NAMES
 from topics.table import TOPICS, subscribers_of
 from topics.topic import STREAMS, Retention, Topic
-from topics.wire import Message
 
 KEPT = {
     Retention.LEDGER: "for the whole run",
@@ -39,34 +37,6 @@ A message above 768 KiB has an empty body and a header `blob: id:size:xxh3:chunk
 
 This page is printed by `asyncrl topics --markdown`, an AsyncAPI 3.0.0 document by `asyncrl topics --asyncapi`.
 """
-
-
-class FieldDoc(NamedTuple):
-    """One field of a message."""
-
-    name: str
-    type: str  # as it is written in the source; the values where it has a few
-    default: str  # JSON; "" where the field is required
-    about: str
-
-
-def about(kind: type[Any]) -> str:
-    """Docstring of a message type, in one paragraph."""
-    return " ".join(inspect.cleandoc(kind.__doc__ or "").split())
-
-
-def fields_of(kind: type[msgspec.Struct]) -> tuple[FieldDoc, ...]:
-    """Fields of a struct, own ones first, without the `v` that every message has."""
-    written = _written(kind)
-    found = []
-    for field in msgspec.structs.fields(kind):
-        if field.name == "v":
-            continue
-        type_text, comment = written[field.name]
-        if get_origin(field.type) is Literal:
-            type_text = " or ".join(f'"{value}"' for value in get_args(field.type))
-        found.append(FieldDoc(field.name, type_text, _default(field), comment))
-    return tuple(found)
 
 
 def headers_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
@@ -96,30 +66,21 @@ def parts_of(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
 def topics_markdown() -> str:
     """The text of docs/topics.md."""
-    lines = [INTRODUCTION, "## Streams", "", "| stream | kept | written by | about |", "|---|---|---|---|"]
-    for stream in STREAMS:
-        writer = stream.keeper or "many"
-        lines.append(f"| `{stream.name}` | {KEPT[stream.keep]} | {writer} | {stream.about} |")
-    lines += [
-        "",
-        "## All topics",
-        "",
-        "| topic | message | stream | publishers | subscribers |",
-        "|---|---|---|---|---|",
-    ]
-    for topic in TOPICS:
-        anchor = topic.name.replace(".", "")
-        lines.append(
-            f"| [`{topic.name}`](#{anchor}) | `{topic.message.__name__}` | `{topic.stream.name}` | "
-            f"{roles(topic.publishers)} | {roles(subscribers_of(topic))} |"
+    streams = [(f"`{stream.name}`", KEPT[stream.keep], stream.keeper or "many", stream.about) for stream in STREAMS]
+    topics = [
+        (
+            *(f"[`{topic.name}`](#{topic.name.replace('.', '')})", f"`{topic.message.__name__}`"),
+            *(f"`{topic.stream.name}`", roles(topic.publishers), roles(subscribers_of(topic))),
         )
+        for topic in TOPICS
+    ]
+    lines = [INTRODUCTION, "## Streams", "", *markdown_table(("stream", "kept", "written by", "about"), streams)]
+    columns = ("topic", "message", "stream", "publishers", "subscribers")
+    lines += ["", "## All topics", "", *markdown_table(columns, topics)]
     for topic in TOPICS:
         lines += ["", *_topic_section(topic)]
     lines += ["", "## Parts of messages"]
-    parts: list[type[msgspec.Struct]] = []
-    for topic in TOPICS:
-        parts += [part for part in parts_of(topic.message) if part not in parts]
-    for part in parts:
+    for part in dict.fromkeys(part for topic in TOPICS for part in parts_of(topic.message)):
         lines += ["", f"### {part.__name__}", "", about(part), "", *_field_table(part)]
     return "\n".join(lines) + "\n"
 
@@ -148,41 +109,18 @@ def _topic_section(topic: Topic[Any]) -> list[str]:
 
 
 def _field_table(kind: type[msgspec.Struct]) -> list[str]:
-    lines = ["| field | type | default | about |", "|---|---|---|---|"]
+    rows = []
     for field in fields_of(kind):
-        default = f"`{field.default}`" if field.default else "required"
-        cells = (f"`{field.name}`", f"`{field.type}`", default, field.about)
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return lines
-
-
-def _default(field: msgspec.structs.FieldInfo) -> str:
-    if field.required:
-        return ""
-    made = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-    return msgspec.json.encode(made, enc_hook=list).decode()
+        values = get_args(field.type) if get_origin(field.type) is Literal else ()
+        written = " or ".join(f'"{value}"' for value in values) or field.written
+        required = field.default is msgspec.NODEFAULT
+        default = "required" if required else f"`{msgspec.json.encode(field.default, enc_hook=list).decode()}`"
+        if field.name != "v":  # which every message has
+            rows.append((f"`{field.name}`", f"`{written}`", default, field.about))
+    return markdown_table(("field", "type", "default", "about"), rows)
 
 
 def _structs_in(annotation: Any) -> list[type[msgspec.Struct]]:
     if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
         return [annotation]
     return [struct for argument in get_args(annotation) for struct in _structs_in(argument)]
-
-
-def _written(kind: type[msgspec.Struct]) -> dict[str, tuple[str, str]]:
-    """Field name to its annotation and the comment on its line, over the class and those it inherits from."""
-    found: dict[str, tuple[str, str]] = {}
-    for base in kind.__mro__:
-        if base in (Message, msgspec.Struct) or not issubclass(base, msgspec.Struct):
-            continue
-        source = textwrap.dedent(inspect.getsource(base))
-        comments = {
-            token.start[0]: token.string.lstrip("# ")
-            for token in tokenize.generate_tokens(io.StringIO(source).readline)
-            if token.type == tokenize.COMMENT
-        }
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                comment = comments.get(node.end_lineno or node.lineno, "")
-                found.setdefault(node.target.id, (ast.unparse(node.annotation), comment))
-    return found

@@ -26,11 +26,7 @@ def main(parent: int) -> None:
     setup = msgspec.msgpack.decode(first_frame(inbox, frames), type=RowSetup)
     try:
         source = open_source(
-            setup.spec,
-            options=setup.options,
-            seed=setup.seed,
-            base=Path(setup.base),
-            labels_for=setup.labels_for,
+            setup.spec, options=setup.options, seed=setup.seed, base=Path(setup.base), labels_for=setup.labels_for
         )
     except DataError as error:
         _send(outbox, Opened(error=str(error)))

@@ -18,16 +18,7 @@ import msgspec
 from asyncrl.errors import AsyncRLError, last_lines
 from asyncrl.framing import READ_BYTES, Frames, first_frame, pack, take_pipes
 from asyncrl.process import descendants, living_processes
-from asyncrl.rewards.frames import (
-    Call,
-    GradeRequest,
-    Ready,
-    Reply,
-    RewardFailed,
-    Setup,
-    memory_text,
-    read_score,
-)
+from asyncrl.rewards.frames import Call, GradeRequest, Ready, Reply, RewardFailed, Setup, memory_text, read_score
 from asyncrl.rewards.functions import FunctionError, is_async, load_function, load_rollout
 
 _DETAIL_CHARS = 4000

@@ -11,7 +11,8 @@ import pytest
 from asyncrl.cli.asyncapi import asyncapi
 from asyncrl.cli.main import main
 from asyncrl.cli.topics import topics_text
-from asyncrl.config.topics_reference import fields_of, headers_of, topics_markdown
+from asyncrl.config.fields import fields_of
+from asyncrl.config.topics_reference import headers_of, topics_markdown
 from harness.stories import result
 from topics.table import TOPICS
 from topics.trajectories import Segment, TrajectoryFailed, TrajectoryGenerated
@@ -54,11 +55,11 @@ def test_fields_carry_their_comments_types_and_defaults():
     fields = {field.name: field for field in fields_of(Segment)}
     failed = {field.name: field for field in fields_of(TrajectoryFailed)}
 
-    assert fields["tokens"].type == "Int32Array"
+    assert fields["tokens"].written == "Int32Array"
     assert "<i4" in fields["tokens"].about
-    assert failed["attempt"].default == "0"  # inherited
-    assert failed["detail"].default == ""  # required
-    assert '"rollout" or "reward"' in failed["reason"].type
+    assert failed["attempt"].default == 0  # inherited
+    assert failed["detail"].default is msgspec.NODEFAULT  # required
+    assert '| `reason` | `"rollout" or "reward"' in topics_markdown()
 
 
 def test_headers_in_the_docs_are_those_on_the_wire():
