@@ -1,4 +1,4 @@
-"""Load a config from TOML: every problem in it is reported at once, with its line and what to do."""
+"""Load a config from TOML: all that is wrong with its settings is reported at once, with its line and what to do."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,15 +25,13 @@ _PATHS = {
     *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
     *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
     "engine.api_key_file",
-}
-"""Settings that may begin with `~`."""
+}  # may begin with `~`
 _RENAMED = {
     "rollout.lease_s": "workers.lease_s",
     "rollout.stall_s": "workers.stall_s",
     "rollout.poison_after": "workers.poison_after",
     "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
-}
-"""Names of earlier versions, and what they are called now."""
+}  # names of earlier versions, and what they are called now
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -42,16 +39,12 @@ FurtherCheck: TypeAlias = Callable[[Config, Path], Iterable[Finding]]
 """Finds what else is wrong with settings, given the folder of their relative paths."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing wrong with a config."""
 
-    line: int | None
-    """Line of the file, from 1; None for what is not written in it."""
-    key: str
-    """Dotted key; `--set KEY` for an override, empty for a fault of the file as a whole."""
-    message: str
-    """The finding: found, expected, what to do."""
+    line: int | None  # of the file, from 1; None for what is not written in it
+    key: str  # dotted; `--set KEY` for an override, empty for a fault of the file as a whole
+    message: str  # found, expected, what to do
 
     def text(self, source: str) -> str:
         """`config.toml:12: learner.lr: ...`, or `--set learner.lr: ...`."""
@@ -60,7 +53,7 @@ class Problem:
 
 
 class ConfigError(AsyncRLError):
-    """A config that cannot be played, with all that is wrong with it."""
+    """A config that no run can have, with all that is wrong with it."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(problem.text(source) for problem in problems))
@@ -68,31 +61,12 @@ class ConfigError(AsyncRLError):
         self.problems = list(problems)
 
 
-@dataclass(frozen=True)
-class LoadedConfig:
+class LoadedConfig(NamedTuple):
     """A config, and where it came from."""
 
     config: Config
-    base: Path
-    """Folder that the paths written in the config are relative to."""
-    source: Path
-    """The TOML file itself."""
-
-
-@dataclass(frozen=True)
-class _Places:
-    """The positions of the keys in the file and on the command line."""
-
-    lines: dict[str, int]
-    overrides: list[str]
-
-    def problem(self, finding: Finding) -> Problem:
-        """A finding at the first of its keys that was written, the command line before the file."""
-        for key in finding.keys:
-            if _within(key, self.overrides):
-                return Problem(None, f"--set {key}", finding.message)
-        key = next((key for key in finding.keys if key in self.lines), finding.keys[0])
-        return Problem(self.lines.get(key), key, finding.message)
+    base: Path  # folder that the paths written in the config are relative to
+    source: Path  # the TOML file itself
 
 
 def _within(key: str, tables: Iterable[str]) -> bool:
@@ -111,12 +85,21 @@ def load_config(
         further: finds what else is wrong; `asyncrl.run.preflight` looks at what the config names outside itself.
 
     Raises:
-        ConfigError: with every problem of the config and of the overrides.
+        ConfigError: with the first syntax error, or every problem of the settings and of the overrides.
     """
     source, label, base = _find(path_or_name)
-    raw, problems, kept = _parse(_read(source, label))
-    config, found = _resolved(raw, overrides, key_lines(kept), base, whole=not problems, further=further)
-    problems += found
+    try:
+        text = source.read_text(encoding="utf-8-sig")
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        at = re.search(r"\(at line (\d+)", str(error))
+        number = int(at[1]) if at else len(text.rstrip().split("\n"))
+        message = f"not valid TOML: {error}: {text.split(chr(10))[number - 1].strip()}"
+        raise ConfigError(label, [Problem(number, "", message)]) from error
+    except (OSError, UnicodeDecodeError) as error:
+        message = f"cannot be read ({error}); expected a TOML file in UTF-8"
+        raise ConfigError(label, [Problem(None, "", message)]) from error
+    config, problems = _resolved(raw, overrides, key_lines(text), base, further)
     if problems:
         raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
     return LoadedConfig(config, base, source)
@@ -135,39 +118,38 @@ def with_overrides(
     Raises:
         ConfigError: with every problem of the overrides.
     """
-    changed, problems = _resolved(msgspec.to_builtins(config), overrides, {}, base, further=further)
+    changed, problems = _resolved(msgspec.to_builtins(config), overrides, {}, base, further)
     if problems:
         raise ConfigError(f"run {config.run}", problems)
     return changed
 
 
 def _resolved(
-    raw: dict[str, Any],
-    overrides: Sequence[str],
-    lines: dict[str, int],
-    base: Path,
-    *,
-    whole: bool = True,
-    further: FurtherCheck | None = None,
+    raw: dict[str, Any], overrides: Sequence[str], lines: dict[str, int], base: Path, further: FurtherCheck | None
 ) -> tuple[Config, list[Problem]]:
     """Settings from TOML values and overrides, with all that is wrong with them.
 
     Args:
         lines: of the keys in their file.
-        whole: whether all of the file could be read.
     """
     wanted: list[str] = []
     problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
     findings: list[Finding] = []
     config = _convert(Config, raw, "", findings)
-    if whole:
-        # Skip checks that depend on invalid keys; they would test the default value.
-        wrong = {key for finding in findings for key in finding.keys}
-        found = [*_loss_options(config.learner), *contradictions(config)]
-        found += further(config, base) if further is not None else []
-        findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
-    places = _Places(lines, wanted)
-    return config, problems + [places.problem(finding) for finding in findings]
+    # Skip checks that depend on invalid keys; they would test the default value.
+    wrong = {key for finding in findings for key in finding.keys}
+    found = [*_loss_options(config.learner), *contradictions(config), *(further(config, base) if further else [])]
+    findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
+    return config, problems + [_located(finding, lines, wanted) for finding in findings]
+
+
+def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) -> Problem:
+    """A finding at the first of its keys that was written, the command line before the file."""
+    for key in finding.keys:
+        if _within(key, overrides):
+            return Problem(None, f"--set {key}", finding.message)
+    key = next((key for key in finding.keys if key in lines), finding.keys[0])
+    return Problem(lines.get(key), key, finding.message)
 
 
 def _loss_options(learner: LearnerSettings) -> list[Finding]:
@@ -194,78 +176,24 @@ def _find(path_or_name: str) -> tuple[Path, str, Path]:
     raise ConfigError(path_or_name, [Problem(None, "", message)])
 
 
-def _read(source: Path, label: str) -> str:
-    try:
-        return source.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        message = f"cannot be read ({error}); expected a TOML file in UTF-8"
-        raise ConfigError(label, [Problem(None, "", message)]) from error
-
-
-def _parse(text: str) -> tuple[dict[str, Any], list[Problem], str]:
-    """TOML values, syntax problems, and the text without the lines that were wrong.
-
-    A broken `key = value` line is set aside and parsing continues, so that one run reports every mistake. After any
-    other fault the table of the next line is unknown, and parsing ends.
-    """
-    lines = text.split("\n")
-    problems: list[Problem] = []
-    while True:
-        try:
-            return tomllib.loads("\n".join(lines)), problems, "\n".join(lines)
-        except tomllib.TOMLDecodeError as error:
-            fault, _, position = str(error).partition(" (at ")
-            match = re.match(r"line (\d+)", position)
-            number = int(match[1]) if match else _unfinished(lines)
-            line = lines[number - 1]
-            problems.append(Problem(number, "", f"not valid TOML: {fault}: {line.strip()}"))
-            stands_alone = _parses(line) and "overwrite" not in fault
-            if match is None or stands_alone or "=" not in line or line.lstrip().startswith("["):
-                return {}, problems, ""
-            lines[number - 1] = ""
-
-
-def _parses(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True
-
-
-def _unfinished(lines: list[str]) -> int:
-    """Line on which the statement begins that the document ends within."""
-    return next((start for start, _, parsed in _statements("\n".join(lines)) if parsed is None), len(lines))
-
-
-def _statements(text: str) -> Iterator[tuple[int, str, dict[str, Any] | None]]:
-    """(first line, text, value) of each statement; the value is None where the text ends within the statement."""
-    statement, start = "", 1
+def key_lines(text: str) -> dict[str, int]:
+    """Line of every table and key in a valid TOML text, from 1, by dotted key."""
+    found: dict[str, int] = {}
+    table, statement, start = "", "", 1
     for number, line in enumerate(text.split("\n"), 1):
         start = start if statement else number
         statement += line + "\n"
         try:
-            parsed = tomllib.loads(statement)
+            paths = list(_paths(tomllib.loads(statement)))
         except tomllib.TOMLDecodeError:
-            continue
-        yield start, statement, parsed
-        statement = ""
-    if statement:
-        yield start, statement, None
-
-
-def key_lines(text: str) -> dict[str, int]:
-    """Line of every table and key in a TOML text, from 1, by dotted key."""
-    found: dict[str, int] = {}
-    table = ""
-    for start, statement, parsed in _statements(text):
-        paths = list(_paths(parsed or {}))
+            continue  # the statement goes on
         if statement.lstrip().startswith("["):
             table = ""
         for path in paths:
             found.setdefault(join_key(table, path), start)
         if statement.lstrip().startswith("["):
             table = paths[-1]
+        statement = ""
     return found
 
 
