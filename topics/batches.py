@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from topics.ids import Stage
-from topics.prompts import Attempt, Temperature
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK, Attempt, Temperature
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Reference
 from topics.wire import Count, Id, Message, Real, Sequence, Step
@@ -24,28 +24,30 @@ class BatchMember(msgspec.Struct):
 
 
 class BatchGroup(msgspec.Struct):
-    """The graded members of one prompt, and the rules that its source gave it."""
+    """The graded members of one prompt, and the rules that it was issued with. The learner obeys them."""
 
     prompt_id: Id
     members: list[BatchMember]
-    source: Id = "task"
+    task: Id = ONLY_TASK
     temperature: Temperature = 1.0  # that its tokens were sampled at
-    estimator: str = ""  # of its advantages
+    estimator: str = NO_ESTIMATOR  # of its advantages, a name in asyncrl.algorithms.advantages.ADVANTAGES
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
-    """All that changes the mathematics of an optimiser step, besides its rows. The learner obeys it, not the config."""
+    """All that changes the mathematics of an optimiser step, besides its groups and their rules.
+
+    Buffer and learner obey it, not the config.
+    """
 
     loss: str = "decoupled"  # a name in asyncrl.algorithms.losses.LOSSES
     loss_options: dict[str, Any] = {}  # of that loss, all of them
-    advantage: str = "grpo"  # a name in asyncrl.algorithms.advantages.ADVANTAGES
+    filters: list[str] = []  # names in asyncrl.algorithms.filters.FILTERS; the groups that they name are dropped
     aggregation: str = "token"  # a name in asyncrl.algorithms.aggregation.AGGREGATIONS
     constant_tokens: Count = 1  # divisor of the aggregation `constant`
     learning_rate: Real = 0.0  # of this step
     max_grad_norm: Real = 1.0
     betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW
     weight_decay: Real = 0.0
-    temperature: Real = 1.0  # at which the tokens were sampled
 
 
 class BatchPacked(Message):

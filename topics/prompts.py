@@ -16,6 +16,9 @@ Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
 Attempt: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1000.0)]  # 0 is greedy
 
+ONLY_TASK = "task"  # name of the task of a run that has one
+NO_ESTIMATOR = "none"  # of groups whose rewards are not compared
+
 
 class PromptRow(msgspec.Struct, omit_defaults=True):
     """One row of a task, as its data source gives it."""
@@ -37,9 +40,9 @@ class PromptIssued(Message):
     min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of this trajectory's sampling
     origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
-    source: Id = "task"  # prompt source that it comes from
+    task: Id = ONLY_TASK  # whose row it is; `warmup` for the warm-up
     temperature: Temperature = 1.0  # of its sampling
-    estimator: str = ""  # of its group's advantages; "" where it has none
+    estimator: str = NO_ESTIMATOR  # of its group's advantages
 
     @property
     def trajectory_id(self) -> str:
@@ -54,11 +57,11 @@ class PromptIssued(Message):
             "stage": self.stage,
             "group-size": str(self.group_size),
             "min-version": str(self.min_version),
-            "source": self.source,
-            "temperature": f"{self.temperature:g}",
+            "temperature": f"{self.temperature:.12g}",
         }
-        besides = {"estimator": self.estimator, "origin": self.origin}
-        return found | {name: value for name, value in besides.items() if value}
+        besides = {"task": self.task, "estimator": self.estimator, "origin": self.origin}
+        defaults = (ONLY_TASK, NO_ESTIMATOR, "")
+        return found | {name: value for name, value in besides.items() if value not in defaults}
 
 
 class IssueHeads(msgspec.Struct, rename="kebab"):
@@ -69,9 +72,9 @@ class IssueHeads(msgspec.Struct, rename="kebab"):
     stage: Stage
     group_size: GroupSize
     min_version: Version
-    source: Id
     temperature: Temperature
-    estimator: str = ""
+    task: Id = ONLY_TASK
+    estimator: str = NO_ESTIMATOR
     origin: Id = ""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from actors.buffer.batch_record import batch_figures, eval_scored, references
 from actors.buffer.state import BufferState, Group
-from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
@@ -19,7 +19,7 @@ from topics.batches import BatchGroup, BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import WARMUP, Stage, prompt_name, stage_of
-from topics.prompts import PromptIssued
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued
 from topics.trajectories import (
     DropReason,
     TrajectoryDropped,
@@ -41,7 +41,6 @@ class Plan(NamedTuple):
     min_fresh: float
     drop_stale: bool  # no stale token is trained on masked: its trajectory ends
     reissue: bool  # and is issued again
-    filters: tuple[str, ...]  # of groups of RL, the first one first
     deadline_s: float
     objective: Callable[[int], Objective]  # of a step, which is recorded with its batch
 
@@ -61,7 +60,6 @@ class Plan(NamedTuple):
             min_fresh=config.buffer.min_fresh,
             drop_stale=config.buffer.stale != "mask",
             reissue=config.buffer.stale == "reissue",
-            filters=tuple(config.buffer.filters),
             deadline_s=config.buffer.group_deadline_s,
             objective=partial(objective_of, config),
         )
@@ -160,7 +158,7 @@ class BufferFold(Fold):
             return
         self.state.issued_ns[prompt_id] = record.time_ns
         group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
-        group.source, group.estimator = headers["source"], headers.get("estimator", "")
+        group.task, group.estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
         if group.complete:
             self._settle(group)
@@ -227,9 +225,10 @@ class BufferFold(Fold):
             self.state.ready[group.stage].setdefault(group.prompt_id)
 
     def _filter(self, group: Group) -> str:
-        """Name of the filter that drops a group; empty where none does."""
-        filters = self._plan.filters if group.stage == "rl" else ()
-        return next((name for name in filters if FILTERS[name](group.live())), "")
+        """Name of the filter that drops a group, of those of the next batch of its stage; empty where none does."""
+        if group.stage != "rl":
+            return ""
+        return filtered_by(group.live(), self._plan.objective(max(1, self.state.packed + 1)).filters)
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
@@ -312,7 +311,7 @@ class BufferFold(Fold):
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             figures = batch_figures([group.live() for group in chosen], seconds)
         groups = [
-            BatchGroup(group.prompt_id, references(group.live()), group.source, group.temperature, group.estimator)
+            BatchGroup(group.prompt_id, references(group.live()), group.task, group.temperature, group.estimator)
             for group in chosen
         ]
         return [BatchPacked(step, stage, groups, min_version, plan.objective(step), figures)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from topics.ids import PromptIdSet, Stage
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK
 from topics.trajectories import TrajectoryFailed, TrajectoryGraded
 
 
@@ -14,9 +15,9 @@ class Group(msgspec.Struct):
     prompt_id: str
     size: int
     stage: Stage
-    source: str = "task"
+    task: str = ONLY_TASK
     temperature: float = 1.0
-    estimator: str = ""
+    estimator: str = NO_ESTIMATOR
     min_version: int = 0  # that it was issued for first
     issued: int = 0  # members
     graded: dict[int, TrajectoryGraded] = {}

@@ -8,7 +8,7 @@ from collections import Counter
 import xxhash
 
 from actors.runtime.actor import ActorFault
-from asyncrl.algorithms.batches import GradedTrajectory
+from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, body_of
@@ -34,15 +34,15 @@ class Payloads:
         self._share = rank, ranks
         self._bus = bus
         prepare(TrajectoryGenerated)
-        self._fetches: dict[int, asyncio.Task[list[list[GradedTrajectory]]]] = {}
+        self._fetches: dict[int, asyncio.Task[list[GradedGroup]]] = {}
 
     def begin(self, packed: BatchPacked) -> None:
         """Start to fetch a batch, unless that has begun."""
         if packed.step not in self._fetches:
             self._fetches[packed.step] = asyncio.create_task(self._fetch(packed))
 
-    async def take(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
-        """The trajectories of a batch by group, in the order it names them.
+    async def take(self, packed: BatchPacked) -> list[GradedGroup]:
+        """The groups of a batch, in the order it names them.
 
         Raises:
             ActorFault: tokens are gone, or are not those that were graded.
@@ -50,18 +50,17 @@ class Payloads:
         self.begin(packed)
         return await self._fetches.pop(packed.step)
 
-    async def _fetch(self, packed: BatchPacked) -> list[list[GradedTrajectory]]:
+    async def _fetch(self, packed: BatchPacked) -> list[GradedGroup]:
         _check_doubles(packed)
         limit = asyncio.Semaphore(_AT_ONCE)
-        temperature = packed.objective.temperature
 
         async def fetch(member: BatchMember) -> GradedTrajectory:
             async with limit:
                 payload = await self._payload(packed.step, member)
-            return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, temperature)
+            return GradedTrajectory(member.trajectory_id, payload.segments, member.reward)
 
         async def counted(member: BatchMember) -> GradedTrajectory:
-            return GradedTrajectory(member.trajectory_id, (), member.reward, temperature, member.tokens)
+            return GradedTrajectory(member.trajectory_id, (), member.reward, member.tokens)
 
         rank, ranks = self._share
         named = [member for group in packed.groups for member in group.members]
@@ -70,7 +69,10 @@ class Payloads:
             fetch(member) if owner == rank else counted(member) for member, owner in zip(named, owners, strict=True)
         ]
         fetched = iter(await asyncio.gather(*fetches))
-        return [[next(fetched) for _ in group.members] for group in packed.groups]
+        return [
+            GradedGroup([next(fetched) for _ in group.members], group.estimator, group.temperature)
+            for group in packed.groups
+        ]
 
     async def _payload(self, step: int, member: BatchMember) -> TrajectoryGenerated:
         record = await read_message(self._bus, TRAJECTORIES, member.payload.sequence)

@@ -130,7 +130,7 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         min_version=wanted.min_version,
         seed=sampling_seed(seed, name, wanted.attempt),
         origin=wanted.group.origin,
-        source=wanted.group.source,
+        task=wanted.group.task,
         temperature=wanted.group.temperature,
         estimator=wanted.group.estimator,
     )

@@ -12,6 +12,7 @@ from actors.prompter.state import PrompterState
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import label_reader
 from topics.ids import EVALUATION, REISSUE, TASK, WARMUP, Stage, prompt_name
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK
 
 TASK_ROWS, HELD_OUT_ROWS = "task", "held-out"  # data of the prompter
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
@@ -22,14 +23,14 @@ class Group(NamedTuple):
 
     prompt_id: str
     stage: Stage
-    source: str  # its name, a key of `SOURCES`
+    task: str  # whose rows it has
     size: int
     places: range  # of its rows in the endless order of the data
     data: str = TASK_ROWS
     row_each: bool = False  # each member has a row of its own; else the first one carries those of the group
     min_version: int = 0  # of the weights that may sample it, where the bound on lag asks for no more
     temperature: float = 1.0
-    estimator: str = ""  # of its advantages; "" where it has none
+    estimator: str = NO_ESTIMATOR  # of its advantages
     origin: str = ""  # prompt whose row is issued again
 
 
@@ -99,7 +100,7 @@ class TaskSource:
 
     def group(self, state: PrompterState, number: int) -> Group:
         """All trajectories of one row."""
-        return self._rules(prompt_name(TASK, number), source="task", places=range(number, number + 1))
+        return self._rules(prompt_name(TASK, number), task=ONLY_TASK, places=range(number, number + 1))
 
 
 class ReissueSource:
@@ -121,7 +122,7 @@ class ReissueSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """The row of the prompt that was asked for."""
         origin = state.origins[number]
-        return self._rules(prompt_name(REISSUE, number), source="reissue", places=places_again(origin), origin=origin)
+        return self._rules(prompt_name(REISSUE, number), task=ONLY_TASK, places=places_again(origin), origin=origin)
 
 
 class HeldOutSource:
@@ -149,7 +150,7 @@ class HeldOutSource:
         return Group(
             prompt_name(EVALUATION, number),
             "eval",
-            "held-out",
+            ONLY_TASK,
             size,
             range(size),
             data=HELD_OUT_ROWS,

@@ -1,7 +1,7 @@
 """From rewards to advantages.
 
-An estimator is a function of the rewards of a whole batch, so that it may compare the members of a group or all
-groups; one that needs more than rewards has a second function, of a row with named columns.
+An estimator is a function of the rewards of all groups of a batch that name it, so that it may compare the members of
+a group or all of these groups; one that needs more than rewards has a second function, of a row with named columns.
 """
 
 from __future__ import annotations
@@ -63,21 +63,27 @@ ADVANTAGES = {
 """Estimators by their name in `learner.advantage`."""
 
 
-def group_advantages(groups: Sequence[npt.ArrayLike], *, kind: str) -> list[Values]:
+def group_advantages(groups: Sequence[npt.ArrayLike], estimators: Sequence[str]) -> list[Values]:
     """Advantages of the trajectories of a batch.
 
     Args:
         groups: per prompt, the rewards [G] of its graded trajectories.
-        kind: of the estimator, a name in `ADVANTAGES`.
+        estimators: per prompt, a name in `ADVANTAGES`.
 
     Returns:
         Per prompt, [G].
 
     Raises:
+        AlgorithmError: there is no such estimator.
         ValueError: when a reward is not finite.
     """
     rewards = [np.asarray(group, dtype=np.float64) for group in groups]
     for values in rewards:
         if not np.isfinite(values).all():
             raise ValueError(f"rewards {values.tolist()} of one group; every reward must be a finite number")
-    return named(ADVANTAGES, kind, "advantage").of_groups(rewards)
+    found: dict[int, Values] = {}
+    for name in dict.fromkeys(estimators):
+        places = [place for place, estimator in enumerate(estimators) if estimator == name]
+        advantages = named(ADVANTAGES, name, "advantage").of_groups([rewards[place] for place in places])
+        found.update(zip(places, advantages, strict=True))
+    return [found[place] for place in range(len(rewards))]

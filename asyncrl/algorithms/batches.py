@@ -15,6 +15,7 @@ from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
 from asyncrl.algorithms.rows import TrainRow
 from topics.batches import BatchPacked, Objective
+from topics.prompts import NO_ESTIMATOR
 from topics.trajectories import Segment
 from topics.wire import Int32Array, UInt8Array
 
@@ -25,8 +26,15 @@ class GradedTrajectory(NamedTuple):
     id: str
     segments: Sequence[Segment]
     reward: float = 0.0
-    temperature: float = 1.0
     elsewhere: int = 0  # trainable tokens of segments that another rank has
+
+
+class GradedGroup(NamedTuple):
+    """The trajectories of one prompt, in the order the batch names them, and the rules that they were issued with."""
+
+    members: Sequence[GradedTrajectory]
+    estimator: str = NO_ESTIMATOR  # of their advantages, a name in `ADVANTAGES`
+    temperature: float = 1.0  # that their tokens were sampled at
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +50,33 @@ class BatchStats:
 
 
 def build_rows(
-    groups: Sequence[Sequence[GradedTrajectory]], objective: Objective, *, step: int, min_version: int
+    groups: Sequence[GradedGroup], objective: Objective, *, step: int, min_version: int
 ) -> tuple[list[TrainRow], BatchStats]:
     """Turn the groups of one batch into rows.
 
-    Advantages are taken over the graded members of a group, weights over all trainable tokens of the batch;
-    stale tokens are masked last, so they take their weight with them. The first token of a segment has
+    Advantages are taken over the graded members of a group by its own estimator, weights over all trainable tokens of
+    the batch; stale tokens are masked last, so they take their weight with them. The first token of a segment has
     nothing before it that predicts it and is never trainable.
 
     Args:
-        groups: the trajectories of the batch by prompt, in the order the batch names them.
-        objective: how advantages and weights are made.
+        groups: of the batch, in the order it names them.
+        objective: how weights are made.
         step: of the batch, from which its lags are counted.
         min_version: older tokens are masked.
 
     Returns:
         One row per segment, in the given order, and statistics of the batch.
     """
-    trajectories = list(chain.from_iterable(groups))
+    trajectories = [member for group in groups for member in group.members]
+    rules = [group for group in groups for _ in group.members]
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     owner = np.repeat(np.arange(len(trajectories)), [len(trajectory.segments) for trajectory in trajectories])
     ends = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int64)
     mask, versions = _joined(segments, ends)
     counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
     fresh = fresh_mask(versions, mask, min_version=min_version)
-    rewards = [[member.reward for member in group] for group in groups]
-    advantages = list(chain.from_iterable(group_advantages(rewards, kind=objective.advantage)))
+    rewards = [[member.reward for member in group.members] for group in groups]
+    advantages = list(chain.from_iterable(group_advantages(rewards, [group.estimator for group in groups])))
     counts += np.array([trajectory.elsewhere for trajectory in trajectories], dtype=counts.dtype)
     weights = _weights(groups, counts.tolist(), objective)
     rows = [
@@ -79,7 +88,8 @@ def build_rows(
             versions=segment.versions,
             advantages=np.full(len(segment.tokens), advantages[index], np.float32),
             weights=np.full(len(segment.tokens), weights[index], np.float32),
-            temperature=trajectories[index].temperature,
+            temperature=rules[index].temperature,
+            estimator=rules[index].estimator,
         )
         for segment, index, row_mask in zip(segments, owner.tolist(), np.split(fresh, ends[:-1]), strict=False)
     ]
@@ -108,9 +118,9 @@ def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArra
     return np.diff(totals)
 
 
-def _weights(groups: Sequence[Sequence[GradedTrajectory]], counts: list[int], objective: Objective) -> list[float]:
+def _weights(groups: Sequence[GradedGroup], counts: list[int], objective: Objective) -> list[float]:
     rest = iter(counts)
-    by_group = [[next(rest) for _ in group] for group in groups]
+    by_group = [[next(rest) for _ in group.members] for group in groups]
     weights = token_weights(by_group, kind=objective.aggregation, constant_tokens=objective.constant_tokens)
     return list(chain.from_iterable(weights))
 

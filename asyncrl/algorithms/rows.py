@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from topics.prompts import NO_ESTIMATOR
 from topics.wire import Float32Array, Int32Array, UInt8Array
 
 
@@ -22,6 +23,7 @@ class TrainRow:
     advantages: Float32Array  # [T]
     weights: Float32Array  # [T], see `aggregation`; counts only where the mask is 1
     temperature: float = 1.0
+    estimator: str = NO_ESTIMATOR  # of its group's advantages, a name in `ADVANTAGES`
     columns: dict[str, Float32Array] = field(default_factory=dict)  # [T] each: what the objective needs besides
 
 

@@ -120,6 +120,10 @@ def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[st
                 f"--set {override}: a replay has the tokens as they were sampled; only learner.* may change"
             )
     wanted = with_overrides(config, overrides)
+    if gone := [name for name in config.learner.filters if name not in wanted.learner.filters]:
+        raise ReplayError(
+            f"--set learner.filters: no batch has the groups that {', '.join(gone)} dropped; a replay only adds filters"
+        )
     was, now = msgspec.structs.asdict(config.learner), msgspec.structs.asdict(wanted.learner)
     return wanted, {f"learner.{name}": [was[name], now[name]] for name in was if was[name] != now[name]}
 

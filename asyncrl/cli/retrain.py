@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.learner.payloads import Payloads
-from asyncrl.algorithms.batches import GradedTrajectory, build_rows, skipped_stats
+from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
@@ -168,18 +168,21 @@ class Retraining:
         """
         payloads = Payloads(self._bus)
         while self.step < until:
-            packed, _ = self._log.batch(self.step + 1)
+            packed = self._packed(self.step + 1)
             groups = [] if self._skips(packed.step) else await payloads.take(packed)
             if packed.step < until and not self._skips(packed.step + 1):
-                payloads.begin(self._log.batch(packed.step + 1)[0])
+                payloads.begin(self._packed(packed.step + 1))
             yield await asyncio.to_thread(self._train, packed, groups)
 
-    def _train(self, packed: BatchPacked, groups: Sequence[Sequence[GradedTrajectory]]) -> ReplayedStep:
+    def _packed(self, step: int) -> BatchPacked:
+        """A batch as the settings of the replay make it."""
+        return with_other_settings(self._log.batch(step)[0], self._recorded, self._config)
+
+    def _train(self, packed: BatchPacked, groups: Sequence[GradedGroup]) -> ReplayedStep:
         began, step = time.monotonic(), packed.step
         if self._skips(step):
             stats, metrics = skipped_stats(packed), {}
         else:
-            packed = with_other_settings(packed, self._recorded, self._config)
             rows, stats = build_rows(groups, packed.objective, step=step, min_version=packed.min_version)
             try:
                 metrics = self._trainer.step(rows, packed.objective)

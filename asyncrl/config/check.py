@@ -152,9 +152,9 @@ def _groups(config: Config) -> Iterator[Finding]:
             "make the group smaller, or give the workers more slots"
         )
         yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
-    if size == 1 and "zero_variance" in config.buffer.filters:
+    if size == 1 and "zero_variance" in learner.filters:
         message = "a group of rollout.group_size = 1 has no variance: zero_variance would drop all; remove it"
-        yield Finding(("buffer.filters", "rollout.group_size"), message)
+        yield Finding(("learner.filters", "rollout.group_size"), message)
     if rollout.temperature == 0 and learner.steps:
         message = (
             "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "

@@ -27,6 +27,7 @@ _PATHS = {
     "engine.api_key_file",
 }  # may begin with `~`
 _RENAMED = {
+    "buffer.filters": "learner.filters",
     "rollout.lease_s": "workers.lease_s",
     "rollout.stall_s": "workers.stall_s",
     "rollout.poison_after": "workers.poison_after",

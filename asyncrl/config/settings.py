@@ -183,8 +183,6 @@ class BufferSettings(Settings):
     min_fresh: Share = 0.25
     # Seconds after its issue when a group is packed with the members it has (at least two), or dropped.
     group_deadline_s: Seconds = 600.0
-    # Complete groups that are dropped and replaced: `zero_variance`, those whose rewards are all equal.
-    filters: list[FilterName] = msgspec.field(default_factory=list)
 
 
 class LearnerSettings(Settings):
@@ -203,6 +201,8 @@ class LearnerSettings(Settings):
     loss_options: dict[str, Any] = msgspec.field(default_factory=dict)  # Options of the loss, listed below.
     # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each).
     advantage: AdvantageName = "grpo"
+    # Complete groups that are dropped and replaced: `zero_variance`, those whose rewards are all equal.
+    filters: list[FilterName] = msgspec.field(default_factory=list)
     # The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant.
     aggregation: AggregationName = "token"
     dtype: Literal["float32", "bfloat16"] = "float32"  # Parameter type of the trained model.

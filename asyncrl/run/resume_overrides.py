@@ -15,7 +15,7 @@ _OBJECTIVE = tuple(
     f"learner.{name}"
     for name in (
         *("lr", "lr_warmup_steps", "schedule", "betas", "weight_decay", "max_grad_norm"),
-        *("loss", "loss_options", "advantage", "aggregation"),
+        *("loss", "loss_options", "advantage", "aggregation", "filters"),
     )
 )
 

@@ -27,7 +27,7 @@ ADVICE: dict[Cause, str] = {
     "reward hanging": "look at the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "rollout hanging": "look at the rollout function and its tools; workers.stall_s passes the work on",
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
-    "groups dropped": "change what drops them: reward, buffer.filters, buffer.max_lag, buffer.group_deadline_s",
+    "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",

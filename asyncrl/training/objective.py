@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.settings import Config
@@ -23,7 +24,7 @@ def objective_of(config: Config, step: int) -> Objective:
     if step <= 0:
         number = step + warmup.steps
         rate = warmup.lr * learning_rate_factor(number, kind="constant", warmup_steps=warmup.lr_warmup_steps)
-        return Objective(loss="sft", advantage="none", learning_rate=rate, **optimizer)
+        return Objective(loss="sft", learning_rate=rate, **optimizer)
     factor = learning_rate_factor(
         step, kind=learner.schedule, warmup_steps=learner.lr_warmup_steps, total_steps=learner.steps
     )
@@ -31,17 +32,24 @@ def objective_of(config: Config, step: int) -> Objective:
     return Objective(
         loss=learner.loss,
         loss_options=msgspec.to_builtins(loss),
-        advantage=learner.advantage,
+        filters=learner.filters,
         aggregation=learner.aggregation,
         constant_tokens=config.rollout.max_new_tokens,
         learning_rate=learner.lr * factor,
-        temperature=config.rollout.temperature,
         **optimizer,
     )
 
 
 def with_other_settings(packed: BatchPacked, was: Config, now: Config) -> BatchPacked:
-    """A batch whose objective differs from the recorded one where two configs differ."""
+    """A batch whose objective and estimators differ from the recorded ones where two configs differ.
+
+    Groups that a filter drops which the run did not have are left out.
+    """
     old, new = (msgspec.structs.asdict(objective_of(config, packed.step)) for config in (was, now))
     changed = {name: value for name, value in new.items() if value != old[name]}
-    return msgspec.structs.replace(packed, objective=msgspec.structs.replace(packed.objective, **changed))
+    groups = packed.groups
+    if was.learner.advantage != now.learner.advantage and packed.stage == "rl":
+        groups = [msgspec.structs.replace(group, estimator=now.learner.advantage) for group in groups]
+    groups = [group for group in groups if not filtered_by(group.members, changed.get("filters", ()))]
+    objective = msgspec.structs.replace(packed.objective, **changed)
+    return msgspec.structs.replace(packed, objective=objective, groups=groups)

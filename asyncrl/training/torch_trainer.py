@@ -17,7 +17,6 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.algorithms.named import named
 from asyncrl.algorithms.packing import micro_batches, padding_share
 from asyncrl.algorithms.rows import TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums, metrics
@@ -81,7 +80,7 @@ class TorchTrainer:
         """See `Trainer.step`."""
         self._check(rows)
         loss = loss_of(objective)
-        used = self.prepare(rows, objective, loss)
+        used = self.prepare(rows, loss)
         batches = self._cut(used)
         sums, norm = self._gradient(batches, loss)
         total = float(sums.pop("loss", 0.0))
@@ -106,16 +105,18 @@ class TorchTrainer:
             **metrics(sums),
         }
 
-    def prepare(self, rows: Sequence[TrainRow], objective: Objective, loss: Loss) -> list[TrainRow]:
+    def prepare(self, rows: Sequence[TrainRow], loss: Loss) -> list[TrainRow]:
         """Rows that have a gradient, with the columns that the objective needs, of the weights before the update.
 
         Raises:
             RowError: the rows lack a column, and nothing here fills it.
         """
-        estimator = named(ADVANTAGES, objective.advantage, "advantage")
         used = [row for row in rows if row.mask[1:].any()]
-        if estimator.of_row is not None:
-            used = [replace(row, advantages=estimator.of_row(row)) for row in self._filled(used, estimator.needs)]
+        for name, estimator in ADVANTAGES.items():
+            if estimator.of_row is not None:
+                own = self._filled([row for row in used if row.estimator == name], estimator.needs)
+                made = iter([replace(row, advantages=estimator.of_row(row)) for row in own])
+                used = [next(made) if row.estimator == name else row for row in used]
         # A token without advantage has no gradient in a policy loss, so its row needs no forward pass. It
         # keeps its place in the denominators, which `build_rows` took over the whole batch.
         used = [row for row in used if row.advantages.any() or not loss.uses_advantages]

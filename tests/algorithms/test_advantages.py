@@ -7,7 +7,7 @@ from asyncrl.algorithms.advantages import group_advantages
 
 
 def one_group(rewards, kind):
-    (found,) = group_advantages([rewards], kind=kind)
+    (found,) = group_advantages([rewards], [kind])
     return found
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from topics.batches import Objective
 from topics.trajectories import Segment
 
@@ -19,16 +19,15 @@ GROUPS = [
         GradedTrajectory("p0-1", [segment(2, [1, 4, 5])], 0.0),
     ],
     [
-        GradedTrajectory("p1-0", [segment(1, [5])], 0.5, 0.7),
+        GradedTrajectory("p1-0", [segment(1, [5])], 0.5),
         GradedTrajectory("p1-1", [segment(1, [5, 5])], 0.5),
     ],
 ]
 
 
 def rows_of(groups, *, step=6, min_version=0, advantage="grpo", aggregation="trajectory"):
-    return build_rows(
-        groups, Objective(advantage=advantage, aggregation=aggregation), step=step, min_version=min_version
-    )
+    given = [GradedGroup(group, advantage, 0.7) for group in groups]
+    return build_rows(given, Objective(aggregation=aggregation), step=step, min_version=min_version)
 
 
 def test_every_segment_becomes_a_row_with_its_trajectorys_advantage_and_weight():
@@ -38,8 +37,21 @@ def test_every_segment_becomes_a_row_with_its_trajectorys_advantage_and_weight()
     assert [set(row.advantages.tolist()) for row in rows] == [{0.5}, {0.5}, {-0.5}, {0.0}, {0.0}]
     assert [len(row.advantages) for row in rows] == [4, 5, 5, 2, 3]
     assert [row.weights[0] for row in rows] == [np.float32(1 / tokens) for tokens in (16, 16, 12, 4, 8)]
-    assert [row.temperature for row in rows] == [1.0, 1.0, 1.0, 0.7, 1.0]
+    assert {(row.temperature, row.estimator) for row in rows} == {(0.7, "centered")}
     assert rows[1].tokens is GROUPS[0][0].segments[1].tokens
+
+
+def test_each_group_of_a_batch_has_its_own_estimator_and_temperature():
+    three = [GradedTrajectory(f"p2-{member}", [segment(1, [5])], float(member == 2)) for member in range(3)]
+    groups = [GradedGroup(GROUPS[0], "grpo", 0.5), GradedGroup(three, "centered", 2.0), GradedGroup(three[2:], "none")]
+
+    rows, _ = build_rows(groups, Objective(), step=6, min_version=0)
+
+    # grpo: rewards 1 and 0 have the mean 1/2 and the unbiased deviation 1 / sqrt(2)
+    by_hand = [0.5**0.5, 0.5**0.5, -(0.5**0.5), -1 / 3, -1 / 3, 2 / 3, 1.0]
+    assert [row.advantages[0] for row in rows] == pytest.approx(by_hand, rel=2e-6)
+    assert [row.temperature for row in rows] == [0.5] * 3 + [2.0] * 3 + [1.0]
+    assert {row.weights[0] for row in rows} == {np.float32(1 / 11)}  # by tokens of the whole batch
 
 
 def test_stale_tokens_are_masked_and_take_their_weight_with_them():

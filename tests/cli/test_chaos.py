@@ -141,7 +141,7 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
         stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
         stalled(
             tmp_path / "b",
-            [*few, "reward.function=flat.py:reward", "buffer.filters=['zero_variance']", "warmup.steps=0"],
+            [*few, "reward.function=flat.py:reward", "learner.filters=['zero_variance']", "warmup.steps=0"],
         ),
         stalled(
             tmp_path / "c",

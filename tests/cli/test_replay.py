@@ -86,11 +86,23 @@ def test_a_replay_changes_the_learner_alone():
 def test_a_replay_puts_its_settings_in_place_of_the_runs_and_keeps_what_else_was_recorded():
     config = small_config()
     other, _ = replay_config(config, ["learner.lr=0.5", "learner.loss_options.correction_cap=3"])
-    packed = BatchPacked(1, "rl", [], 0, msgspec.structs.replace(objective_of(config, 1), max_grad_norm=9.0))
+    groups = [packed_group("p000000", 0.0, 1.0), packed_group("p000001", 1.0, 1.0)]
+    packed = BatchPacked(1, "rl", groups, 0, msgspec.structs.replace(objective_of(config, 1), max_grad_norm=9.0))
 
     assert with_other_settings(packed, config, config) == packed
     changed = with_other_settings(packed, config, other).objective
     assert (changed.learning_rate, changed.loss_options["correction_cap"], changed.max_grad_norm) == (0.5, 3, 9.0)
+    other, _ = replay_config(config, ["learner.advantage=centered", "learner.filters=['zero_variance']"])
+    changed = with_other_settings(packed, config, other)
+    assert changed.objective.filters == ["zero_variance"]
+    assert [(group.prompt_id, group.estimator) for group in changed.groups] == [("p000000", "centered")]
+    with pytest.raises(ReplayError, match=r"no batch has the groups that zero_variance dropped; .* only adds"):
+        replay_config(other, ["learner.filters=[]"])
+
+
+def packed_group(name: str, *rewards: float) -> BatchGroup:
+    members = [BatchMember(f"{name}-{at}", 0, Reference(at + 1, "00", 1), rewards[at], 3) for at in range(len(rewards))]
+    return BatchGroup(name, members, estimator="grpo")
 
 
 def log_of(**batches: list[str]) -> TrainingLog:

@@ -25,8 +25,8 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["rollout.group_size=1"], "rollout.group_size learner.advantage learner.loss"),
         (["rollout.group_size=1", "learner.advantage=centered"], "rollout.group_size learner.advantage learner.loss"),
         (
-            ["rollout.group_size=1", "learner.advantage=none", "buffer.filters=['zero_variance']"],
-            "buffer.filters rollout.group_size",
+            ["rollout.group_size=1", "learner.advantage=none", "learner.filters=['zero_variance']"],
+            "learner.filters rollout.group_size",
         ),
         (
             ["rollout.temperature=0"],

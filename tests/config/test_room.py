@@ -333,7 +333,7 @@ async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_
     rows = [{"prompt": "^ab=", "label": "flat" if number % 2 else "ba"} for number in range(64)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=45"]
-    settings += ["buffer.filters=['zero_variance']", "warmup.steps=0", "nats.ledger_max_mb=1"]
+    settings += ["learner.filters=['zero_variance']", "warmup.steps=0", "nats.ledger_max_mb=1"]
     async with up(tmp_path, *settings, config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server")
         bus = await Bus.connect(address_of(run), "short")

@@ -15,7 +15,6 @@ def feed(**changes):
         min_fresh=0.25,
         drop_stale=False,
         reissue=False,
-        filters=(),
         deadline_s=100.0,
         objective=lambda step: Objective(),
     )

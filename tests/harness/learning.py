@@ -31,11 +31,13 @@ async def pack(
     rewards: tuple[float, ...] = (0.0, 1.0),
     version: int | None = None,
     objective: Objective = LEARNING,
+    estimator: str = "grpo",
 ) -> int:
     """Store a group's results and the batch that names them; returns its sequence.
 
     Args:
         version: that sampled it; None for the newest that may have.
+        estimator: of its advantages.
     """
     prompt_id, members = prompt_name(TASK, step), []
     rng = np.random.default_rng(step)
@@ -62,7 +64,8 @@ async def pack(
         body = encode(message)
         reference = Reference(sequence, xxhash.xxh3_64_hexdigest(body), len(body))
         members.append(BatchMember(message.trajectory_id, 0, reference, reward, _SAMPLED))
-    packed = BatchPacked(step, "rl", [BatchGroup(prompt_id, members)], max(0, step - 2), objective)
+    group = BatchGroup(prompt_id, members, estimator=estimator)
+    packed = BatchPacked(step, "rl", [group], max(0, step - 2), objective)
     return await publish(bus, packed, headers={WRITER: "buffer"})
 
 

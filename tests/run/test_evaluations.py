@@ -129,7 +129,7 @@ async def test_an_evaluation_is_scored_once_though_each_role_is_killed_in_its_mi
     assert "no reward for the fourth" in dropped.detail
     issued = [one for one in (await messages_on(bus, PROMPTS)).on(PROMPT_ISSUED) if one.stage == "eval"]
     assert sorted(one.trajectory_id for one in issued) == sorted(names)
-    assert {(one.temperature, one.source, len(one.rows)) for one in issued} == {(0.0, "held-out", 1)}
+    assert {(one.temperature, one.task, len(one.rows)) for one in issued} == {(0.0, "task", 1)}
 
 
 async def scored(bus: Bus) -> bool:

@@ -255,7 +255,7 @@ async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_w
         "learner.keep_versions=10",
         "buffer.max_lag=8",  # else some groups may become too old, and fewer batches come of the rows
     ]
-    rewards = ["reward.function=flat.py:reward", "buffer.filters=['zero_variance']", "warmup.steps=0"]
+    rewards = ["reward.function=flat.py:reward", "learner.filters=['zero_variance']", "warmup.steps=0"]
     async with up(tmp_path, *few, *rewards, config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) == 5, "all batches that there are")
         await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups are left and a batch takes 8")

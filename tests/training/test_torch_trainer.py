@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
-from asyncrl.algorithms.batches import GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import LOSSES, loss_of
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Loss
@@ -49,12 +49,11 @@ def reverse_groups(rng, count):
         tokens = np.array([*word, EQUALS, *word[::-1], END], np.int32)
         mask = np.array([0] * 4 + [1] * 4, np.uint8)
         segment = Segment(tokens, mask, np.zeros(8, np.float32), np.full(8, -1, np.int32))
-        yield [GradedTrajectory(f"s{index}", [segment])]
+        yield GradedGroup([GradedTrajectory(f"s{index}", [segment])])
 
 
 def supervised_rows(rng, count):
-    objective = Objective(advantage="none", aggregation="token")
-    return build_rows(list(reverse_groups(rng, count)), objective, step=0, min_version=0)[0]
+    return build_rows(list(reverse_groups(rng, count)), Objective(), step=0, min_version=0)[0]
 
 
 def policy_rows(rng, count):
@@ -72,7 +71,8 @@ def policy_rows(rng, count):
                 versions=np.where(mask, 0, -1).astype(np.int32),
                 advantages=np.full(size, rng.normal() if index % 3 else 0.0, np.float32),
                 weights=np.full(size, 1.0 / (count * (size - 3)), np.float32),
-                temperature=0.8,
+                temperature=0.8 if index % 2 else 1.6,
+                estimator="grpo",
             )
         )
     return rows
@@ -195,7 +195,7 @@ def test_columns_are_filled_by_the_weights_before_the_update(model):
         assert in_the_pass.step(rows, policy()) == before_it.step(rows, recomputed)
     assert_same_bits(copies(in_the_pass), copies(before_it))
 
-    prepared = before_it.prepare(rows, recomputed, loss_of(recomputed))
+    prepared = before_it.prepare(rows, loss_of(recomputed))
     assert [row.trajectory_id for row in prepared] == [row.trajectory_id for row in rows if row.advantages.any()]
     nll = before_it.step(rows, Objective(loss="sft"))["nll"]
     every = before_it._filled(rows, ["proximal"])
@@ -231,12 +231,14 @@ def test_an_advantage_of_tokens_is_made_of_columns(trainer, monkeypatch):
         return row.advantages - row.columns["proximal"]
 
     monkeypatch.setitem(ADVANTAGES, "of tokens", Estimator(list, of_row=of_row, needs=("proximal",)))
-    rows, objective = policy_rows(np.random.default_rng(2), 6), Objective(advantage="of tokens")
+    rows = policy_rows(np.random.default_rng(2), 6)
+    rows[:4] = [dataclasses.replace(row, estimator="of tokens") for row in rows[:4]]
 
-    made = trainer.prepare(rows, objective, loss_of(objective))
+    made = trainer.prepare(rows, loss_of(policy()))
 
-    assert len(made) == len(rows)  # those whose reward gave no advantage have one now
-    for row, was in zip(made, rows, strict=True):
+    assert [row.trajectory_id for row in made] == ["p0", "p1", "p2", "p3", "p4", "p5"]
+    assert made[4:] == rows[4:]
+    for row, was in zip(made[:4], rows[:4], strict=True):  # p0 and p3, whose rewards gave no advantage, have one now
         assert np.array_equal(row.advantages, was.advantages - row.columns["proximal"])
 
 

@@ -49,8 +49,8 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     if drop.reason == "lag":
         fresh = [grade for grade in live.values() if not _is_old(grade, drop, config)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
-    if drop.reason not in config.buffer.filters:
-        return "a reason that is known, or a filter of buffer.filters"
+    if drop.reason not in config.learner.filters:
+        return "a reason that is known, or a filter of learner.filters"
     return "" if FILTERS[drop.reason](list(live.values())) else "a group that this filter drops"
 
 

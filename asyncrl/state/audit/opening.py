@@ -24,7 +24,6 @@ _FIXED = (
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",
-    "buffer.filters",
     "buffer.group_deadline_s",
     "learner.publish_every",
 )
@@ -61,6 +60,8 @@ class Opening(Fold):
             self._violations.add("bound changed", name, found, expected)
         if not changed:
             self.steps, self.opened_ns = message.steps, record.time_ns
+            filters = {*self.config.learner.filters, *config.learner.filters}
+            self.config.learner.filters = sorted(filters)  # a run that goes on may have others
 
     @on(ReissueRequested)
     def _on_reissue(self, message: ReissueRequested, _: Record) -> None:

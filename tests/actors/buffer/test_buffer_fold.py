@@ -153,7 +153,7 @@ def test_a_group_of_one_needs_one_grade():
 
 
 def test_groups_without_variance_can_be_dropped():
-    fed = feed(filters=("zero_variance",))
+    fed = feed(objective=lambda step: Objective(filters=["zero_variance"]))
     fed.group("p000000", (1.0, 1.0)).group("p000001", (0.0, 1.0)).group("p000002", (1.0, 0.0))
 
     assert messages(fed.read_back(fed.fold.decide(0))) == [
@@ -259,17 +259,18 @@ def test_an_end_that_is_read_before_the_issue_and_the_grade_counts(again):
 
 def test_a_batch_records_the_objective_of_its_step_as_the_settings_are_then():
     settings = {"learner": {"lr": 1.0, "lr_warmup_steps": 4, "loss": "ppo", "loss_options": {"clip_low": 0.1}}}
+    settings["learner"]["filters"] = ["zero_variance"]
     tables = {**settings, "warmup": {"steps": 2, "lr": 3.0, "lr_warmup_steps": 0}, "rollout": {"temperature": 0.7}}
     config = msgspec.convert(tables, Config)
     slower = msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, lr=0.5))
 
     def packed(config):
-        fed = feed(objective=Plan.of(config).objective).group("p000000").group("p000001")
+        fed = feed(objective=Plan.of(config).objective).group("p000000", (0.0, 1.0)).group("p000001", (0.0, 1.0))
         return only_batch(fed.fold.decide(0)).objective
 
     options = {"clip_low": 0.1, "clip_high": 0.28}
     assert packed(config) == Objective(
-        loss="ppo", loss_options=options, learning_rate=0.25, temperature=0.7, constant_tokens=256
+        loss="ppo", loss_options=options, filters=["zero_variance"], learning_rate=0.25, constant_tokens=256
     )
     assert packed(slower).learning_rate == 0.125
-    assert Plan.of(config).objective(0) == Objective(loss="sft", advantage="none", learning_rate=3.0)
+    assert Plan.of(config).objective(0) == Objective(loss="sft", learning_rate=3.0)

@@ -5,7 +5,7 @@ import pytest
 from actors.buffer.fold import BufferFold
 from actors.buffer.state import BufferState
 from harness.buffer_feed import feed
-from topics.batches import BatchPacked
+from topics.batches import BatchPacked, Objective
 from topics.evals import EvalScored
 from topics.trajectories import TrajectoryDropped
 from topics.wire import decode, encode
@@ -104,7 +104,7 @@ def test_batches_are_packed_beside_it_and_a_batch_never_takes_it():
 
 
 def test_equal_rewards_of_all_members_filter_nothing():
-    fed = evaluation(filters=("zero_variance",))
+    fed = evaluation(objective=lambda step: Objective(filters=["zero_variance"]))
     for member in range(3):
         graded(fed, member, 1.0)
 

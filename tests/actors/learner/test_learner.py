@@ -18,7 +18,7 @@ from asyncrl.run.skip import request_skip
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, until
 from topics.actors import KeeperSnapshot
-from topics.batches import BATCH_TRAINED, BatchTrained, Objective
+from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
@@ -186,7 +186,7 @@ async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_
 ):
     first = await opened(learner={"checkpoint_every": 3})
     await train(bus, 1, 2)
-    await pack(bus, 3, rewards=(0.0, 1e30), objective=Objective(advantage="none"))  # a gradient that is not finite
+    await pack(bus, 3, rewards=(0.0, 1e30), estimator="none")  # a gradient that is not finite
     await pack(bus, 4)
     with pytest.raises(ActorFault) as failed:
         await first.task

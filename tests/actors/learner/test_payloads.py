@@ -25,7 +25,7 @@ async def stored(bus: Bus, name: str, attempt: int = 0) -> Reference:
 
 async def take(bus: Bus, *members: BatchMember) -> list[str]:
     groups = await Payloads(bus).take(BatchPacked(3, "rl", [BatchGroup("p000000", list(members))], 0))
-    return [trajectory.id for group in groups for trajectory in group]
+    return [trajectory.id for group in groups for trajectory in group.members]
 
 
 def member(name: str, payload: Reference, attempt: int = 0) -> BatchMember:
