@@ -10,7 +10,7 @@ from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.stall_monitor import watch_for_stalls
-from actors.supervisor.state_publisher import publish_state
+from actors.supervisor.state_publisher import follow_run, publish_state
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
@@ -81,10 +81,7 @@ class Supervisor:
         """Start all actors, then follow requests until the run ends."""
         await self.keeper.start()
         self.context.watch(asyncio.create_task(self._liveness.watch()))
-        self.context.watch(
-            asyncio.create_task(watch_for_stalls(self.context, self.keeper, lambda: self._state.trained))
-        )
-        self.context.watch(asyncio.create_task(publish_state(self.context, self.keeper.now)))
+        self.context.watch(asyncio.create_task(self._observe()))
         trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold).run())
         self.context.watch(trimming)
         if not self._state.wanted:
@@ -112,6 +109,14 @@ class Supervisor:
         await self.keeper.close()
         if self._failure:
             raise ActorFault(self._failure)
+
+    async def _observe(self) -> None:
+        """Publish the state of the run, and why it does not come further."""
+        watch = await follow_run(self.context)
+        await asyncio.gather(
+            publish_state(self.context, watch, self.keeper.now),
+            watch_for_stalls(self.context, self.keeper, watch, lambda: self._state.trained),
+        )
 
     def _most(self, role: str) -> int:
         """Return the wanted number of processes; external servers are as many as the config has addresses."""

@@ -10,8 +10,8 @@ import msgspec
 
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
-from asyncrl.state.collect import look_from_inside
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.watch import LIMIT_S, Watch, disk_of
 from topics.stalls import StallEnded, StallFound
 from topics.table import topic_for
 from topics.wire import Message
@@ -21,12 +21,14 @@ _AGAIN_S = 3.0
 _REPORTED_ELSEWHERE = ("dead letters",)  # they have a topic of their own and do not stall the run
 
 
-async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[], int]) -> None:
+async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, trained: Callable[[], int]) -> None:
     """Publish `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
 
     Args:
+        watch: of the run.
         trained: how many batches are known to be trained.
     """
+    state = watch.state
     count, since, found = -1, time.monotonic(), True  # a supervisor before this one may have found something
     while not context.stop.is_set():
         await asyncio.sleep(_AGAIN_S)
@@ -35,11 +37,11 @@ async def watch_for_stalls(context: Context, keeper: Keeper, trained: Callable[[
         if not found and time.monotonic() - since < _QUIET_S:
             continue
         try:
-            state = await look_from_inside(context.bus, context.files.root)
+            async with asyncio.timeout(LIMIT_S):
+                await watch.examine()
+            state.disks = [disk_of(context.files.root)]
             found_now = [finding for finding in diagnose(state) if finding.cause not in _REPORTED_ELSEWHERE]
-        except (
-            Exception
-        ) as error:  # whatever it is, a doctor's mistake must not end the supervisor, which heals the run
+        except Exception as error:  # a doctor's mistake must not end the supervisor, which heals the run
             context.log.warning("no look at the run", reason=f"{type(error).__name__}: {error}")
             continue
         if context.stop.is_set():

@@ -18,23 +18,28 @@ _EVERY_S = 1.0
 _AGAIN_S = 5.0
 
 
-async def publish_state(context: Context, now: Callable[[], float]) -> None:
-    """Follow the run and publish its state until the actor is asked to stop.
-
-    Args:
-        now: the server's clock, seconds since the epoch.
-    """
-    bus = context.bus
-    watch = Watch(bus, RunState(bus.run, context.config.learner.steps))
-    while not context.stop.is_set():
+async def follow_run(context: Context) -> Watch:
+    """Follow the run from now on."""
+    while True:
+        watch = Watch(context.bus, RunState(context.bus.run, context.config.learner.steps))
         try:
             await watch.start()
-            break
         except BusError as error:  # nothing of the run depends on it
             context.log.warning("state not read", reason=str(error))
             await watch.close()
-            watch = Watch(bus, RunState(bus.run, context.config.learner.steps))
             await asyncio.sleep(_AGAIN_S)  # nothing announces that the server answers again
+        else:
+            return watch
+
+
+async def publish_state(context: Context, watch: Watch, now: Callable[[], float]) -> None:
+    """Publish the state of the run until the actor is asked to stop.
+
+    Args:
+        watch: of the run.
+        now: the server's clock, seconds since the epoch.
+    """
+    bus = context.bus
     while not context.stop.is_set():
         if bus.client.is_connected:
             message = run_status(watch.state, int(now() * 1e9))

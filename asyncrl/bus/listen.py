@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
-from asyncrl.bus.log import LogReader, Record, read_last_of_each
+from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack, unpack_headers
 from topics.topic import Stream, Topic
 from topics.wire import WireError
@@ -38,18 +38,21 @@ class Listener:
         subjects: Sequence[str] = (),
         headers_only: bool = False,
         unread: Collection[str] = (),
+        newest: bool = False,
     ) -> None:
         """
         Args:
             unread: subjects of which only headers are read.
+            newest: begin with the newest message of each subject.
         """
         self.last = 0  # sequence of the newest message handed over
         self._bus = bus
         self._stream = stream
         self._take, self._refuse = take, refuse
-        self._subjects = subjects
         self._headers_only, self._unread = headers_only, unread
-        self._reader = LogReader(bus, stream, self.subscribe, subjects=subjects, headers_only=headers_only)
+        self._reader = LogReader(
+            bus, stream, self.subscribe, subjects=subjects, headers_only=headers_only, newest=newest
+        )
         self._late: deque[Record] = deque()  # not yet handed over
         self._handing: asyncio.Task[None] | None = None
         self._reads = False  # for a caller that waits: in a task, because faults of a callback are the connection's
@@ -92,8 +95,8 @@ class Listener:
         if self._handing is not None:
             await asyncio.shield(self._handing)
 
-    async def read(self, after: int = 0, *, newest: bool = False) -> None:
-        """Hand over what is there now, behind a sequence, or the newest message of each subject.
+    async def read(self, after: int = 0) -> None:
+        """Hand over what is there now, behind a sequence.
 
         Raises:
             BusGone: the server sends nothing more.
@@ -101,13 +104,8 @@ class Listener:
         """
         self._reads = True
         try:
-            if newest:
-                for record in await read_last_of_each(self._bus, self._stream, self._subjects):
-                    self.subscribe(record)
-                await self.handed_over()
-            else:
-                await self.start(after)
-                await self.caught_up(_READ_SILENT_S)
+            await self.start(after)
+            await self.caught_up(_READ_SILENT_S)
         finally:
             await self.close()
 

@@ -54,10 +54,12 @@ class LogReader:
         after: int = 0,
         subjects: Sequence[str] = (),
         headers_only: bool = False,
+        newest: bool = False,
         paced: int = 0,
     ) -> None:
         """
         Args:
+            newest: begin with the newest message of each subject.
             paced: hand on so many messages, and then no more than `more` allows; 0 for all as they come.
         """
         self._bus = bus
@@ -65,6 +67,7 @@ class LogReader:
         self._on_record = on_record
         self._subjects = list(subjects)
         self._headers_only = headers_only
+        self._newest = newest
         self._paced = paced
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
@@ -97,14 +100,16 @@ class LogReader:
         stream = self.stream.full_name(self._bus.run)
         config: dict[str, Any] = {
             "name": name,
-            "deliver_policy": "by_start_sequence",
-            "opt_start_seq": self.last + 1,
             "ack_policy": "none",
             "mem_storage": True,
             "num_replicas": 1,
             "inactive_threshold": int(_FORGET_S * 1e9),
             "headers_only": self._headers_only,
         }
+        if self._newest and not self.last:
+            config["deliver_policy"] = "last_per_subject"
+        else:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.last + 1}
         if self._subjects:
             config["filter_subjects"] = self._subjects
         body = {"stream_name": stream, "config": config, "action": "create"}

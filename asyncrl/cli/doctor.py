@@ -9,9 +9,9 @@ import msgspec
 
 from asyncrl.cli.find import find_run
 from asyncrl.cli.options import add_run
-from asyncrl.state.collect import look_from_outside
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.findings import Finding
+from asyncrl.state.watch import look
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
     found = find_run(arguments)
-    state = asyncio.run(look_from_outside(found.address, found.run, found.root))
+    state = asyncio.run(look(found.address, found.run, found.root))
     findings = diagnose(state)
     line = headline(state)
     if arguments.json:

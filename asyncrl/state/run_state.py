@@ -29,7 +29,7 @@ from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
-from topics.topic import Topic
+from topics.topic import STREAMS, Retention, Topic
 from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
 from topics.wire import Message
@@ -181,6 +181,12 @@ class RunState(Fold):
     def metrics(self) -> dict[str, float]:
         """Of the newest step: of the learner, and of the trajectories of its batch."""
         return (self.newest_batch.metrics if self.newest_batch is not None else {}) | self.figures
+
+    @property
+    def payloads(self) -> dict[str, StreamFill]:
+        """The streams of tokens and blobs, which are trimmed."""
+        payloads = [stream.name for stream in STREAMS if stream.keep is Retention.PAYLOAD]
+        return {name: fill for name, fill in self.streams.items() if name in payloads}
 
     def rates(self) -> dict[str, float]:
         """Steps, trajectories and tokens trained, and tokens sampled, per second; what is not known yet is left out."""

@@ -217,7 +217,7 @@ def _streams(state: RunState) -> RenderableType | None:
     if not state.streams:
         return None
     text = Text()
-    for name, fill in state.streams.items():
+    for name, fill in state.payloads.items():
         text.append("   " if text else "").append(f"{name.lower()} ", style="dim")
         text.append(f"{fill.bytes / 1e6:,.1f}", style="bold").append(f" of {fill.max_bytes / 1e6:,.0f} MB")
         text.append(f" {100 * fill.share:.0f} %", style="yellow" if fill.share > CHECKPOINT_SHARE else "")

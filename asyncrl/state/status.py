@@ -40,7 +40,8 @@ def run_status(state: RunState, now_ns: int) -> RunStatus:
         evals=[EvalStatus(scored.version, scored.accuracy) for scored in evals],
         queues=state.queues,
         streams={
-            name: StreamStatus(fill.bytes, fill.max_bytes, round(fill.share, 4)) for name, fill in state.streams.items()
+            name: StreamStatus(fill.bytes, fill.max_bytes, round(fill.share, 4))
+            for name, fill in state.payloads.items()
         },
         trims=state.trims,
         trimmed_bytes=state.trimmed_bytes,

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Any
+import shutil
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+import nats.errors
+
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError, BusRefused
+from asyncrl.bus.errors import BusDenied, BusError, BusRefused
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_last, read_message
-from asyncrl.bus.provision import NO_STREAM
+from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message, server_time_ns
+from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.process import state_of
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.collect import count
+from asyncrl.state.parts import Disk, StreamFill
 from asyncrl.state.run_state import RunState
 from topics.actors import (
     ACTOR_STARTED,
@@ -25,41 +32,47 @@ from topics.actors import (
     STOP_REQUESTED,
     VITALS_TAKEN,
 )
-from topics.batches import BATCH_TRAINED, BatchPacked
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.evals import EVAL_SCORED
+from topics.groups import GROUP_DROPPED
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
-from topics.topic import ACTORS, BATCHES, STREAMS, VITALS, Retention, Topic
-from topics.trajectories import TRAJECTORY_FAILED
+from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
+from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED
 from topics.wire import WireError
 
-_FOLLOWED = (
-    BATCH_TRAINED,
-    WEIGHTS_PUBLISHED,
-    CHECKPOINT_SAVED,
-    TRAINING_FINISHED,
-    EVAL_SCORED,
-    ENGINE_UPDATING,
-    ENGINE_READY,
-    ENGINE_GONE,
-    TRAJECTORY_FAILED,
-    DEAD_LETTER,
-    RUN_OPENED,
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    STOP_REQUESTED,
-    FLEET_SCALED,
-    STALL_FOUND,
-    STALL_ENDED,
-    STREAM_TRIMMED,
-    ADMISSION_PAUSED,
-    ADMISSION_RESUMED,
-    VITALS_TAKEN,
-)
+LIMIT_S = 8.0  # every caller of the doctor has an answer by then
+_CONNECT_S = 3.0
 _ASK_S = 1.0  # how often the server is asked for queues, streams and the newest batch
+_GROUPS = 16  # groups whose other members are looked up
 _PAYLOADS = [stream for stream in STREAMS if stream.keep is Retention.PAYLOAD]
+
+_Start: TypeAlias = Literal["all", "newest"] | int
+
+
+class _Part(NamedTuple):
+    """Topics of one log, and how much of them is read before they are followed."""
+
+    topics: tuple[Topic[Any], ...]
+    start: _Start = "all"  # "newest": of each subject; a number: so many messages of the log, up to the first topic's
+    brief: _Start = "all"  # the same for a diagnosis, which reads little whatever the logs hold; 0: nothing
+
+
+_PARTS = (  # starts and ends first, so that vital signs find their actor
+    _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED)),
+    _Part((FLEET_SCALED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
+    _Part((STREAM_TRIMMED,), brief=0),
+    _Part((ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE), "newest", "newest"),
+    _Part((BATCH_TRAINED,), brief=64),  # a few steps, and what is published between them
+    _Part((WEIGHTS_PUBLISHED, CHECKPOINT_SAVED, TRAINING_FINISHED), "newest", "newest"),
+    _Part((BATCH_PACKED, GROUP_DROPPED), 1, 1),
+    _Part((EVAL_SCORED,), brief=0),
+    _Part((TRAJECTORY_FAILED,), brief=0),
+    _Part((DEAD_LETTER,), brief=5),
+    _Part((VITALS_TAKEN,), "newest", "newest"),
+)
 
 
 class Watch:
@@ -68,33 +81,43 @@ class Watch:
     def __init__(self, bus: Bus, state: RunState) -> None:
         self.state = state
         self._bus = bus
-        self._listeners = {}
-        # Starts and ends first, so that vital signs find their actor.
-        for stream in sorted(STREAMS, key=lambda stream: (stream is not ACTORS, stream is VITALS)):
-            subjects = [topic.pattern(bus.run) for topic in _FOLLOWED if topic.stream is stream]
-            if subjects:
-                self._listeners[stream.name] = Listener(bus, stream, self._take, self._refuse, subjects=subjects)
+        self._listeners: dict[Topic[Any], Listener] = {}  # by the first topic that it reads
         self._batch = 0  # sequence of the batch whose figures the state has
         self._asking: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
 
-    async def start(self) -> None:
-        """Read everything published so far, then follow.
+    async def start(self, *, brief: bool = False) -> None:
+        """Read what was published so far, then follow.
+
+        Args:
+            brief: read no more than a diagnosis needs.
 
         Raises:
             BusError: the streams are not there, or may not be read.
         """
-        for stream, listener in list(self._listeners.items()):
-            try:
-                await listener.start()
-            except BusRefused as error:
-                if stream != VITALS.name or error.code != NO_STREAM:
-                    raise
-                del self._listeners[stream]  # in memory: gone with the server of a run that is over
-                continue
-            await listener.caught_up()
-        await self._count()
-        self._asking = asyncio.create_task(self._ask())
+        for part in _PARTS:
+            await self._follow(part.topics, part.brief if brief else part.start)
+        if not brief:
+            await self._count()
+            self._asking = asyncio.create_task(self._ask())
+
+    async def examine(self) -> None:
+        """Take in what only a diagnosis needs: all streams, processes of this machine, ends of long-held groups.
+
+        Raises:
+            BusError: the server does not answer, or does not let us look.
+        """
+        state = self.state
+        state.now_ns = await self._count_messages(STREAMS)
+        prompts = list(dict.fromkeys(work.id.rsplit("-", 1)[0] for _, work in state.held("rollout")))[:_GROUPS]
+        names = [f"{prompt}-{member}" for prompt in prompts for member in range(state.config.rollout.group_size)]
+        claims = [
+            topic.subject(self._bus.run, name) for name in names for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)
+        ]
+        found = await read_last_of_each(self._bus, GRADES, claims) if claims else []
+        state.ended = {record.subject.rsplit(".", 1)[1] for record in found}
+        for actor in state.actors.values():
+            actor.process = state_of(actor.pid) if actor.live and actor.host == socket.gethostname() else ""
 
     async def close(self) -> None:
         """Stop following."""
@@ -107,15 +130,43 @@ class Watch:
         """Fold in what was published until the supervisor left, as far as it comes within two seconds."""
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(2):
-                last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR))
+                last = await read_last(
+                    self._bus, ACTOR_STOPPED.stream, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR)
+                )
                 if last is not None:
-                    await self.until(lambda: self._listeners[ACTORS.name].last >= last.sequence)
+                    await self.until(lambda: self._listeners[ACTOR_STARTED].last >= last.sequence)
 
     async def until(self, holds: Callable[[], bool]) -> None:
         """Wait until something holds that depends on the state alone."""
         while not holds():
             self._news.clear()
             await self._news.wait()
+
+    async def _follow(self, topics: Sequence[Topic[Any]], start: _Start) -> None:
+        if start == 0:
+            return
+        run, stream = self._bus.run, topics[0].stream
+        after = 0
+        if isinstance(start, int):
+            last = await read_last(self._bus, stream, topics[0].pattern(run))
+            after = max(0, last.sequence - start) if last is not None else 0
+        listener = Listener(
+            self._bus,
+            stream,
+            self._take,
+            self._refuse,
+            subjects=[topic.pattern(run) for topic in topics],
+            unread=[BATCH_PACKED.subject(run)],
+            newest=start == "newest",
+        )
+        try:
+            await listener.start(after)
+        except BusRefused as error:
+            if stream is VITALS and error.code == NO_STREAM:
+                return  # in memory: gone with the server of a run that is over
+            raise
+        self._listeners[topics[0]] = listener
+        await listener.caught_up()
 
     def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
         self._news.set()
@@ -132,10 +183,20 @@ class Watch:
                 await self._count()
 
     async def _count(self) -> None:
-        await count(self._bus, self.state, _PAYLOADS)
+        await self._count_messages(_PAYLOADS)
         newest = self.state.newest_batch
         if newest is not None and newest.batch_sequence != self._batch:
             self._batch, self.state.figures = newest.batch_sequence, await self._figures(newest.batch_sequence)
+
+    async def _count_messages(self, streams: Sequence[Stream]) -> int:
+        """Take in the server's counts of queues and of some streams. Returns the server's clock, ns."""
+        self.state.queues = await queue_states(self._bus)
+        found = await stream_states(self._bus, streams)
+        self.state.streams |= {
+            name: StreamFill(one["bytes"], one["max_bytes"], one["messages"], server_time_ns(one["last_ts"]))
+            for name, one in found.items()
+        }
+        return max(server_time_ns(one["now"]) for one in found.values())
 
     async def _figures(self, sequence: int) -> dict[str, float]:
         """Figures of one batch, without reading the log of all; empty where it cannot be read."""
@@ -146,10 +207,47 @@ class Watch:
             return {}
 
 
-async def read_state(bus: Bus) -> RunState:
-    """Read a run's topics up to now."""
-    state = RunState(bus.run)
-    watch = Watch(bus, state)
-    await watch.start()
-    await watch.close()
+async def read_state(bus: Bus, *, brief: bool = False) -> RunState:
+    """Read a run's topics up to now.
+
+    Args:
+        brief: read, with the server's counts, what a diagnosis needs.
+    """
+    watch = Watch(bus, RunState(bus.run))
+    try:
+        await watch.start(brief=brief)
+        if brief:
+            await watch.examine()
+    finally:
+        await watch.close()
+    return watch.state
+
+
+async def look(address: BusAddress, run: str, root: Path | None) -> RunState:
+    """The state of a run for a diagnosis, on a connection of its own; a server that cannot be asked is part of it.
+
+    Args:
+        root: the run's directory, where it is on this machine.
+    """
+    state = RunState(run)
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            bus = await Bus.connect(address, run, name="doctor", deadline_s=_CONNECT_S, publish_deadline_s=_CONNECT_S)
+            try:
+                state = await read_state(bus, brief=True)
+            finally:
+                await bus.close()
+    except TimeoutError:
+        state.unreachable = f"NATS at {address.url} did not answer everything within {LIMIT_S:.0f} s"
+    except BusDenied as error:
+        state.denied = str(error)
+    except (BusError, nats.errors.Error) as error:
+        state.unreachable = str(error) or type(error).__name__
+    state.disks = [disk_of(root)] if root is not None else []
     return state
+
+
+def disk_of(root: Path) -> Disk:
+    """The file system of a run's directory."""
+    usage = shutil.disk_usage(root)
+    return Disk(str(root), usage.free, usage.total)

@@ -22,8 +22,8 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config, NatsSettings
 from asyncrl.process import DENIED, FATAL
-from asyncrl.state.collect import look_from_inside
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.watch import read_state
 from harness.runs import address_of, command, up
 from harness.servers import Authority, serving, tls
 from harness.stage import Stage, until
@@ -313,7 +313,7 @@ async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_do
             assert await supervisor.wait() == FATAL  # another start cannot help
         record = await read_last(owner, ACTORS, ACTOR_STOPPED.subject("mine", "reward-1"))
         assert record is not None and (await read(owner, ActorStopped, record)).denied
-        picture = await look_from_inside(owner, stage.files.root)
+        picture = await read_state(owner, brief=True)
         assert ("permission missing", "reward-1") in [(found.cause, found.object) for found in diagnose(picture)]
         await owner.close()
     finally:

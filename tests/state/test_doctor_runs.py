@@ -20,8 +20,8 @@ from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
-from asyncrl.state.collect import look_from_outside
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.watch import look
 from harness.audited import audited_clean
 from harness.disks import small_disk
 from harness.runs import Run, address_of, command, resume, up
@@ -230,7 +230,7 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_
 
         async def named_a_minute_later() -> bool:
             await asyncio.sleep(0.5)  # a look is work, for the run's server too
-            picture = await look_from_outside(address_of(run), "short", run.root)
+            picture = await look(address_of(run), "short", run.root)
             picture.opened_ns -= MINUTE_NS
             for actor in picture.actors.values():
                 actor.starts = [start - MINUTE_NS for start in actor.starts]
@@ -282,7 +282,7 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     process = await scene.start("engine")
     await asyncio.wait_for(process.wait(), 60)
 
-    picture = await look_from_outside(server.address, bus.run, scene.files.root)
+    picture = await look(server.address, bus.run, scene.files.root)
 
     [finding] = diagnose(picture)
     assert (finding.cause, finding.object) == ("version not loaded", "engine-1")
@@ -299,7 +299,7 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
     letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
     await publish(bus, letter)
 
-    picture = await look_from_outside(server.address, bus.run, None)
+    picture = await look(server.address, bus.run, None)
 
     letters, clock = diagnose(picture)
     assert (letters.cause, clock.cause, clock.object) == ("dead letters", "clock off", "rollout-1")
@@ -317,7 +317,7 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
         message = PromptIssued(f"p{number:06d}", 0, 1, rows)
         await publish(bus, message, headers={"writer": "test"})
 
-    picture = await look_from_outside(server.address, "full", None)
+    picture = await look(server.address, "full", None)
 
     [finding] = diagnose(picture)
     assert (finding.cause, finding.object, finding.blocks) == ("stream full", "PROMPTS", True)
@@ -327,7 +327,7 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
 async def test_a_user_without_permission_gets_an_error_that_names_it(server: EmbeddedServer):
     address = msgspec.structs.replace(server.address, password="of-another-server")
 
-    [finding] = diagnose(await look_from_outside(address, "demo", None))
+    [finding] = diagnose(await look(address, "demo", None))
 
     assert finding.cause == "permission missing"
     assert "refused" in finding.evidence

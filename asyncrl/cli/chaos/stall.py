@@ -13,8 +13,8 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.cli.chaos.processes import parts
 from asyncrl.cli.chaos.stage import Stage
 from asyncrl.run.directory import RunFiles
-from asyncrl.state.collect import look_from_outside
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.watch import look
 
 
 class Stall(msgspec.Struct, kw_only=True):
@@ -55,7 +55,7 @@ async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: floa
     address = RunFiles(stage.root).address
     findings, queues = [f"the run has no server; its last output: {stage.words.strip() or 'none'}"], {}
     if address.exists():
-        state = await look_from_outside(BusAddress.read(address), stage.root.name, stage.root)
+        state = await look(BusAddress.read(address), stage.root.name, stage.root)
         findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(state)]
         queues = state.queues
     stopped = []

@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from actors.supervisor.state_publisher import publish_state
+from actors.supervisor.state_publisher import follow_run, publish_state
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.state.live_tap import LiveTap, Pattern
@@ -19,7 +19,7 @@ async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kep
     await publish(bus, ActorStarted("rollout", "rollout-1", "here", 7))
     tap = LiveTap(bus, Pattern("run.state"))
     await tap.start()
-    task = asyncio.create_task(publish_state(context, lambda: 1000.0))
+    task = asyncio.create_task(publish_state(context, await follow_run(context), lambda: 1000.0))
 
     async def newest() -> dict:
         record = await read_last(bus, VITALS, RUN_STATE.subject(bus.run))
