@@ -60,6 +60,7 @@ class RunStatus(Message, omit_defaults=False):
     stage: str | None  # of the newest step
     step: int | None
     steps: int  # of RL, in all; 0: not known
+    warmup_steps: int
     version: int | None
     lineage: int
     checkpoint_step: int | None

@@ -15,6 +15,7 @@ from asyncrl.state.watch import Watch
 from topics.runs import RUN_STATE
 
 _EVERY_S = 1.0
+_LISTED = 256  # actors, and engines
 _AGAIN_S = 5.0
 
 
@@ -42,7 +43,7 @@ async def publish_state(context: Context, watch: Watch, now: Callable[[], float]
     bus = context.bus
     while not context.stop.is_set():
         if bus.client.is_connected:
-            message = run_status(watch.state, int(now() * 1e9))
+            message = run_status(watch.state, int(now() * 1e9), most=_LISTED)
             message.v = message.V
             await bus.send(RUN_STATE.ingest(bus.run), msgspec.json.encode(message))
         await asyncio.sleep(_EVERY_S)

@@ -29,10 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
     state = asyncio.run(_read(arguments))
     now_ns = state.last_ns if state.over else time.time_ns()
+    status = run_status(state, now_ns)
     if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(run_status(state, now_ns))).decode())
+        print(msgspec.json.format(msgspec.json.encode(status)).decode())
     else:
-        Console().print(render(state, now_ns))
+        Console().print(render(status))
     return 0
 
 

@@ -226,8 +226,6 @@ class RunState(Fold):
 
     @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
-        if not self.steps and message.stage == "warmup":
-            self.warmup_steps = 1 - message.step  # warm-up batches carry the steps 1 - warmup_steps .. 0
         reward, spread = message.rewards
         train_s, time_ns = message.metrics.get("train_s", 0.0), record.time_ns
         new = Step(message.step, message.stage, time_ns, train_s, reward, spread, message.lags, message.trajectories)
@@ -343,7 +341,7 @@ class RunState(Fold):
         """A run begins or goes on: what was asked and how it ended before is past."""
         resumed = self.opened_ns > 0
         self.config = msgspec.convert(message.settings, Config)
-        self.total, self.opened_ns = message.steps, record.time_ns
+        self.total, self.warmup_steps, self.opened_ns = message.steps, message.warmup_steps, record.time_ns
         self.phase, self.failure, self.stop_requested = "starting", "", False
         self.stalls.clear()
         self._events = deque((event for event in self._events if event.time_ns >= record.time_ns), maxlen=_EVENTS)

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
+from rich.markup import escape
 from rich.padding import Padding
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.room import CHECKPOINT_SHARE
-from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve
 from asyncrl.state.summary import own_metrics
-from topics.roles import ROLE_NAMES, SUPERVISOR
+from topics.roles import ROLE_NAMES
+from topics.runs import ActorStatus, RunStatus
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR = 14  # cells of a bar
 _SPARK = 24  # cells of a curve: with its label and its figures a line fits into 80
 _SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
+_ENGINES = 6  # that are shown one by one
 _STATES = {
     "starting": "yellow",
     "running": "green",
@@ -31,46 +32,33 @@ _STATES = {
     "failed": "bold red",
     "crashed": "bold red",
 }
+_OVER = ("finished", "stopped", "failed", "crashed")
 
 
-def render(state: RunState, now_ns: int, width: int | None = None) -> RenderableType:
-    """A panel with everything that is known of a run at a time of the server's clock, `width` cells wide."""
+def render(status: RunStatus, width: int | None = None) -> RenderableType:
+    """A panel with everything that is known of a run, `width` cells wide."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
     facts.add_column(no_wrap=True, overflow="ellipsis")
-    for name, value in (
-        ("step", _progress(state)),
-        ("reward", _reward(state)),
-        ("accuracy", _evals(state)),
-        ("answers", _answers(state)),
-        ("metrics", _metrics(state)),
-        ("lag", _lag(state)),
-        ("speed", _speed(state)),
-        ("learner", _learner(state)),
-        ("queues", _queues(state)),
-        ("groups", _groups(state)),
-        ("streams", _streams(state)),
-        ("engines", _engines(state)),
-    ):
-        if value is not None:
-            facts.add_row(name, value)
+    for name, markup in _facts(status).items():
+        if markup:
+            facts.add_row(name, Text.from_markup(markup))
     parts: list[RenderableType] = [facts]
-    if state.actors and not state.over:
-        parts += ["", _fleet(state, now_ns)]
-    warnings = [str(trouble) for trouble in (state.failed, state.dead) if trouble.count]
-    warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in state.stalls.values()]
-    if state.failure:
-        warnings.append(state.failure)
+    if status.actors and status.state not in _OVER:
+        parts += ["", _fleet(status)]
+    troubles = (
+        (status.trajectories_failed, "trajectories failed", status.last_failure),
+        (status.messages_unreadable, "messages rejected", status.last_unreadable),
+    )
+    warnings = [f"{count:,} {what}; last: {last}" for count, what, last in troubles if count]
+    warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
+    warnings += [status.failure] if status.failure else []
     parts += [Text(f"▲ {warning}", style="yellow", overflow="ellipsis", no_wrap=True) for warning in warnings]
     return Panel(
         Padding(Group(*parts), (1, 1)),
-        title=Text.assemble((" asyncrl ", "dim"), (f"{state.run} ", "bold")),
+        title=f"[dim] asyncrl [/][bold]{status.run} [/]",
         title_align="left",
-        subtitle=Text.assemble(
-            (f" {state.phase} ", _STATES[state.phase]), (f"· {duration((now_ns - state.first_ns) / 1e9)} ", "dim")
-        )
-        if state.first_ns
-        else Text(f" {state.phase} ", "yellow"),
+        subtitle=f"[{_STATES[status.state]}] {status.state} [/][dim]· {duration(status.elapsed_s)} [/]",
         subtitle_align="right",
         border_style="bright_black",
         width=width,
@@ -99,197 +87,133 @@ def bar(share: float, width: int) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
 
 
-def _progress(state: RunState) -> RenderableType:
-    newest = state.newest
-    if newest is None:
-        return Text("no step yet", style="dim")
-    if newest.stage == "warmup":
-        done, total, name = newest.step + state.warmup_steps, state.warmup_steps, "of warm-up"
-    else:
-        done, total, name = newest.step, state.total, ""
-    text = Text.assemble((f"{done:,}", "bold"), (f" of {total:,} {name}".rstrip() if total else "", ""))
-    if state.version is not None:
-        lineage = f" of lineage {state.lineage}" if state.lineage else ""
-        text.append(f"   version {state.version}{lineage}", style="dim")
-    if state.checkpoint is not None:
-        text.append(f"   checkpoint {state.checkpoint}", style="dim")
-    if not total:
-        return text
-    row = Table.grid(padding=(0, 2))
-    row.add_column(no_wrap=True)
-    row.add_column(no_wrap=True, overflow="ellipsis")
-    row.add_row(ProgressBar(total=total, completed=done, width=_SPARK, complete_style="cyan"), text)
-    return row
-
-
-def _reward(state: RunState) -> RenderableType | None:
-    if not state.rewards:
-        return None
-    return Text.assemble(
-        (sparkline(state.rewards, _SPARK).ljust(_SPARK), "cyan"), "  ", (f"{state.rewards[-1]:.3f}", "bold")
-    )
-
-
-def _evals(state: RunState) -> RenderableType | None:
-    if not state.evals:
-        return None
-    text = Text()
-    shown = state.evals if len(state.evals) <= 4 else [state.evals[0], *state.evals[-3:]]
-    for number, scored in enumerate(shown):
-        text.append(" … " if number == 1 and len(shown) < len(state.evals) else "   " if number else "")
-        text.append(f"v{scored.version} ", style="dim").append(f"{scored.accuracy:.3f}", style="bold")
-    return text
-
-
-def _answers(state: RunState) -> RenderableType | None:
-    figures = state.figures
-    if "response_tokens_mean" not in figures:
-        return None
-    found = [(f"{figures['response_tokens_mean']:,.0f}", "tokens mean")]
-    found.append((f"{100 * figures['truncated_share']:.0f} %", "truncated"))
-    if (flat := figures.get("flat_groups_share")) is not None:
-        found.append((f"{100 * flat:.0f} %", "flat groups"))
-    return _listed(found)
-
-
-def _metrics(state: RunState) -> RenderableType | None:
-    """Return what the reward gave beside itself."""
-    own = [(f"{value:.3f}", name.removeprefix("reward/")) for name, value in own_metrics(state.figures)]
-    return _listed(own) if own else None
-
-
-def _learner(state: RunState) -> RenderableType | None:
-    names = {"train_s": "s training", "wait_s": "s waiting", "issue_to_grade_s_mean": "s from issue to grade"}
-    found = state.metrics
-    return _listed([(f"{found[key]:,.{_digits(found[key])}f}", names[key]) for key in names if key in found]) or None
-
-
-def _lag(state: RunState) -> RenderableType | None:
-    lags, mean = state.lags, state.mean_lag
-    if mean is None:
-        return None
-    total = sum(lags.values())
-    text = Text.assemble((f"{mean:.2f}", "bold"), (" mean", "dim"))
-    for lag, tokens in list(lags.items())[:6]:
-        share = tokens / total
-        text.append(f"   {lag} ", style="dim").append(bar(share, _BAR), style="cyan").append(f" {100 * share:.0f} %")
-    return text
-
-
-def _speed(state: RunState) -> RenderableType | None:
-    rates = state.rates()
-    names = {
-        "sampled_tokens": "tokens/s sampled",
-        "trained_tokens": "tokens/s trained",
-        "trajectories": "trajectories/s",
-        "steps": "steps/s",
+def _facts(status: RunStatus) -> dict[str, str]:
+    """Return what is known by its label, as markup; empty where it is not known."""
+    metrics, groups = status.metrics, {"open": status.open_groups, "ready": status.ready_groups}
+    answers = {}
+    if "response_tokens_mean" in metrics:
+        answers["tokens mean"] = f"{metrics['response_tokens_mean']:,.0f}"
+        answers["truncated"] = f"{100 * metrics['truncated_share']:.0f} %"
+    if answers and "flat_groups_share" in metrics:
+        answers["flat groups"] = f"{100 * metrics['flat_groups_share']:.0f} %"
+    spent = {
+        "s training": metrics.get("train_s"),
+        "s waiting": metrics.get("wait_s"),
+        "s from issue to grade": metrics.get("issue_to_grade_s_mean"),
     }
-    if not rates:
-        return None
-    return _listed([(f"{rates[key]:,.{_digits(rates[key])}f}", what) for key, what in names.items() if key in rates])
+    speed = {
+        "tokens/s sampled": status.per_s.get("sampled_tokens"),
+        "tokens/s trained": status.per_s.get("trained_tokens"),
+        "trajectories/s": status.per_s.get("trajectories"),
+        "steps/s": status.per_s.get("steps"),
+    }
+    return {
+        "step": _progress(status),
+        "reward": "" if status.reward is None else f"{_curve(status.rewards)}  [bold]{status.reward:.3f}[/]",
+        "accuracy": _evals(status),
+        "answers": _cells(answers),
+        "metrics": _cells({name.removeprefix("reward/"): f"{value:.3f}" for name, value in own_metrics(metrics)}),
+        "lag": _lag(status),
+        "speed": _cells({what: _rounded(value) for what, value in speed.items() if value is not None}),
+        "learner": _cells({what: _rounded(value) for what, value in spent.items() if value is not None}),
+        "queues": "   ".join(
+            f"[dim]{role}[/] {_cells({'waiting': str(queue['waiting']), 'under way': str(queue['under_way'])}, ' ')}"
+            for role, queue in status.queues.items()
+            if role in ("rollout", "reward")
+        ),
+        "groups": _cells({what: f"{value:,.0f}" for what, value in groups.items() if value is not None}),
+        "streams": _streams(status),
+        "engines": _engines(status),
+    }
 
 
-def _queues(state: RunState) -> RenderableType | None:
-    if not state.queues:
-        return None
-    text = Text()
-    for number, role in enumerate(("rollout", "reward")):
-        queue = state.queues[role]
-        text.append("   " if number else "").append(f"{role} ", style="dim")
-        text.append(f"{queue['waiting']:,}", style="bold").append(" waiting ")
-        text.append(f"{queue['under_way']:,}", style="bold").append(" under way")
-    return text
+def _cells(values: dict[str, str], gap: str = "   ") -> str:
+    return gap.join(f"[bold]{value}[/] {escape(what)}" for what, value in values.items())
 
 
-def _groups(state: RunState) -> RenderableType | None:
-    found = [
-        (gauge, what)
-        for gauge, what in (
-            (state.gauge("prompter", "open_groups"), "open"),
-            (state.gauge("buffer", "ready_groups"), "ready"),
-        )
-        if gauge is not None
-    ]
-    return _listed([(f"{gauge:,.0f}", what) for gauge, what in found]) if found else None
+def _rounded(value: float) -> str:
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
-def _streams(state: RunState) -> RenderableType | None:
-    if not state.streams:
-        return None
-    text = Text()
-    for name, fill in state.payloads.items():
-        text.append("   " if text else "").append(f"{name.lower()} ", style="dim")
-        text.append(f"{fill.bytes / 1e6:,.1f}", style="bold").append(f" of {fill.max_bytes / 1e6:,.0f} MB")
-        text.append(f" {100 * fill.share:.0f} %", style="yellow" if fill.share > CHECKPOINT_SHARE else "")
-    if state.trims:
-        text.append(f"   {state.trimmed_bytes / 1e6:,.1f} MB", style="bold").append(f" trimmed in {state.trims:,}")
-    if state.paused:
-        text.append("   admission paused", style="yellow")
-    return text
+def _curve(values: Sequence[float]) -> str:
+    return f"[cyan]{sparkline(values, _SPARK):{_SPARK}}[/]"
 
 
-def _engines(state: RunState) -> RenderableType | None:
-    shown = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
-    if not shown:
-        return None
-    text = Text()
-    for engine in shown[:6]:
-        colour = "green" if engine.state == "ready" else "yellow"
-        text.append("● ", style=colour).append(engine.engine_id, style="dim").append(f" v{engine.shown}", style="bold")
-        text.append(f" {engine.state}   " if engine.state != "ready" else "   ")
-    if len(shown) > 6:
-        text.append(f"and {len(shown) - 6} more", style="dim")
-    return text
+def _progress(status: RunStatus) -> str:
+    if status.step is None:
+        return "[dim]no step yet[/]"
+    warm = status.stage == "warmup"
+    done, total = (status.step + status.warmup_steps, status.warmup_steps) if warm else (status.step, status.steps)
+    text = f"[cyan]{bar(done / total, _SPARK):{_SPARK}}[/]  " if total else ""
+    text += f"[bold]{done:,}[/]" + (f" of {total:,}" if total else "") + (" of warm-up" if warm else "")
+    if status.version is not None:
+        lineage = f" of lineage {status.lineage}" if status.lineage else ""
+        text += f"   [dim]version {status.version}{lineage}[/]"
+    return text if status.checkpoint_step is None else f"{text}   [dim]checkpoint {status.checkpoint_step}[/]"
 
 
-def _fleet(state: RunState, now_ns: int) -> Table:
+def _evals(status: RunStatus) -> str:
+    shown = [f"[dim]v{scored.version}[/] [bold]{scored.accuracy:.3f}[/]" for scored in status.evals]
+    return "   ".join(shown if len(shown) <= 4 else [f"{shown[0]} …", *shown[-3:]])
+
+
+def _lag(status: RunStatus) -> str:
+    if status.mean_lag_versions is None:
+        return ""
+    lags = status.recent_tokens_by_lag
+    shares = {lag: tokens / sum(lags.values()) for lag, tokens in list(lags.items())[:6]}
+    bars = [f"   [dim]{lag}[/] [cyan]{bar(share, _BAR)}[/] {100 * share:.0f} %" for lag, share in shares.items()]
+    return f"[bold]{status.mean_lag_versions:.2f}[/] [dim]mean[/]{''.join(bars)}"
+
+
+def _streams(status: RunStatus) -> str:
+    shown = []
+    for name, fill in status.streams.items():
+        style = "yellow" if fill.share > CHECKPOINT_SHARE else "default"
+        room = f"[bold]{fill.bytes / 1e6:,.1f}[/] of {fill.max_bytes / 1e6:,.0f} MB"
+        shown.append(f"[dim]{name.lower()}[/] {room} [{style}]{100 * fill.share:.0f} %[/]")
+    if status.trims:
+        shown.append(f"[bold]{status.trimmed_bytes / 1e6:,.1f} MB[/] trimmed in {status.trims:,}")
+    if status.admission_paused:
+        shown.append("[yellow]admission paused[/]")
+    return "   ".join(shown)
+
+
+def _engines(status: RunStatus) -> str:
+    shown = []
+    for engine in status.engines[:_ENGINES]:
+        colour, state = ("green", "") if engine.state == "ready" else ("yellow", f" {engine.state}")
+        shown.append(f"[{colour}]●[/] [dim]{engine.engine_id}[/] [bold]v{engine.version}[/]{state}")
+    more = len(status.engines) - _ENGINES
+    return "   ".join([*shown, f"[dim]and {more} more[/]"] if more > 0 else shown)
+
+
+def _fleet(status: RunStatus) -> Table:
     """One row per role: how many live, of how many wanted, how busy, how often started again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("actors")
     table.add_column("live", justify="right")
     table.add_column("cores", justify="right")
     table.add_column("", no_wrap=True)
-    for role in sorted({*state.wanted, *(actor.role for actor in state.fleet)}, key=_order):
-        if not state.wanted.get(role, 1):
-            continue
-        actors = [actor for actor in state.fleet if actor.role == role]
-        live = [actor for actor in actors if actor.live]
-        wanted = state.wanted.get(role, 1)
-        cores = sum(actor.gauge("cpu_share") or 0.0 for actor in live)
-        silent = [actor for actor in live if actor.seen_ns and now_ns - actor.seen_ns > _SILENT_S * 1e9]
-        restarts = sum(actor.restarts for actor in actors)
-        note = Text()
-        if silent:
-            note.append(f"{len(silent)} silent ", style="yellow")
-        if restarts:
-            note.append(f"{restarts} restart{'s' if restarts > 1 else ''} ", style="yellow")
-        last = next((actor.error for actor in actors if actor.error), "")
-        note.append(last, style="dim")
-        count = str(len(live)) if len(live) == wanted else f"{len(live)} of {wanted}"
-        table.add_row(
-            role,
-            Text(count, style="" if len(live) == wanted else "yellow"),
-            f"{cores:.2f}",
-            Text.assemble((bar(cores / max(1, len(live)), _BAR).ljust(_BAR), "cyan"), " ", note),
-        )
-    server = state.gauge(SUPERVISOR, "nats_cpu_share")
-    if server is not None:
-        table.add_row("nats", "", f"{server:.2f}", Text(bar(server, _BAR), style="cyan"))
+    way = ROLE_NAMES  # of a trajectory
+    roles = {*status.wanted, *(actor.role for actor in status.actors)}
+    for role in sorted(roles, key=lambda role: (way.index(role) if role in way else len(way), role)):
+        wanted = status.wanted.get(role, 1)
+        if wanted:
+            _add_role(table, role, wanted, [actor for actor in status.actors if actor.role == role])
+    for share in [actor.vitals["nats_cpu_share"] for actor in status.actors if "nats_cpu_share" in actor.vitals][:1]:
+        table.add_row("nats", "", f"{share:.2f}", Text(bar(share, _BAR), style="cyan"))
     return table
 
 
-def _listed(values: Sequence[tuple[str, str]]) -> Text:
-    text = Text()
-    for number, (value, what) in enumerate(values):
-        text.append("   " if number else "").append(value, style="bold").append(f" {what}")
-    return text
-
-
-def _digits(value: float) -> int:
-    return 0 if value >= 100 else 1 if value >= 10 else 2
-
-
-def _order(role: str) -> tuple[int, str]:
-    """Along the way of a trajectory."""
-    way = ROLE_NAMES
-    return (way.index(role) if role in way else len(way), role)
+def _add_role(table: Table, role: str, wanted: int, actors: Sequence[ActorStatus]) -> None:
+    live = [actor for actor in actors if actor.live]
+    cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)
+    silent = sum(actor.silent_s is not None and actor.silent_s > _SILENT_S for actor in live)
+    restarts = sum(actor.restarts for actor in actors)
+    notes = [f"[cyan]{bar(cores / max(1, len(live)), _BAR):{_BAR}}[/]"]
+    notes += [f"[yellow]{silent} silent[/]"] if silent else []
+    notes += [f"[yellow]{restarts} restart{'s' if restarts > 1 else ''}[/]"] if restarts else []
+    notes += [f"[dim]{escape(actor.last_error)}[/]" for actor in actors if actor.last_error][:1]
+    count = str(len(live)) if len(live) == wanted else f"[yellow]{len(live)} of {wanted}[/]"
+    table.add_row(role, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))

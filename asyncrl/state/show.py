@@ -15,6 +15,7 @@ from rich.text import Text
 from asyncrl.state.events import Event
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import duration, render
+from asyncrl.state.status import run_status
 
 REFRESH_S = 0.5
 _STEP_LINE_S = 1.0  # between two lines about steps
@@ -77,7 +78,7 @@ class Screen:
             if event.kind != "step":
                 self._console.print(Text(event_line(event, state), _STYLES[event.kind]), soft_wrap=True)
         # Room for the ^C that a terminal writes behind the panel: one that wraps would shift everything.
-        self._live.update(render(state, time.time_ns(), self._console.width - 3), refresh=True)
+        self._live.update(render(run_status(state, time.time_ns()), self._console.width - 3), refresh=True)
 
     def close(self, state: RunState) -> None:
         """Take the panel away; what happened stays."""

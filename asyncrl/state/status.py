@@ -11,11 +11,10 @@ from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, Stream
 
 _POINTS = 200  # of the curve of rewards
 _EVALS = 32
-_LISTED = 256  # actors, and engines
 
 
-def run_status(state: RunState, now_ns: int) -> RunStatus:
-    """Return the state at a time of the server's clock."""
+def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunStatus:
+    """Return the state at a time of the server's clock, with at most so many actors and engines."""
     newest, mean_lag = state.newest, state.mean_lag
     engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
     evals = state.evals if len(state.evals) <= _EVALS else [state.evals[0], *state.evals[1 - _EVALS :]]
@@ -28,6 +27,7 @@ def run_status(state: RunState, now_ns: int) -> RunStatus:
         stage=newest.stage if newest is not None else None,
         step=newest.step if newest is not None else None,
         steps=state.total,
+        warmup_steps=state.warmup_steps,
         version=state.version,
         lineage=state.lineage,
         checkpoint_step=state.checkpoint,
@@ -49,10 +49,10 @@ def run_status(state: RunState, now_ns: int) -> RunStatus:
         open_groups=state.gauge("prompter", "open_groups"),
         ready_groups=state.gauge("buffer", "ready_groups"),
         engines=[
-            EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:_LISTED]
+            EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:most]
         ],
         wanted=state.wanted,
-        actors=[_actor(actor, now_ns) for actor in state.fleet[:_LISTED]],
+        actors=[_actor(actor, now_ns) for actor in state.fleet[:most]],
         stalls=list(state.stalls.values()),
         trajectories_failed=state.failed.count,
         last_failure=state.failed.last,

@@ -348,7 +348,7 @@ def test_what_the_supervisor_finds_is_shown_until_it_ends():
     fed = Feed(RunState("demo")).publish(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
     fed.publish(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
     shown = io.StringIO()
-    Console(file=shown, width=120).print(render(fed.fold, int(3e9)))
+    Console(file=shown, width=120).print(render(run_status(fed.fold, int(3e9))))
     assert "reward hanging: reward-1: grades p000007-0 for 8 s" in shown.getvalue()
     assert [stall.cause for stall in run_status(fed.fold, int(3e9)).stalls] == ["reward hanging"]
 

@@ -68,12 +68,13 @@ class Story:
 
     def picture(self, at_s: float, width: int = 100) -> str:
         console = Console(file=io.StringIO(), width=width, color_system=None)
-        console.print(render(self.state, int((START_S + at_s) * 1e9)))
+        console.print(render(run_status(self.state, int((START_S + at_s) * 1e9))))
         return console.file.getvalue()
 
 
 def whole_run() -> Story:
     story = Story(steps=4)
+    story.subscribe(0, actors.RUN_OPENED, RunOpened(steps=4, warmup_steps=2, settings={}))
     story.started(0, "supervisor-1")
     story.subscribe(0, actors.FLEET_SCALED, FleetScaled({"rollout": 2, "learner": 1}))
     for name in ("rollout-1", "rollout-2", "learner-1"):
