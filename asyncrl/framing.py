@@ -1,10 +1,12 @@
-"""Frames: length-prefixed MessagePack over pipes."""
+"""Frames: length-prefixed MessagePack over pipes and sockets."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import BinaryIO
 
 import msgspec
@@ -12,6 +14,7 @@ import msgspec
 from asyncrl.errors import AsyncRLError
 
 READ_BYTES = 1 << 16
+_STREAM_BYTES = 1 << 18
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -73,3 +76,20 @@ def take_pipes() -> tuple[int, BinaryIO]:
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     return inbox, os.fdopen(outbox, "wb")
+
+
+async def read_frames(reader: asyncio.StreamReader, silence_s: float | None = None) -> AsyncIterator[bytes]:
+    """The frames of a stream, until it ends or nothing comes for twice the seconds of silence."""
+    frames = Frames()
+    with contextlib.suppress(OSError):
+        while data := await _read(reader, silence_s):
+            for frame in frames.feed(data):
+                yield frame
+
+
+async def _read(reader: asyncio.StreamReader, silence_s: float | None) -> bytes:
+    for _ in range(2):  # once more: it may have been this process that stood still
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(silence_s):
+                return await reader.read(_STREAM_BYTES)
+    return b""

@@ -1,5 +1,7 @@
 """Real parts for tests: a NATS server, a provisioned run on it, actor processes that are stopped whatever happens."""
 
+import asyncio
+import gc
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +15,7 @@ from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from harness.servers import Authority
-from harness.stage import LEASE_S, Connect, Stage
+from harness.stage import LEASE_S, Connect, Stage, Unretrieved
 
 
 @pytest.fixture
@@ -82,3 +84,21 @@ def authority(tmp_path: Path) -> Authority:
     if shutil.which("openssl") is None:
         pytest.skip("certificates are made by the openssl program, which is not installed")
     return Authority(tmp_path / "autorité '测试'")
+
+
+@pytest.fixture
+async def unretrieved() -> Unretrieved:
+    """Returns the faults of tasks and futures that nobody retrieved: asyncio reports them when they are collected."""
+    found: list[str] = []
+
+    def note(_loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        found.append(f"{context['message']}: {context.get('exception')!r}")
+
+    asyncio.get_running_loop().set_exception_handler(note)
+
+    def all_of_them() -> list[str]:
+        gc.collect()
+        tasks = [task for task in gc.get_objects() if type(task) is asyncio.Task]
+        return found + [repr(task) for task in tasks if task.done() and task._log_traceback]
+
+    return all_of_them

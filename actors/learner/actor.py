@@ -12,7 +12,19 @@ import msgspec
 from actors.learner.fold import LearnerFold
 from actors.learner.group import GROUPS, GroupLost
 from actors.learner.outbox import Outbox
-from actors.learner.rank import Batch, StepResult, read_batch
+from actors.learner.rank import (
+    CopyState,
+    CopyWeights,
+    Digest,
+    Export,
+    Fetch,
+    Load,
+    Publish,
+    Save,
+    Step,
+    StepResult,
+    read_batch,
+)
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import BatchStats, skipped_stats
@@ -76,8 +88,7 @@ class Learner:
                 return
             await self._train_whatever_dies()
         except (AlgorithmError, NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
-            with contextlib.suppress(AsyncRLError):
-                await self._settled()
+            await self.outbox.ended()
             raise ActorFault(self._advice(error)) from error
         finally:
             await self.group.close()
@@ -113,10 +124,9 @@ class Learner:
         if deaths.should_give_up:
             raise ActorDown(f"the trainer group was lost {deaths.count} times in a row; the last reason: {error}")
         self.context.log.warning("trainer group lost, and started again", reason=str(error))
+        await self.outbox.ended()  # nothing of this group is appended from here on
         with contextlib.suppress(GroupLost):
-            await self.outbox.stored()  # or given up: nothing of this group is appended from here on
-        with contextlib.suppress(GroupLost):
-            await self._saved()
+            self.outbox.check()
         await self.group.close()
         await deaths.pause()
         self._begin()
@@ -158,7 +168,7 @@ class Learner:
 
     async def _load(self, checkpoint: Path) -> Checkpoint:
         found = await asyncio.to_thread(read_checkpoint, checkpoint)
-        await self.group.load(checkpoint)
+        await self.group.do(Load(str(checkpoint)))
         return found
 
     async def _train_again(self) -> None:
@@ -183,8 +193,8 @@ class Learner:
 
     async def _digest(self) -> str:
         await self._written()
-        await self.group.copy_weights()
-        return await self.group.digest()
+        await self.group.do(CopyWeights())
+        return await self.group.do(Digest())
 
     async def _differs(self) -> bool:
         """Return whether these weights were published with other bits."""
@@ -193,17 +203,17 @@ class Learner:
 
     async def _train_next(self, *, publish: bool) -> None:
         """Fetch and train one batch. What it publishes and saves is written while the next steps are under way."""
-        batch = await self._batch(self.step + 1)
-        if batch is None:
+        packed = await self._batch(self.step + 1)
+        sequence = self.fold.sequence(self.step + 1)
+        if packed is None or sequence is None:
             return
-        packed = batch.packed
         skips, metrics = self.fold.skips(packed.step), dict[str, float]()
         if skips:
             self.context.log.warning("batch skipped", step=packed.step)
             stats = skipped_stats(packed)
         else:
-            stats, metrics = await self._trained_on(batch)
-        self.step, self.batch_sequence = packed.step, batch.sequence
+            stats, metrics = await self._trained_on(packed.step, sequence)
+        self.step, self.batch_sequence = packed.step, sequence
         if not publish:
             return
         crash_point("learner.stepped")
@@ -214,21 +224,24 @@ class Learner:
         self._ask_for_evaluation()
         await self._save_if_due()
 
-    async def _trained_on(self, batch: Batch) -> StepResult:
+    async def _trained_on(self, step: int, sequence: int) -> StepResult:
         """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
-        began, step = time.monotonic(), batch.packed.step
+        began = time.monotonic()
         self.context.doing(Activity("training", step))
-        training = asyncio.create_task(self.group.step(batch))
-        while self.fold.sequence(step + 1) is None and not (training.done() or self.context.stop.is_set()):
-            news = asyncio.create_task(self.keeper.changes())
-            await asyncio.wait({training, news}, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
-        sequence = self.fold.sequence(step + 1)
-        if sequence is not None and not self.fold.skips(step + 1):
-            await self.group.fetch(Batch(await self._packed(step + 1, sequence), sequence))
-        stats, metrics = await training
+        fetching = self.outbox.begin(self._fetch(step + 1))
+        try:
+            result = await self.group.do(Step(sequence))
+        finally:
+            fetching.cancel()
         times = {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
-        return StepResult(stats, metrics | times)
+        return result._replace(metrics=result.metrics | times)
+
+    async def _fetch(self, step: int) -> None:
+        """Let the group begin to fetch a batch once it is packed."""
+        while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
+            await self.keeper.changes()
+        if sequence is not None and not self.fold.skips(step):
+            await self.group.do(Fetch(sequence))
 
     def _trained(
         self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool
@@ -255,12 +268,12 @@ class Learner:
         """Copy the weights away; they are written and announced beside the next step."""
         await self._written()
         self.context.doing(Activity("publishing", self.step))
-        await self.group.copy_weights()
-        self._version = asyncio.create_task(self._write_version(self.lineage, self.step))
+        await self.group.do(CopyWeights())
+        self._version = self.outbox.begin(self._write_version(self.lineage, self.step))
         self.outbox.put(self._version)
 
     async def _write_version(self, lineage: int, version: int) -> WeightsPublished:
-        message = await self.group.publish(lineage=lineage, version=version)
+        message = await self.group.do(Publish(lineage, version))
         crash_point("weights.renamed")
         return message
 
@@ -291,20 +304,19 @@ class Learner:
             return
         self.context.doing(Activity("saving", self.step))
         digest = "" if self._publishes(self.step) else await self._digest()
-        await self.group.copy_state()
+        await self.group.do(CopyState())
         self._begun = self.step
         checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)
-        self._checkpoint = asyncio.create_task(self._write_checkpoint(checkpoint))
-        self._checkpoint.add_done_callback(lambda _: self.keeper.wake())
+        self._checkpoint = self.outbox.begin(self._write_checkpoint(checkpoint))
 
     async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint once its step is on the log, with the digest of its version where it has one."""
         await self.outbox.stored()
         crash_point("learner.saving")
         digest = checkpoint.digest or self.fold.state.published[checkpoint.step]
-        path = await self.group.save(msgspec.structs.replace(checkpoint, digest=digest))
+        path = await self.group.do(Save(msgspec.structs.replace(checkpoint, digest=digest)))
         crash_point("checkpoint.renamed")
-        message = CheckpointSaved(checkpoint.lineage, checkpoint.step, digest, str(path), checkpoint.batch_sequence)
+        message = CheckpointSaved(checkpoint.lineage, checkpoint.step, digest, path, checkpoint.batch_sequence)
         await self.keeper.append_until_stored([message])
         crash_point("checkpoint.published")
 
@@ -323,12 +335,12 @@ class Learner:
         await self._save()
         await self._settled()
         exported = self.context.files.root / "exported"
-        await self.group.copy_weights()
-        await self.group.export(exported)
+        await self.group.do(CopyWeights())
+        await self.group.do(Export(str(exported)))
         crash_point("learner.exported")
         self.outbox.put(TrainingFinished(self.step, "steps", str(exported)))
 
-    async def _batch(self, step: int) -> Batch | None:
+    async def _batch(self, step: int) -> BatchPacked | None:
         """A batch, once it is packed; None when the actor shall stop first."""
         began = time.monotonic()
         self.context.doing(Activity("awaiting batch", step))
@@ -340,16 +352,11 @@ class Learner:
         self._check()
         self._waited_s = time.monotonic() - began
         self.context.count("waited_s", self._waited_s)
-        return None if sequence is None else Batch(await self._packed(step, sequence), sequence)
+        if sequence is None:
+            return None
+        return self.fold.at_hand(step) or await read_batch(self.context.bus, sequence)
 
     def _check(self) -> None:
         """Raise what ended the group, or the work beside the steps."""
         self.group.check()
         self.outbox.check()
-        if self._checkpoint is not None and self._checkpoint.done():
-            self._checkpoint.result()
-
-    async def _packed(self, step: int, sequence: int) -> BatchPacked:
-        """A batch, by its sequence in the batch log."""
-        packed = self.fold.at_hand(step)
-        return packed if packed is not None else (await read_batch(self.context.bus, sequence)).packed

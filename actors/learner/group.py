@@ -4,33 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.learner.rank import Batch, Rank, StepResult, TrainerGroup
-from actors.learner.rank_wire import BEAT, Call, Hello, Method, Reply, error_of
+from actors.learner.rank import Call, Open, Rank
+from actors.learner.rank_wire import ERRORS, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
-from asyncrl.framing import Frames, pack
+from asyncrl.framing import pack, read_frames
 from asyncrl.run.placement import Job, Placed
-from asyncrl.training.checkpoint import Checkpoint
-from topics.weights import WeightsPublished
 
 T = TypeVar("T")
+_Key: TypeAlias = tuple[int, int | None]
 
 _START_S = 300.0  # for a rank to import what it needs and to connect
 _SILENT_S = 60.0  # without a heartbeat a rank counts as dead
 _END_S = 1.0  # from the end of a rank's connection to that of its process
-_READ_BYTES = 1 << 18
 
 
 class GroupLost(ActorDown):
     """A rank died or is silent, and with it the group."""
+
+
+class TrainerGroup(Protocol):
+    """The trainer of a learner: one or several ranks, which live and die as one."""
+
+    async def open(self) -> None:
+        """Start, with the model as it was before the run."""
+        ...
+
+    async def do(self, call: Call[T]) -> T:
+        """Let the ranks do something, and return what it comes to.
+
+        Raises:
+            GroupLost: a rank died or fell silent.
+            AsyncRLError: what the call names, of the first rank that fails.
+        """
+        ...
+
+    def check(self) -> None:
+        """Raise what ended the group, if anything did."""
+        ...
+
+    async def close(self) -> None:
+        """End all ranks, for good."""
+        ...
 
 
 class RankProcesses:
@@ -51,7 +73,7 @@ class RankProcesses:
         self._placed: list[Placed] = []
         self._writers: dict[int, asyncio.StreamWriter] = {}  # by rank
         self._connected = asyncio.Event()  # all of them
-        self._waiting: dict[tuple[int, int], asyncio.Future[bytes]] = {}  # by rank and number of the call
+        self._waiting: dict[_Key, asyncio.Future[bytes]] = {}  # by rank and number of the call
         self._tasks: set[asyncio.Task[None]] = set()
         self._lost: GroupLost | None = None
         self._gone = asyncio.Event()  # it is lost
@@ -75,46 +97,27 @@ class RankProcesses:
             self._placed.append(placed)
             self._start(self._watch(rank, placed))
         await self._until_connected()
-        await self._call("open")
+        await self.do(Open())
         if self._count == 1:
             await self._closing.aclose()  # several ranks may look into their folder later
 
-    async def load(self, checkpoint: Path) -> None:
-        """See `TrainerGroup.load`."""
-        await self._call("load", str(checkpoint))
-
-    async def fetch(self, batch: Batch) -> None:
-        """See `TrainerGroup.fetch`."""
-        await self._call("fetch", batch.sequence)
-
-    async def step(self, batch: Batch) -> StepResult:
-        """See `TrainerGroup.step`."""
-        results = await self._call("step", batch.sequence)
-        return merged([msgspec.msgpack.decode(result, type=StepResult) for result in results])
-
-    async def copy_weights(self) -> None:
-        """See `TrainerGroup.copy_weights`."""
-        await self._call("copy_weights")
-
-    async def copy_state(self) -> None:
-        """See `TrainerGroup.copy_state`."""
-        await self._call("copy_state")
-
-    async def digest(self) -> str:
-        """See `TrainerGroup.digest`."""
-        return await self._first(str, "digest")
-
-    async def publish(self, *, lineage: int, version: int) -> WeightsPublished:
-        """See `TrainerGroup.publish`."""
-        return await self._first(WeightsPublished, "publish", lineage, version)
-
-    async def save(self, checkpoint: Checkpoint) -> Path:
-        """See `TrainerGroup.save`."""
-        return Path(await self._first(str, "save", msgspec.to_builtins(checkpoint)))
-
-    async def export(self, directory: Path) -> None:
-        """See `TrainerGroup.export`."""
-        await self._first(type(None), "export", str(directory))
+    async def do(self, call: Call[T]) -> T:
+        """See `TrainerGroup.do`."""
+        self.check()
+        number, loop = next(self._numbers), asyncio.get_running_loop()
+        ranks = range(self._count if call.every_rank else 1)
+        futures: dict[_Key, asyncio.Future[bytes]] = {(rank, number): loop.create_future() for rank in ranks}
+        self._waiting.update(futures)
+        frame = pack(NumberedCall(number, call))  # type: ignore[arg-type]
+        for rank in ranks:
+            self._writers[rank].write(frame)
+        try:
+            # The first that fails ends the wait: the others may wait for it in vain.
+            values = await asyncio.gather(*futures.values())
+        finally:
+            for key in futures:
+                del self._waiting[key]
+        return call.merged([msgspec.msgpack.decode(value, type=call.answer) for value in values])
 
     def check(self) -> None:
         """See `TrainerGroup.check`."""
@@ -134,35 +137,6 @@ class RankProcesses:
             writer.close()
         await self._closing.aclose()
 
-    async def _first(self, kind: type[T], method: Method, *values: Any) -> T:
-        """Return the answer of the first rank."""
-        [result] = await self._call(method, *values, ranks=(0,))
-        return msgspec.msgpack.decode(result, type=kind)
-
-    async def _call(self, method: Method, *values: Any, ranks: Sequence[int] | None = None) -> list[bytes]:
-        """Let ranks do something, and return what each answers.
-
-        Raises:
-            GroupLost: a rank died or fell silent.
-            AsyncRLError: what the first rank to fail reports.
-        """
-        self.check()
-        number = next(self._numbers)
-        ranks = range(self._count) if ranks is None else ranks
-        loop = asyncio.get_running_loop()
-        futures = [self._waiting.setdefault((rank, number), loop.create_future()) for rank in ranks]
-        for rank in ranks:
-            self._writers[rank].write(pack(Call(number, method, list(values))))
-        try:
-            # The first that fails ends the wait: the others may wait for it in vain.
-            done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-            return [future.result() for future in futures]
-        finally:
-            for rank in ranks:
-                self._waiting.pop((rank, number), None)
-
     async def _until_connected(self) -> None:
         try:
             async with asyncio.timeout(_START_S):
@@ -173,38 +147,24 @@ class RankProcesses:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read what a rank sends until it is gone or silent."""
-        frames, rank = Frames(), -1
-        with contextlib.suppress(OSError):
-            while data := await self._read(reader):
-                for frame in frames.feed(data):
-                    if rank < 0:
-                        rank = msgspec.msgpack.decode(frame, type=Hello).rank
-                        self._writers[rank] = writer
-                        if len(self._writers) == self._count:
-                            self._connected.set()
-                    elif frame != BEAT:
-                        self._answered(rank, msgspec.msgpack.decode(frame, type=Reply))
+        rank = -1
+        async for frame in read_frames(reader, _SILENT_S):
+            reply = msgspec.msgpack.decode(frame, type=Reply)
+            if rank < 0:
+                rank = reply.rank
+                self._writers[rank] = writer
+                if len(self._writers) == self._count:
+                    self._connected.set()
+            future = self._waiting.get((rank, reply.number))
+            if future is not None and not future.done():
+                if reply.error:
+                    future.set_exception(ERRORS[reply.error](reply.reason))
+                else:
+                    future.set_result(bytes(reply.value))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._gone.wait()  # how its process ended says more
         self._lose(f"rank {rank} is silent")
-
-    async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        """Return what comes next; nothing where nothing comes for long."""
-        for _ in range(2):  # once more: it may have been this process that stood still
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SILENT_S):
-                    return await reader.read(_READ_BYTES)
-        return b""
-
-    def _answered(self, rank: int, reply: Reply) -> None:
-        future = self._waiting.get((rank, reply.number))
-        if future is None or future.done():
-            return
-        if reply.error:
-            future.set_exception(error_of(reply))
-        else:
-            future.set_result(bytes(reply.value))
 
     async def _watch(self, rank: int, placed: Placed) -> None:
         await placed.wait()
@@ -226,24 +186,6 @@ class RankProcesses:
             if not future.done():
                 future.set_exception(self._lost)
         self._on_lost()
-
-
-def merged(results: Sequence[StepResult]) -> StepResult:
-    """Return the result of a step from those of its ranks, of which each had its own rows."""
-    first = results[0]
-    lags: dict[int, int] = {}
-    for result in results:
-        for lag, count in result.stats.lag_histogram.items():
-            lags[lag] = lags.get(lag, 0) + count
-    stats = dataclasses.replace(
-        first.stats,
-        tokens_trained=sum(result.stats.tokens_trained for result in results),
-        tokens_stale=sum(result.stats.tokens_stale for result in results),
-        lag_histogram=dict(sorted(lags.items())),
-    )
-    counts = [name for name in ("rows", "rows_skipped") if name in first.metrics]
-    sums = {name: sum(result.metrics[name] for result in results) for name in counts}
-    return StepResult(stats, first.metrics | sums)
 
 
 def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:

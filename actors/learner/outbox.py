@@ -1,39 +1,52 @@
-"""Messages on their way to the learner's log, in their order, also while one of them waits for what it announces."""
+"""What goes on beside the steps: messages on their way to the learner's log, in their order, and what they wait for."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
+from typing import Any, TypeVar
 
 from actors.runtime.keeper import Keeper
 from topics.wire import Message
 
+T = TypeVar("T")
+
 
 class Outbox:
-    """Appends messages one after the other, beside the work that goes on."""
+    """Appends messages one after the other, beside the work that goes on; the first fault waits for `check`."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._newest: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._fault: BaseException | None = None
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin some work beside the steps."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
 
     def put(self, *messages: Message | Awaitable[Message]) -> None:
         """Append messages behind all that were put before; what is put after one that is still being made waits."""
         for message in messages:
-            self._put(message)
-
-    def _put(self, making: Message | Awaitable[Message]) -> None:
-        self._newest = asyncio.create_task(self._store(self._newest, making))
-        self._newest.add_done_callback(self._ended)
+            self._newest = self.begin(self._store(self._newest, message))
 
     def check(self) -> None:
-        """Raise what ended an append, or the making of a message."""
-        if self._newest is not None and self._newest.done():
-            self._newest.result()
+        """Raise the first fault of what went on here."""
+        if self._fault is not None:
+            raise self._fault
 
     async def stored(self) -> None:
         """Wait until everything put so far is on the log and read back."""
         if self._newest is not None:
             await asyncio.shield(self._newest)
+
+    async def ended(self) -> None:
+        """Wait until nothing goes on here, whatever came of it."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _store(self, before: asyncio.Task[None] | None, making: Message | Awaitable[Message]) -> None:
         try:
@@ -43,6 +56,8 @@ class Outbox:
                 await before
         await self._keeper.append_until_stored([message])
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._keeper.wake()  # whoever waits for a batch looks
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fault = self._fault or error
+        self._keeper.wake()  # whoever waits for a batch looks

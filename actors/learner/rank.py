@@ -1,14 +1,19 @@
-"""The computing part of the learner: one trainer, the rows it fetches, and the copies of its weights that it writes."""
+"""A rank of the learner: one trainer, the rows it fetches, and the calls that the learner makes to it."""
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
-from actors.learner.payloads import Payloads
+import msgspec
+
+from actors.learner.payloads import fetch_trajectories
 from actors.runtime.actor import ActorFault
-from asyncrl.algorithms.batches import BatchStats, build_rows
+from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
@@ -21,15 +26,11 @@ from asyncrl.training.ranks import join_ranks
 from asyncrl.training.trainers import open_trainer
 from topics.batches import BatchPacked
 from topics.topic import BATCHES
+from topics.trajectories import TrajectoryGenerated
 from topics.weights import WeightsPublished
-from topics.wire import WireError
+from topics.wire import WireError, prepare
 
-
-class Batch(NamedTuple):
-    """A batch, and where it lies."""
-
-    packed: BatchPacked
-    sequence: int  # in the batch log
+T = TypeVar("T")
 
 
 class StepResult(NamedTuple):
@@ -39,85 +40,8 @@ class StepResult(NamedTuple):
     metrics: dict[str, float]
 
 
-class TrainerGroup(Protocol):
-    """The trainer of a learner: one or several ranks, which live and die as one.
-
-    Calls come one after the other, but for `fetch`, and for `publish` and `save`, which are awaited beside the steps
-    that follow: what they write was copied away before.
-    """
-
-    async def open(self) -> None:
-        """Start, with the model as it was before the run."""
-        ...
-
-    async def load(self, checkpoint: Path) -> None:
-        """Go on from a checkpoint.
-
-        Raises:
-            CheckpointError: it cannot be read, or belongs to another model.
-        """
-        ...
-
-    async def fetch(self, batch: Batch) -> None:
-        """Begin to fetch the rows of a batch that will be trained soon."""
-        ...
-
-    async def step(self, batch: Batch) -> StepResult:
-        """Make one update.
-
-        Raises:
-            ActorFault: tokens are gone, or are not those that were graded.
-            AlgorithmError, NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
-        """
-        ...
-
-    async def copy_weights(self) -> None:
-        """Copy the weights away, for `digest`, `publish` and `export`; what was copied before must be written."""
-        ...
-
-    async def copy_state(self) -> None:
-        """Copy weights and optimiser away, for `save`; what was copied before must be written."""
-        ...
-
-    async def digest(self) -> str:
-        """Return the identity of the copied weights."""
-        ...
-
-    async def publish(self, *, lineage: int, version: int) -> WeightsPublished:
-        """Write the copied weights into the weight store.
-
-        Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
-        """
-        ...
-
-    async def save(self, checkpoint: Checkpoint) -> Path:
-        """Write the copied state as a checkpoint, and read it back; returns its directory.
-
-        Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
-        """
-        ...
-
-    async def export(self, directory: Path) -> None:
-        """Write the copied weights as a model; one that is there is replaced.
-
-        Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
-        """
-        ...
-
-    def check(self) -> None:
-        """Raise what ended the group, if anything did."""
-        ...
-
-    async def close(self) -> None:
-        """End all ranks, for good."""
-        ...
-
-
 class Rank:
-    """See `TrainerGroup`: a trainer in this process, alone or with peers. What takes long is done in threads."""
+    """A trainer in this process, alone or with peers. What takes long is done in threads."""
 
     def __init__(
         self, bus: Bus, config: Config, files: RunFiles, *, rank: int = 0, ranks: int = 1, rendezvous: Path = Path()
@@ -128,65 +52,22 @@ class Rank:
             ranks: how many there are.
             rendezvous: see `join_ranks`.
         """
+        prepare(TrajectoryGenerated)
+        self._bus = bus
         self._config = config
         self._files = files
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
-        self._payloads = Payloads(bus, rank, ranks)
-        self._trainer: Trainer
-        self._publisher: Publisher
+        self._fetches: dict[int, asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]] = {}  # by sequence of the batch
+        self.trainer: Trainer
+        self.publisher: Publisher
 
     async def open(self) -> None:
         """See `TrainerGroup.open`."""
-        self._trainer = await asyncio.to_thread(self._open)
-        self._publisher = Publisher(self._trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
+        await self.do(Open())
 
-    def _open(self) -> Trainer:
-        if self._ranks > 1:
-            join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
-        return open_trainer(self._config, self._files.model_path(self._config))
-
-    async def load(self, checkpoint: Path) -> None:
-        """See `TrainerGroup.load`."""
-        await asyncio.to_thread(self._trainer.load, checkpoint)
-
-    async def fetch(self, batch: Batch) -> None:
-        """See `TrainerGroup.fetch`."""
-        self._payloads.begin(batch.packed)
-
-    async def step(self, batch: Batch) -> StepResult:
-        """See `TrainerGroup.step`."""
-        packed = batch.packed
-        groups = await self._payloads.take(packed)
-
-        def update() -> StepResult:
-            rows, stats = build_rows(groups, packed.objective, step=packed.step, min_version=packed.min_version)
-            return StepResult(stats, self._trainer.step(rows, packed.objective))
-
-        return await asyncio.to_thread(update)
-
-    async def copy_weights(self) -> None:
-        """See `TrainerGroup.copy_weights`."""
-        await asyncio.to_thread(self._publisher.copy_weights)
-
-    async def copy_state(self) -> None:
-        """See `TrainerGroup.copy_state`."""
-        await asyncio.to_thread(self._publisher.copy_state)
-
-    async def digest(self) -> str:
-        """See `TrainerGroup.digest`."""
-        return await asyncio.to_thread(self._publisher.digest)
-
-    async def publish(self, *, lineage: int, version: int) -> WeightsPublished:
-        """See `TrainerGroup.publish`."""
-        return await asyncio.to_thread(self._publisher.publish, lineage=lineage, version=version)
-
-    async def save(self, checkpoint: Checkpoint) -> Path:
-        """See `TrainerGroup.save`."""
-        return await asyncio.to_thread(self._publisher.save, checkpoint)
-
-    async def export(self, directory: Path) -> None:
-        """See `TrainerGroup.export`."""
-        await asyncio.to_thread(self._publisher.export, directory)
+    async def do(self, call: Call[T]) -> T:
+        """See `TrainerGroup.do`."""
+        return await call.run(self)
 
     def check(self) -> None:
         """See `TrainerGroup.check`: nothing ends it."""
@@ -194,8 +75,38 @@ class Rank:
     async def close(self) -> None:
         """See `TrainerGroup.close`."""
 
+    def open_trainer(self) -> None:
+        """Load the model as it was before the run."""
+        if self._ranks > 1:
+            join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
+        self.trainer = open_trainer(self._config, self._files.model_path(self._config))
+        self.publisher = Publisher(self.trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
 
-async def read_batch(bus: Bus, sequence: int) -> Batch:
+    def fetch(self, sequence: int) -> asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]:
+        """Fetch a batch and its rows, unless that has begun."""
+        if sequence not in self._fetches:
+            self._fetches[sequence] = asyncio.create_task(self._fetch(sequence))
+            self._fetches[sequence].add_done_callback(_noted)
+        return self._fetches[sequence]
+
+    async def _fetch(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
+        packed = await read_batch(self._bus, sequence)
+        return packed, await fetch_trajectories(self._bus, packed, self._rank, self._ranks)
+
+    async def fetched(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
+        """A batch and its rows, once: they are large."""
+        task = self.fetch(sequence)
+        del self._fetches[sequence]
+        return await task
+
+
+def _noted(task: asyncio.Task[Any]) -> None:
+    """Take note of a fault: the step whose rows these are may never come."""
+    if not task.cancelled():
+        task.exception()
+
+
+async def read_batch(bus: Bus, sequence: int) -> BatchPacked:
     """Read a batch by its sequence in the batch log.
 
     Raises:
@@ -205,6 +116,165 @@ async def read_batch(bus: Bus, sequence: int) -> Batch:
     if record is None:
         raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch, is gone")
     try:
-        return Batch(await read(bus, BatchPacked, record), sequence)
+        return await read(bus, BatchPacked, record)
     except (BlobMissing, WireError) as error:
         raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch: {error}") from error
+
+
+class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
+    """A call to a rank, as it travels to ranks that are processes.
+
+    Calls come one after the other, but for those `beside` others: what these write was copied away before.
+    """
+
+    answer: ClassVar[Any] = None  # type of the result
+    every_rank: ClassVar[bool] = True  # else the first one alone, which has what the others copied away
+    beside: ClassVar[bool] = False
+
+    async def run(self, rank: Rank) -> T:
+        """Do it: in a thread, as all that takes long."""
+        return await asyncio.to_thread(self._compute, rank)
+
+    def _compute(self, rank: Rank) -> T:
+        raise NotImplementedError
+
+    def merged(self, results: Sequence[T]) -> T:
+        """Return the result from those of the ranks that were called."""
+        return results[0]
+
+
+class Open(Call[None]):
+    """Load the model as it was before the run."""
+
+    def _compute(self, rank: Rank) -> None:
+        rank.open_trainer()
+
+
+class Load(Call[None]):
+    """Go on from a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, or belongs to another model.
+    """
+
+    checkpoint: str  # its directory
+
+    def _compute(self, rank: Rank) -> None:
+        rank.trainer.load(Path(self.checkpoint))
+
+
+class Fetch(Call[None]):
+    """Begin to fetch the rows of a batch that will be trained soon."""
+
+    beside = True
+    batch: int  # sequence in the batch log
+
+    async def run(self, rank: Rank) -> None:
+        """See `Call`."""
+        rank.fetch(self.batch)
+
+
+class Step(Call[StepResult]):
+    """Make one update.
+
+    Raises:
+        ActorFault: tokens are gone, or are not those that were graded.
+        AlgorithmError, NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
+    """
+
+    answer = StepResult
+    batch: int  # sequence in the batch log
+
+    async def run(self, rank: Rank) -> StepResult:
+        """See `Call`."""
+        packed, groups = await rank.fetched(self.batch)
+
+        def update() -> StepResult:
+            rows, stats = build_rows(groups, packed.objective, step=packed.step, min_version=packed.min_version)
+            return StepResult(stats, rank.trainer.step(rows, packed.objective))
+
+        return await asyncio.to_thread(update)
+
+    def merged(self, results: Sequence[StepResult]) -> StepResult:
+        """See `Call`: each rank had its own rows."""
+        first, lags = results[0], Counter[int]()
+        for result in results:
+            lags.update(result.stats.lag_histogram)
+        stats = dataclasses.replace(
+            first.stats,
+            tokens_trained=sum(result.stats.tokens_trained for result in results),
+            tokens_stale=sum(result.stats.tokens_stale for result in results),
+            lag_histogram=dict(sorted(lags.items())),
+        )
+        counts = [name for name in ("rows", "rows_skipped") if name in first.metrics]
+        sums = {name: sum(result.metrics[name] for result in results) for name in counts}
+        return StepResult(stats, first.metrics | sums)
+
+
+class CopyWeights(Call[None]):
+    """Copy the weights away, for `Digest`, `Publish` and `Export`; what was copied before must be written."""
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.copy_weights()
+
+
+class CopyState(Call[None]):
+    """Copy weights and optimiser away, for `Save`; what was copied before must be written."""
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.copy_state()
+
+
+class Digest(Call[str]):
+    """Return the identity of the copied weights."""
+
+    answer, every_rank = str, False
+
+    def _compute(self, rank: Rank) -> str:
+        return rank.publisher.digest()
+
+
+class Publish(Call[WeightsPublished]):
+    """Write the copied weights into the weight store.
+
+    Raises:
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    answer, every_rank, beside = WeightsPublished, False, True
+    lineage: int
+    version: int
+
+    def _compute(self, rank: Rank) -> WeightsPublished:
+        return rank.publisher.publish(lineage=self.lineage, version=self.version)
+
+
+class Save(Call[str]):
+    """Write the copied state as a checkpoint, and read it back; returns its directory.
+
+    Raises:
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    answer, every_rank, beside = str, False, True
+    checkpoint: Checkpoint
+
+    def _compute(self, rank: Rank) -> str:
+        return str(rank.publisher.save(self.checkpoint))
+
+
+class Export(Call[None]):
+    """Write the copied weights as a model; one that is there is replaced.
+
+    Raises:
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    every_rank = False
+    directory: str
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.export(Path(self.directory))
+
+
+AnyCall: TypeAlias = Open | Load | Fetch | Step | CopyWeights | CopyState | Digest | Publish | Save | Export

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actors.learner.payloads import Payloads
+from actors.learner.payloads import fetch_trajectories
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
@@ -166,17 +166,16 @@ class Retraining:
             ActorFault: tokens are gone, or are not those that were graded.
             ReplayError: the step cannot be made with these settings.
         """
-        payloads = Payloads(self._bus)
+        coming: asyncio.Task[tuple[BatchPacked, list[GradedGroup]]] | None = None
         while self.step < until:
-            packed = self._packed(self.step + 1)
-            groups = [] if self._skips(packed.step) else await payloads.take(packed)
-            if packed.step < until and not self._skips(packed.step + 1):
-                payloads.begin(self._packed(packed.step + 1))
+            packed, groups = await (coming or self._rows_of(self.step + 1))
+            coming = asyncio.create_task(self._rows_of(packed.step + 1)) if packed.step < until else None
             yield await asyncio.to_thread(self._train, packed, groups)
 
-    def _packed(self, step: int) -> BatchPacked:
-        """A batch as the settings of the replay make it."""
-        return with_other_settings(self._log.batch(step)[0], self._recorded, self._config)
+    async def _rows_of(self, step: int) -> tuple[BatchPacked, list[GradedGroup]]:
+        """A batch as the settings of the replay make it, and its groups."""
+        packed = with_other_settings(self._log.batch(step)[0], self._recorded, self._config)
+        return packed, [] if self._skips(step) else await fetch_trajectories(self._bus, packed)
 
     def _train(self, packed: BatchPacked, groups: Sequence[GradedGroup]) -> ReplayedStep:
         began, step = time.monotonic(), packed.step

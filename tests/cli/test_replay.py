@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.learner.payloads import Payloads
+from actors.learner.payloads import fetch_trajectories
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
@@ -177,7 +177,7 @@ async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
     ):
         group = BatchGroup("p000000", [BatchMember("p000000-0", 0, reference, 1.0, 1)])
         with pytest.raises(ActorFault, match=message):
-            await Payloads(bus).take(BatchPacked(1, "rl", [group], 0))
+            await fetch_trajectories(bus, BatchPacked(1, "rl", [group], 0))
 
 
 # --- a run whose learner was killed three times, trained again

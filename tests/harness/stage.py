@@ -23,6 +23,7 @@ from asyncrl.telemetry.logs import open_log
 LEASE_S = 1.0
 DEADLINE_S = 60.0  # no wait of a test is longer; a loaded machine takes many times as long as an idle one
 Connect = Callable[..., Awaitable[Bus]]
+Unretrieved = Callable[[], list[str]]  # faults of tasks that nobody looked at
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, deadline_s: float = DEADLINE_S) -> None:

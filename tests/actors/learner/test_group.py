@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from actors.learner.group import GROUPS, GroupLost, RankProcesses
-from actors.learner.rank import Batch, Rank, TrainerGroup, read_batch
+from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
+from actors.learner.rank import CopyState, CopyWeights, Digest, Export, Fetch, Load, Publish, Rank, Save, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import read_log
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.ranks import shares
 from harness.learning import Playing, pack
-from harness.stage import Stage, until
+from harness.stage import Stage, Unretrieved, until
 from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
@@ -48,44 +48,44 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
         await group.close()
 
 
-async def batches(bus: Bus, last: int) -> list[Batch]:
-    return [await read_batch(bus, await pack(bus, step)) for step in range(1, last + 1)]
+async def batches(bus: Bus, last: int) -> list[int]:
+    return [await pack(bus, step) for step in range(1, last + 1)]
 
 
 @pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2)])
 async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int):
     group = await start(trainer, ranks)
     first, second = await batches(bus, 2)
-    await group.fetch(first)
+    await group.do(Fetch(first))
 
-    stats, metrics = await group.step(first)
-    await group.copy_weights()
-    await group.copy_state()
-    digest = await group.digest()
+    result = await group.do(Step(first))
+    await group.do(CopyWeights())
+    await group.do(CopyState())
+    digest = await group.do(Digest())
     (published, saved), _ = (
-        await asyncio.gather(group.publish(lineage=0, version=1), group.save(Checkpoint(0, 1, digest, first.sequence))),
-        await group.step(second),
+        await asyncio.gather(group.do(Publish(0, 1)), group.do(Save(Checkpoint(0, 1, digest, first)))),
+        await group.do(Step(second)),
     )
-    await group.copy_weights()
-    later = await group.digest()
-    await group.export(tmp_path / "exported")
-    await group.export(tmp_path / "exported")
+    await group.do(CopyWeights())
+    later = await group.do(Digest())
+    await group.do(Export(str(tmp_path / "exported")))
+    await group.do(Export(str(tmp_path / "exported")))
 
-    assert (stats.trajectories, stats.tokens_trained, stats.tokens_stale) == (2, 10, 0)
-    assert metrics["loss"] is not None
+    assert (result.stats.trajectories, result.stats.tokens_trained, result.stats.tokens_stale) == (2, 10, 0)
+    assert result.metrics["loss"] is not None
     assert (published.version, published.digest) == (1, digest)
     assert Path(published.location).is_dir()
-    assert read_checkpoint(saved).digest == digest
+    assert read_checkpoint(Path(saved)).digest == digest
     assert (tmp_path / "exported").is_dir()
     with pytest.raises(CheckpointError) if trainer == "torch" else contextlib.nullcontext():
-        await group.load(tmp_path)
-    await group.load(saved)
-    await group.copy_weights()
-    assert await group.digest() == digest
+        await group.do(Load(str(tmp_path)))
+    await group.do(Load(saved))
+    await group.do(CopyWeights())
+    assert await group.do(Digest()) == digest
     assert (later != digest) == (trainer == "torch")
     await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
     with pytest.raises(ActorFault, match="are gone"):
-        await group.step(second)
+        await group.do(Step(second))
     group.check()
 
 
@@ -93,11 +93,11 @@ async def test_ranks_come_to_what_one_trainer_comes_to(start: Start, bus: Bus, t
     some, ends = await batches(bus, 3), []
     for inside, ranks in ((True, 1), (False, 1), (False, 2)):
         group = await start("torch", ranks, inside=inside)
-        results = [await group.step(batch) for batch in some]
-        await group.copy_weights()
+        results = [await group.do(Step(batch)) for batch in some]
+        await group.do(CopyWeights())
         directory = tmp_path / f"{inside}-{ranks}"
-        await group.export(directory)
-        ends.append((results, await group.digest(), load_file(directory / "model.safetensors")))
+        await group.do(Export(str(directory)))
+        ends.append((results, await group.do(Digest()), load_file(directory / "model.safetensors")))
         await group.close()
 
     one, process, two = ends
@@ -118,9 +118,24 @@ async def test_a_group_ends_with_its_first_rank(start: Start, bus: Bus):
 
     with pytest.raises(GroupLost, match="rank 1"):
         while True:
-            await group.step(batch)
+            await group.do(Step(batch))
     await group.close()
     assert [placed.returncode for placed in group._placed] == []
+
+
+async def test_all_that_waits_for_a_lost_group_is_told_and_no_fault_is_left_behind(
+    start: Start, bus: Bus, unretrieved: Unretrieved
+):
+    group = await start("torch", 2)
+    assert isinstance(group, RankProcesses)
+    first, second = await batches(bus, 2)
+    calls = [asyncio.ensure_future(group.do(call)) for call in (Step(first), Fetch(second), Publish(0, 1))]
+    await asyncio.sleep(0)  # they are under way
+    group._lose("a rank is gone")
+
+    assert {type(found) for found in await asyncio.gather(*calls, return_exceptions=True)} == {GroupLost}
+    await group.close()
+    assert unretrieved() == []
 
 
 @pytest.mark.slow

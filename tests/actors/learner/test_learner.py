@@ -15,8 +15,10 @@ from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.skip import request_skip
+from asyncrl.training.publisher import Publisher
+from asyncrl.weights.directories import CheckpointError
 from harness.learning import Playing, pack
-from harness.stage import Connect, Stage, until
+from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
@@ -218,6 +220,23 @@ async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_
     assert sorted(digests) == [0, 1, 2, 3, 4, 5]
     assert digests[3] == digests[2] != digests[4]
     assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_learner_that_fails_leaves_no_fault_behind_that_nobody_retrieves(
+    opened: Open, bus: Bus, monkeypatch, unretrieved: Unretrieved
+):
+    def refuse(publisher: Publisher, **_: int) -> None:
+        raise CheckpointError("the disk is full")
+
+    first = await opened(learner={"checkpoint_every": 1})
+    await train(bus, 1, 1)
+    monkeypatch.setattr(Publisher, "publish", refuse)
+    await pack(bus, 2)  # its version cannot be written; its checkpoint waits for that; the next batch is fetched
+    await pack(bus, 3)
+
+    with pytest.raises(ActorFault, match="the disk is full; the last checkpoint is intact"):
+        await first.task
+    assert unretrieved() == []
 
 
 async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: Bus):

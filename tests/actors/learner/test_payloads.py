@@ -5,7 +5,7 @@ import re
 import pytest
 import xxhash
 
-from actors.learner.payloads import Payloads
+from actors.learner.payloads import fetch_trajectories
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
@@ -24,7 +24,7 @@ async def stored(bus: Bus, name: str, attempt: int = 0) -> Reference:
 
 
 async def take(bus: Bus, *members: BatchMember) -> list[str]:
-    groups = await Payloads(bus).take(BatchPacked(3, "rl", [BatchGroup("p000000", list(members))], 0))
+    groups = await fetch_trajectories(bus, BatchPacked(3, "rl", [BatchGroup("p000000", list(members))], 0))
     return [trajectory.id for group in groups for trajectory in group.members]
 
 
