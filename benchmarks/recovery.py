@@ -16,11 +16,10 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.chaos.processes import Part, parts
-from asyncrl.cli.chaos.stage import Stage
-from asyncrl.cli.chaos.targets import SERVER
-from asyncrl.cli.chaos.witness import Witness
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.processes import NATS, SERVER, Part
+from benchmarks.chaos.stage import Stage
+from benchmarks.chaos.witness import Witness
 from benchmarks.history import write_history
 from benchmarks.stage import BenchError, bench_config
 from topics.batches import BATCH_PACKED
@@ -142,7 +141,7 @@ class _Run:
 
     async def _part(self, role: str) -> Part:
         while True:
-            for part in parts(self._stage.crash_folder):
+            for part in self._stage.parts():
                 if part.role == role:
                     return part
             await asyncio.sleep(0.05)  # nothing announces it
@@ -212,7 +211,7 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
             "learner_s": partial(_learner, run, witness),
             "engine_s": partial(_works_again, run, witness, "engine"),
             "engine_server_s": partial(_works_again, run, witness, SERVER),
-            "nats_s": partial(_works_again, run, witness, "nats"),
+            "nats_s": partial(_works_again, run, witness, NATS),
             "beyond_lease_s": partial(_lease, run, witness),
             "reward_s": partial(_works_again, run, witness, "reward"),
             "recorder_s": partial(_recorder, run),

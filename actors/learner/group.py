@@ -22,7 +22,7 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
 _START_S = 300.0  # for a rank to import what it needs and to connect
-_SILENT_S = 60.0  # without a heartbeat a rank counts as dead
+_SILENCES = 3  # times as long as an actor a rank may be silent: imports and compilers stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
 
@@ -69,6 +69,7 @@ class RankProcesses:
         self._context = context
         self._on_lost = on_lost
         self._count = context.config.learner.ranks
+        self._silence_s = _SILENCES * context.config.supervision.silence_s
         self._numbers = itertools.count()
         self._placed: list[Placed] = []
         self._writers: dict[int, asyncio.StreamWriter] = {}  # by rank
@@ -148,7 +149,7 @@ class RankProcesses:
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read what a rank sends until it is gone or silent."""
         rank = -1
-        async for frame in read_frames(reader, _SILENT_S):
+        async for frame in read_frames(reader, self._silence_s):
             reply = msgspec.msgpack.decode(frame, type=Reply)
             if rank < 0:
                 rank = reply.rank

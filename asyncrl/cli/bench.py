@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import sys
-from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import WrongUsage
-
-_CHECKOUT = Path(__file__).parents[2]
+from asyncrl.cli import checkout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +19,4 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _benchmarks() -> Any:
-    if not (_CHECKOUT / "benchmarks" / "command.py").exists():
-        raise WrongUsage("asyncrl bench: benchmarks are not installed with the package; run it from a source checkout")
-    if str(_CHECKOUT) not in sys.path:
-        sys.path.append(str(_CHECKOUT))
-    return importlib.import_module("benchmarks.command")
+    return checkout.load("benchmarks.command", "asyncrl bench")

@@ -31,7 +31,7 @@ COMMANDS = {
     "roles": "print what each role may publish and subscribe to, or make users for it",
     "check": "name every problem of a config, without starting anything",
     "settings": "print every setting of a config",
-    "chaos": "run a config while killing and freezing its processes, then audit it",
+    "chaos": "kill and freeze processes of a run, then audit it",
     "bench": "measure asyncrl on this machine",
 }
 _WHOSE = "a run's files are its owner's: be that user, or watch it with --credentials and the monitor's file"

@@ -1,211 +1,33 @@
-"""`asyncrl chaos`: whole runs whose processes are killed and frozen, and what it concludes from their topics."""
+"""`asyncrl chaos --run`: processes of a run that is up are killed and stopped, and its audit is printed."""
 
-import asyncio
-import json
-import os
 import re
-import signal
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from asyncrl.cli.chaos.report import violations_by_sense
-from asyncrl.cli.chaos.witness import Samples, missing
-from asyncrl.cli.main import run
-from harness.runs import SHORT, all_processes, command
-from harness.scripted import FLAT, SCRIPTED
-from harness.stage import until
-from harness.stories import Story
+from harness.runs import command, two_steps_more, up
 
-SLOW = pytest.mark.slow
-SETTINGS = {
-    "learner.steps": 250,
-    "learner.checkpoint_every": 5,
-    "rollout.progress_tokens": 2,
-    "workers.lease_s": 1.0,
-    "supervision.silence_s": 3.0,
-    "eval.prompts": 8,
-    "eval.every": 10,
-}
+SETTINGS = ["learner.steps=100000", "learner.checkpoint_every=5", "workers.lease_s=1.0", "supervision.silence_s=3.0"]
 
 
-async def chaos(folder: Path, *words: str) -> dict[str, Any]:
-    """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it."""
-    (folder / "short.toml").write_text(SHORT)
-    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
-    assert code == 0, output
-    report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
-    assert report["finished"]
-    assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, SETTINGS["learner.steps"] + 1)]
-    assert (folder / "runs" / "short" / "chaos.png").exists()
-    return report
+@pytest.mark.slow
+async def test_processes_of_a_live_run_are_killed_and_stopped_and_its_audit_is_clean(tmp_path: Path):
+    async with up(tmp_path, *SETTINGS) as run:
+        await run.reaches(run.steps, "the first step")
+        rank = ("--targets", "learner-rank:kill", "--kills", "1", "--every", "0")
+        first, killed = await command(tmp_path, "chaos", "--run", *rank)
+        await two_steps_more(run, "steps of the next trainer group")
+        several = ("--targets", "rollout,reward:kill,engine-server:kill", "--kills", "6", "--every", "1")
+        second, output = await command(tmp_path, "chaos", "--run", "short", *several)
+        await two_steps_more(run, "steps after the faults")
+
+    assert (first, second) == (0, 0), killed + output
+    assert re.search(r"s  kill learner-1-rank0\n(.*\n)*run short, seed 7: 1 injections: learner-rank:kill 1\n", killed)
+    assert "run short: clean" in killed and "run short: clean" in output
+    assert len(re.findall(r"^ +[\d.]+ s  (kill|freeze|wake) (rollout|reward|engine)", output, re.MULTILINE)) == 6
 
 
-@SLOW
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_forty_seconds_of_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int):
-    report = await chaos(tmp_path, "--seconds", "40", "--seed", str(seed))
+async def test_options_of_a_campaign_are_refused_with_a_run_that_is_up(tmp_path: Path):
+    code, output = await command(tmp_path, "chaos", "demo", "--run", "short", "--points-each", "2")
 
-    assert len(report["injections"]) >= 8, report["injections"]
-    assert report["lost"] == report["duplicated"] == report["violations"] == []
-
-
-@SLOW
-async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_without_a_loss(tmp_path: Path):
-    leaders = ("--cluster", "--targets", "nats:kill", "--every", "12", "--kills", "3")
-    report = await chaos(tmp_path, *leaders, "--after-recovery")
-
-    killed = report["injections"]
-    assert len(killed) == 3
-    assert all(injection["works_again_s"] for injection in killed)
-    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
-
-
-# --- runs that stand still
-
-SLEEPS = """
-import time
-
-def reward(completion):
-    time.sleep(600)
-    return 0.0
-"""
-
-
-async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | None = None) -> dict[str, Any]:
-    """Run `asyncrl chaos` on a run that will stand still; returns its report, once all processes are gone.
-
-    Args:
-        freeze: stops processes of the run, once it returns that it did.
-    """
-    folder.mkdir()
-    (folder / "short.toml").write_text(SCRIPTED)
-    (folder / "sleeps.py").write_text(SLEEPS)
-    (folder / "flat.py").write_text(FLAT)
-    rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    settings = [word for setting in words for word in ("--set", setting)]
-    injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
-    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=300))
-    if freeze is not None:
-        await until(freeze, "the run's processes", 120)
-    code, output = await running
-    assert code == 1, output
-    assert {line for pid, line in processes(folder).items() if "asyncrl" in line} == set()
-    report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
-    assert f"verdict: stalled {'before the first step' if report['stall']['step'] is None else 'at step'}" in output
-    assert re.search(r"no step, result or grade since \d\d:\d\d:\d\d UTC \(\d+ s\): ", output), output
-    assert report["lost"] == report["duplicated"] == report["violations"] == [], output
-    return report
-
-
-def processes(folder: Path) -> dict[int, str]:
-    """Command lines of the living processes that work in a folder."""
-    found = {}
-    for pid, line, _ in all_processes():
-        try:
-            if Path(os.readlink(f"/proc/{pid}/cwd")) == folder:
-                found[pid] = line
-        except OSError:
-            continue  # it ended in this moment
-    return found
-
-
-def freeze(folder: Path, *words: str) -> bool:
-    """Stop the processes whose command lines hold these words; False, and nothing done, where one is not there."""
-    living = processes(folder)
-    chosen = [next((pid for pid, line in living.items() if word in line), None) for word in words]
-    if None in chosen:
-        return False
-    for pid in chosen:
-        os.kill(pid, signal.SIGSTOP)
-    return True
-
-
-@SLOW
-async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tmp_path: Path):
-    def training(folder: Path) -> bool:
-        return any("main learner" in line for line in processes(folder).values()) and freeze(folder, "main up")
-
-    def warming(folder: Path) -> bool:
-        metrics = folder / "runs" / "short" / "metrics.jsonl"
-        trains = metrics.exists() and '"step"' in metrics.read_text()
-        return trains and freeze(folder, "main up", "main supervisor", "main rollout")
-
-    few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
-    few += ["buffer.max_lag=8", "learner.keep_versions=10"]  # no group becomes too old: five batches come of the rows
-    first, data, warm, last = await asyncio.gather(
-        stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
-        stalled(
-            tmp_path / "b",
-            [*few, "reward.function=flat.py:reward", "learner.filters=['zero_variance']", "warmup.steps=0"],
-        ),
-        stalled(
-            tmp_path / "c",
-            ["nats.stream_max_mb=0", "warmup.steps=9000", "learner.scripted_step_s=0.1"],
-            lambda: warming(tmp_path / "c"),
-        ),
-        stalled(tmp_path / "d", ["warmup.steps=0"], lambda: training(tmp_path / "d")),
-    )
-    assert first["stall"]["step"] is None and first["injections"] == []
-    assert any("reward hanging: reward-1: grades p0000" in found for found in first["stall"]["findings"])
-    assert data["stall"]["step"] == 5 and data["injections"]
-    assert [found.split(":")[0] for found in data["stall"]["findings"]] == ["end of data"]
-    assert warm["stall"]["step"] < 0
-    assert "rollout-1" in warm["stall"]["stopped"] and "up" in warm["stall"]["stopped"]
-    assert any(found.startswith("actor silent: rollout-1: ") for found in warm["stall"]["findings"])
-    assert any(text.startswith("recorder: kill at ") for text in warm["unrecovered"])
-    assert last["stall"]["step"] == 60 and last["stall"]["findings"] == [] and last["stall"]["stopped"] == ["up"]
-
-
-def test_a_limit_that_no_run_can_keep_is_refused(capsys: pytest.CaptureFixture[str]):
-    assert run(["chaos", "--stall", "0"]) != 0
-    assert capsys.readouterr().err == "--stall 0: expected more than 0 seconds\n"
-
-
-# --- what it concludes
-
-
-def by_sense(*issued: str, again: str = "") -> tuple[list[str], list[str], list[str]]:
-    """What is lost, duplicated and wrong in a run in which these trajectories were issued, one for a second attempt."""
-    story = Story()
-    for name in issued:
-        story.issued(name)
-    if again:
-        story.issued(again, attempt=1)
-    lost, duplicated, wrong = violations_by_sense(story.findings())
-    return tuple([text.split(": found")[0] for text in texts] for texts in (lost, duplicated, wrong))
-
-
-def test_a_prompt_and_a_member_that_were_left_out_are_lost():
-    found = by_sense("p000000-0", "p000000-1", "p000002-0", "p000003-0")
-
-    assert found == (["left out: p000001", "left out: p000002"], [], [])  # the last prompt may be under way
-
-
-def test_an_attempt_that_was_issued_twice_is_duplicated():
-    found = by_sense("w000000-0", "p000000-0", "p000000-1", "p000000-1", again="p000000-0")
-
-    assert found == ([], ["issued twice: p000000-1"], [])
-
-
-def test_a_stored_message_that_is_gone_or_another_is_named_unless_it_may_be_trimmed():
-    before = {"GRADES": {1: "a", 2: "b"}, "TRAJECTORIES": {1: "x"}}
-    after = {"GRADES": {1: "a", 2: "c"}}
-
-    assert missing(before, after, payload=False) == ["GRADES 2: b was stored, now there is c"]
-    assert missing(before, after, payload=True)[1:] == ["TRAJECTORIES 1: x was stored, now there is nothing"]
-
-
-def test_what_a_lost_delivery_sampled_is_bounded_by_its_progress_and_by_the_result():
-    samples = Samples()
-    samples.stored(("p000000-0", 0), delivery=1, offset=8)
-    result = {"trajectory": "p000000-0", "attempt": "0", "delivery": "3", "versions": "0:6,1:6"}
-    samples.ended(result)  # delivery 1 stored 8 of 12, delivery 2 nothing more
-
-    assert samples.tokens == 12
-    assert samples.again(progress_tokens=16) == 4 + 4
-    assert samples.again(progress_tokens=3) == 3 + 3
+    assert (code, "CONFIG, --points-each: only for a campaign" in output) == (2, True), output

@@ -10,11 +10,10 @@ import msgspec
 import psutil
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.cli.chaos.processes import parts
-from asyncrl.cli.chaos.stage import Stage
 from asyncrl.run.directory import RunFiles
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.watch import look
+from benchmarks.chaos.stage import Stage
 
 
 class Stall(msgspec.Struct, kw_only=True):
@@ -59,7 +58,7 @@ async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: floa
         findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(state)]
         queues = state.queues
     stopped = []
-    for part in parts(stage.crash_folder):
+    for part in stage.parts():
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if part.process.status() == psutil.STATUS_STOPPED:
                 stopped.append(part.name)

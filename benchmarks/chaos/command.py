@@ -1,4 +1,4 @@
-"""`asyncrl chaos`: run a config while killing and freezing its processes, then prove that nothing was lost."""
+"""`asyncrl chaos CONFIG`: run a config while killing and freezing its processes, then prove that nothing was lost."""
 
 from __future__ import annotations
 
@@ -12,35 +12,26 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.cli.audit import audit_run
-from asyncrl.cli.chaos.campaign import Campaign, Plan
-from asyncrl.cli.chaos.injections import Injection
-from asyncrl.cli.chaos.memory import MemoryMeter
-from asyncrl.cli.chaos.report import Report, draw, report_text, violations_by_sense
-from asyncrl.cli.chaos.stage import ChaosError, Stage
-from asyncrl.cli.chaos.stall import Stall
-from asyncrl.cli.chaos.targets import Target, parse_targets
-from asyncrl.cli.chaos.witness import Witness, missing
 from asyncrl.cli.options import add_settings
 from asyncrl.run.connect import opened
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.faults import Target, parse_targets
+from benchmarks.chaos.campaign import Campaign, Plan
+from benchmarks.chaos.injections import Injection
+from benchmarks.chaos.memory import MemoryMeter
+from benchmarks.chaos.report import Report, draw, report_text, violations_by_sense
+from benchmarks.chaos.stage import ChaosError, Stage
+from benchmarks.chaos.stall import Stall
+from benchmarks.chaos.targets import all_targets
+from benchmarks.chaos.witness import Witness, missing
+
+_OWN = ("config", "set", "points_each", "cluster", "after_recovery", "stall", "baseline", "compare")  # arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("config", nargs="?", default="demo", help="TOML file, or a shipped config (default: demo)")
+    """Declare the options that only a campaign has."""
+    parser.set_defaults(campaign=_OWN)
     add_settings(parser)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long to inject faults (default: 120)")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between injections (default: 2)")
-    parser.add_argument(
-        "--kills", type=int, default=0, metavar="N", help="stop after so many injections; 0 for no limit"
-    )
-    parser.add_argument("--seed", type=int, default=7, help="of the order of injections (default: 7)")
-    parser.add_argument(
-        "--targets",
-        default="",
-        metavar="T,...",
-        help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
-    )
     parser.add_argument("--points-each", type=int, default=0, metavar="N", help="visit every crash point N times")
     parser.add_argument("--cluster", action="store_true", help="on three NATS servers; `nats` is the learner's leader")
     parser.add_argument(
@@ -61,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
-    targets = parse_targets(arguments.targets)
+    targets = parse_targets(arguments.targets, all_targets())
     if not arguments.stall > 0:
         raise ChaosError(f"--stall {arguments.stall:g}: expected more than 0 seconds")
     report, root = asyncio.run(_chaos(arguments, targets))
@@ -73,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, Path]:
-    words = [arguments.config, *(word for setting in arguments.set for word in ("--set", setting))]
+    words = [arguments.config or "demo", *(word for setting in arguments.set for word in ("--set", setting))]
     words += ["--set", "nats.servers=3", "--set", "nats.keep=run"] if arguments.cluster else []
     plan = Plan.of(arguments, targets)
     undisturbed = read_rewards(Path(arguments.compare)) if arguments.compare else None
@@ -83,7 +74,7 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
         stage = Stage(Path(folder))
         running = await stage.start(words, plan.stall_s)
         print(f"run {stage.root.name} in {stage.root}", flush=True)
-        meter = MemoryMeter(stage.crash_folder)
+        meter = MemoryMeter(stage.parts)
         metering = asyncio.create_task(meter.run())
         campaign = Campaign(plan, stage, running, lambda injection: print(injection_text(injection), flush=True))
         try:

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.cli.chaos.injections import Injection
-from asyncrl.cli.chaos.memory import Growth
-from asyncrl.cli.chaos.stall import Stall
 from asyncrl.state.audit.audit import Findings
+from benchmarks.chaos.injections import Injection
+from benchmarks.chaos.memory import Growth
+from benchmarks.chaos.stall import Stall
 
 FAMILIES = ("kill", "freeze", "wake", "crash")
 _LOST = (

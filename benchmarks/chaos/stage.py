@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from asyncrl.cli.chaos.processes import parts
+import psutil
+
 from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import python, with_parent
+from asyncrl.run.processes import Part, parts
 
 _START_S = 120.0  # for `up` to name the run
 _GONE_S = 60.0  # for the kernel to end all processes of a killed `up`
@@ -67,6 +70,14 @@ class Stage:
                 await self._up.wait()
             await self._all_gone()
 
+    def parts(self) -> list[Part]:
+        """Return the living processes of the run that have a role."""
+        found = parts(self.root) if self._named.is_set() else []
+        if self._up is not None and self._up.returncode is None:
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+                found.append(Part("up", "up", psutil.Process(self._up.pid)))
+        return found
+
     async def _run(self, words: Sequence[str]) -> int:
         code = await self._follow(words)
         while code == -signal.SIGKILL:
@@ -97,13 +108,22 @@ class Stage:
         return await self._up.wait()
 
     async def _all_gone(self) -> None:
-        """Wait until the kernel has ended all processes of a dead parent.
+        """Wait until the kernel has ended all that a dead `up` started.
 
         Raises:
             ChaosError: some outlive it.
         """
         until = time.monotonic() + _GONE_S
-        while left := parts(self.crash_folder):
+        while left := self._inherited():
             if time.monotonic() > until:
-                raise ChaosError(f"outlived `asyncrl up`: {', '.join(part.name for part in left)}")
+                raise ChaosError(f"outlived `asyncrl up`: {', '.join(left)}")
             await asyncio.sleep(0.02)  # nothing announces it
+
+    def _inherited(self) -> list[str]:
+        """Return the command lines of all living processes that inherited the crash folder."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has just ended, or belongs to another user
+                if process.environ().get(CRASH_FOLDER) == str(self.crash_folder):
+                    found += [" ".join(process.cmdline())] * (process.status() != psutil.STATUS_ZOMBIE)
+        return found

@@ -14,12 +14,13 @@ from typing import Any
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.cli.chaos.injections import Injection, Injector
-from asyncrl.cli.chaos.stage import Stage
-from asyncrl.cli.chaos.stall import Stall, verdict
-from asyncrl.cli.chaos.targets import Target, drawn, each_point
-from asyncrl.cli.chaos.witness import Witness
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.faults import Target, drawn
+from benchmarks.chaos.injections import Injection, Injector
+from benchmarks.chaos.stage import Stage
+from benchmarks.chaos.stall import Stall, verdict
+from benchmarks.chaos.targets import each_point
+from benchmarks.chaos.witness import Witness
 
 _REACH_S = 5.0  # for the run's server to answer
 _TICK_S = 0.2

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import math
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -14,24 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import publish
-from asyncrl.cli.chaos.processes import Part, parts
-from asyncrl.cli.chaos.stage import Stage
-from asyncrl.cli.chaos.targets import AT_THE_END, SERVER, SEVERAL, Target
-from asyncrl.cli.chaos.witness import Witness
 from asyncrl.crash import arm
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.faults import IN_A_ROW, SEVERAL, Rests, Target, choose, resume, strike
+from asyncrl.run.processes import NATS, Part
+from benchmarks.chaos.stage import Stage
+from benchmarks.chaos.targets import AT_THE_END
+from benchmarks.chaos.witness import Witness
 from topics.actors import ScaleRequested
 from topics.topic import TRAINING
 
 _PATIENCE_S = 60.0  # for a process to pass an armed point
 _LOOK_S = 0.02  # no event announces that an armed file is gone
 _POSTPONED = 12  # drawn targets that are not there or rest; when there are more, they are waited for
-_IN_A_ROW = 5  # injections at one role before it is left alone: its supervisor gives up at eight deaths in a row
-_REST_S = 25.0  # longer than a supervisor requires of a healthy start
 _PASSED_AT_ITS_START = ("keeper.claiming", "keeper.claimed")
 
 
@@ -67,6 +64,7 @@ class Injector:
         self.injections: list[Injection] = []
         self.unreached: Counter[str] = Counter()  # targets whose point no process passed while it was armed
         self._targets = targets
+        self._stage = stage
         self._folder = stage.crash_folder
         self._witness = witness
         config = RunFiles(stage.root).read_config()
@@ -76,7 +74,7 @@ class Injector:
         self._dice = dice
         self._report = report
         self._began_ns = time.time_ns()
-        self._rows: dict[str, tuple[int, float]] = {}  # injections in a row and when the last one was, by role
+        self._rests = Rests()
         self._postponed: list[Target] = []  # drawn while they were not there, or rested
         self._seen = {SEVERAL}  # roles of this run
         self._armed: dict[Path, asyncio.Task[None]] = {}
@@ -87,7 +85,7 @@ class Injector:
 
     async def inject_next(self) -> bool:
         """Inject a fault at one target that is there and not resting; False when no more will be drawn."""
-        living = parts(self._folder)
+        living = self._stage.parts()
         self._seen |= {part.role for part in living}
         for target in self._postponed:
             if await self._inject(target, living):
@@ -127,16 +125,14 @@ class Injector:
 
     async def _inject(self, target: Target, living: Sequence[Part]) -> bool:
         """Inject a fault at a target; False where it is not there now, or rests."""
-        if self._rests(target):
+        if self._rests.has(target.role):
             return False
         if target.family == "crash":
             return self._arm(target, living)
         chosen = await self._choose(target.role, living)
         if not chosen:
             return False
-        for part in chosen:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended first
-                part.process.send_signal(signal.SIGKILL if target.kind == "kill" else signal.SIGSTOP)
+        strike(target.kind, chosen)
         self._note(target, chosen)
         if target.kind == "wake":
             self._spawn(self._wake(chosen[0]))
@@ -144,13 +140,11 @@ class Injector:
 
     async def _choose(self, role: str, living: Sequence[Part]) -> list[Part]:
         if role == SEVERAL:
-            others = [part for part in living if part.role != "up"]
-            return self._dice.sample(others, self._dice.randint(2, 4)) if len(others) > 4 else []
-        fitting = [part for part in living if part.role == role]
-        if role == "nats" and len(fitting) > 1:
+            living = [part for part in living if part.role != "up"]
+        elif role == NATS and self._witness.bus.clustered:
             leader = await self._leader()
-            fitting = [part for part in fitting if part.name == leader] or fitting
-        return [self._dice.choice(fitting)] if fitting else []
+            living = [part for part in living if part.name == leader] or living
+        return choose(role, living, self._dice)
 
     async def _leader(self) -> str:
         """Name of the server that leads the learner's log."""
@@ -162,14 +156,13 @@ class Injector:
 
     async def _wake(self, part: Part) -> None:
         await asyncio.sleep(self._wake_s)
-        with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
-            part.process.resume()
+        resume(part)
 
     def _arm(self, target: Target, living: Sequence[Part]) -> bool:
         """Arm a point, and cause a process to pass it where that takes an occasion."""
         file = self._folder / f"{target.kind}@{target.role}"
         if target.kind in AT_THE_END:
-            self._last[target] = min(_IN_A_ROW, self._last[target] + 1)
+            self._last[target] = min(IN_A_ROW, self._last[target] + 1)
         if file in self._armed:
             return False
         arm(self._folder, target.kind, target.role)
@@ -177,8 +170,7 @@ class Injector:
         occasion = "recorder" if target.kind == "actor.started" else target.role
         if target.kind in (*_PASSED_AT_ITS_START, "actor.started"):
             for part in [part for part in living if part.role == occasion][:1]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    part.process.kill()
+                strike("kill", [part])
                 self._note(Target(occasion, "kill"), [part])
         elif target.kind == "fleet.scaled":
             self._spawn(self._scale())
@@ -209,7 +201,7 @@ class Injector:
             await publish(self._witness.bus, request)
 
     def _note(self, target: Target, affected: Sequence[Part]) -> None:
-        now, since = time.time_ns(), time.monotonic()
+        now = time.time_ns()
         injection = Injection(
             role=target.role,
             kind=target.kind,
@@ -220,8 +212,7 @@ class Injector:
         )
         self.injections.append(injection)
         for role in {part.role for part in affected} or {target.role}:
-            count, last = self._rows.get(_supervised(role), (0, 0.0))
-            self._rows[_supervised(role)] = (count + 1 if since - last < _REST_S else 1, since)
+            self._rests.note(role)
             if target.kind != "wake":
                 task = self._spawn(self._until_it_works(injection, role))
                 self.recovering[task] = injection, role
@@ -231,10 +222,6 @@ class Injector:
     async def _until_it_works(self, injection: Injection, role: str) -> None:
         worked_ns = await self._witness.works_again(role, injection.time_ns)
         injection.works_again_s[role] = round((worked_ns - injection.time_ns) / 1e9, 2)
-
-    def _rests(self, target: Target) -> bool:
-        count, last = self._rows.get(_supervised(target.role), (0, 0.0))
-        return count >= _IN_A_ROW and time.monotonic() - last < _REST_S
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -250,7 +237,3 @@ def _passed(file: Path, *, disarm: bool = False) -> bool:
     except FileNotFoundError:
         return True
     return False
-
-
-def _supervised(role: str) -> str:
-    return "engine" if role == SERVER else role

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import msgspec
 import psutil
 
-from asyncrl.cli.chaos.processes import parts
+from asyncrl.run.processes import Part
 
 _EVERY_S = 2.0
 _YOUNG_S = 15.0  # a process that is younger has not come to its size
@@ -29,12 +29,12 @@ class Growth(msgspec.Struct):
 class MemoryMeter:
     """Samples the resident memory of every process of a run."""
 
-    def __init__(self, crash_folder: Path) -> None:
+    def __init__(self, parts: Callable[[], list[Part]]) -> None:
         """
         Args:
-            crash_folder: that its processes inherited.
+            parts: return its living processes.
         """
-        self._folder = crash_folder
+        self._parts = parts
         self._samples: list[dict[str, float]] = []  # MB of the largest process of each role, one entry each time
 
     async def run(self) -> None:
@@ -58,7 +58,7 @@ class MemoryMeter:
 
     def _take(self) -> dict[str, float]:
         found: dict[str, float] = {}
-        for part in parts(self._folder):
+        for part in self._parts():
             with contextlib.suppress(psutil.Error):  # it has just ended
                 if time.time() - part.process.create_time() > _YOUNG_S:
                     found[part.role] = max(found.get(part.role, 0.0), part.process.memory_info().rss / 1e6)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import MESSAGE_ID, TIME_TO_LIVE, WRITER
+from asyncrl.run.processes import NATS, RANK, SERVER
 from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY
@@ -104,8 +105,9 @@ class Witness:
 
         A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
         rollout or reward worker when a process of the role has started and a result of the role is stored after that;
-        an engine when it is ready; the recorder when it has started; a server when a message is stored,
-        in a cluster on the learner's log; `up` when a batch is trained.
+        an engine when it is ready; a rank of the learner when the step after the one under way is trained; the
+        recorder when it has started; a server when a message is stored, in a cluster on the learner's log; `up` when a
+        batch is trained.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._sign(role, since_ns), future))
@@ -130,11 +132,14 @@ class Witness:
                 and seen.record.headers.get(WRITER) != before
                 and (role != "learner" or seen.topic is BATCH_TRAINED)
             )
-        if role in ("engine", "engine-server"):
+        if role == RANK:  # the step after the one that was under way
+            step = (self.step or 0) + 1
+            return lambda seen: seen.topic is BATCH_TRAINED and seen.message.step > step
+        if role in ("engine", SERVER):
             return lambda seen: seen.topic is ENGINE_READY and seen.record.time_ns > since_ns
         if role == "up":
             return lambda seen: seen.topic is BATCH_TRAINED and seen.record.time_ns > since_ns
-        if role == "nats":
+        if role == NATS:
             led = (TRAINING,) if self.bus.clustered else STREAMS  # by the server that was injected
             return lambda seen: seen.record.stream in led and seen.record.time_ns > since_ns
         started = False

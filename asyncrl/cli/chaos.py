@@ -1,0 +1,136 @@
+"""`asyncrl chaos`: kill and freeze processes of a run, then prove from its topics that nothing was lost.
+
+`--run` takes a run that is up. A campaign brings up a config itself, also kills `up` and ends processes at crash
+points; it is part of a source checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.cli import checkout
+from asyncrl.cli.audit import audit_run, findings_text
+from asyncrl.cli.find import find_run, know_actors
+from asyncrl.cli.options import add_directory
+from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.run.connect import opened
+from asyncrl.run.directory import RunFiles, is_locked
+from asyncrl.run.faults import Rests, Target, choose, drawn, parse_targets, resume, signal_targets, strike
+from asyncrl.run.processes import Part, parts
+
+_CAMPAIGN = "benchmarks.chaos.command"
+_LOOK_S = 0.2
+_FIND_S = 60.0  # for a process of a wanted role to live
+
+
+class Plan(NamedTuple):
+    """Which faults a run gets, and how many."""
+
+    targets: list[Target]
+    seconds: float  # from the first to the last, at most
+    every_s: float
+    most: int
+    seed: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("config", nargs="?", default="", help="TOML file, or a shipped config (default: demo)")
+    parser.add_argument(
+        "--run", dest="run_id", nargs="?", const="", metavar="RUN", help="take a run that is up (default: the live one)"
+    )
+    add_directory(parser)
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long to inject faults (default: 120)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between injections (default: 2)")
+    parser.add_argument(
+        "--kills", type=int, default=0, metavar="N", help="stop after so many injections; 0 for no limit"
+    )
+    parser.add_argument("--seed", type=int, default=7, help="of the order of injections (default: 7)")
+    parser.add_argument(
+        "--targets",
+        default="",
+        metavar="T,...",
+        help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
+    )
+    parser.set_defaults(url="", credentials="", campaign=("config",))
+    if checkout.has_checkout():
+        checkout.load(_CAMPAIGN, "asyncrl chaos").add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
+    if arguments.run_id is None:
+        return int(checkout.load(_CAMPAIGN, "asyncrl chaos CONFIG").run(arguments))
+    parser, campaign = arguments.parser, arguments.campaign
+    given = [name for name in campaign if getattr(arguments, name) != parser.get_default(name)]
+    if given:
+        names = ", ".join("CONFIG" if name == "config" else f"--{name.replace('_', '-')}" for name in given)
+        raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
+    know_actors(arguments)
+    targets = parse_targets(arguments.targets, signal_targets())
+    root = find_run(arguments).root
+    assert root is not None  # there is no --url
+    plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
+    return asyncio.run(_chaos(root, plan))
+
+
+async def _chaos(root: Path, plan: Plan) -> int:
+    counts = await inject(root, plan, lambda line: print(line, flush=True))
+    async with opened(root, "chaos") as bus:
+        audited = await audit_run(bus, deep=True, base=RunFiles(root).base)
+    text = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "none"
+    print(f"run {root.name}, seed {plan.seed}: {counts.total()} injections: {text}\n{findings_text(audited)}")
+    return 1 if audited.findings.violations else 0
+
+
+async def inject(root: Path, plan: Plan, report: Callable[[str], None]) -> Counter[Target]:
+    """Inject faults into the live run of a directory, until it has been enough or the run ends.
+
+    Args:
+        report: is given a line about each.
+
+    Returns:
+        How often each fault was injected.
+
+    Raises:
+        AsyncRLError: for a minute no process lived that could be chosen.
+    """
+    dice, order, rests = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed), Rests()
+    wake_s = RunFiles(root).read_config().workers.lease_s + 1.0  # another worker may have its work by then
+    began_s = found_s = time.monotonic()
+    counts: Counter[Target] = Counter()
+    async with asyncio.TaskGroup() as waking:
+        while (now_s := time.monotonic()) - began_s < plan.seconds and counts.total() < plan.most and is_locked(root):
+            target = next(order)
+            chosen = [] if rests.has(target.role) else choose(target.role, parts(root), dice)
+            if not chosen:
+                if now_s - found_s > _FIND_S:
+                    raise AsyncRLError(f"run {root.name}: no process lives of {', '.join(map(str, plan.targets))}")
+                await asyncio.sleep(_LOOK_S)  # no event announces that one is there
+                continue
+            found_s = now_s
+            strike(target.kind, chosen)
+            counts[target] += 1
+            report(f"{now_s - began_s:>8.1f} s  {target.kind} {', '.join(part.name for part in chosen)}")
+            for part in chosen:
+                rests.note(part.role)
+                if target.kind == "wake":
+                    waking.create_task(_wake(part, wake_s))
+            await asyncio.sleep(plan.every_s)
+    return counts
+
+
+async def _wake(part: Part, after_s: float) -> None:
+    """Let a stopped process go on, also where this command is interrupted."""
+    try:
+        await asyncio.sleep(after_s)
+    finally:
+        resume(part)

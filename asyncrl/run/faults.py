@@ -1,0 +1,130 @@
+"""Faults that a run recovers from: which there are, their names, their order by a seed, and their signals."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import psutil
+
+from asyncrl.crash import POINTS
+from asyncrl.errors import AsyncRLError
+from asyncrl.run.processes import NATS, RANK, SERVER, Part
+from topics.roles import ROLE_NAMES
+
+SEVERAL = "several"  # two to four processes in the same instant
+IN_A_ROW = 5  # faults of one role before it is left alone: its supervisor gives up at eight deaths in a row
+_REST_S = 25.0  # longer than a supervisor requires of a healthy start
+
+
+class Target(NamedTuple):
+    """A role and what is done to it."""
+
+    role: str
+    kind: str  # "kill", "freeze", "wake", or the name of a crash point
+
+    @property
+    def family(self) -> str:
+        """`kill`, `freeze`, `wake` or `crash`."""
+        return "crash" if self.kind in POINTS else self.kind
+
+    def __str__(self) -> str:
+        return f"{self.role}{'@' if self.family == 'crash' else ':'}{self.kind}"
+
+
+class TargetError(AsyncRLError):
+    """Unknown role, or the role does not support this fault."""
+
+
+def signal_targets() -> list[Target]:
+    """Return every fault that a signal causes in a process which the run replaces by itself."""
+    roles = (*ROLE_NAMES, SERVER, RANK, NATS)
+    found = [Target(role, "kill") for role in (*roles, SEVERAL)]
+    return found + [Target(role, kind) for kind in ("freeze", "wake") for role in roles]
+
+
+def parse_targets(text: str, known: Sequence[Target]) -> list[Target]:
+    """The targets that a comma-separated list names: `learner`, `nats:kill`, `engine@engine.swapped`,
+    `@work.published`; all that are known where it is empty.
+
+    Raises:
+        TargetError: with what is allowed.
+    """
+    found: list[Target] = []
+    for word in filter(None, (word.strip() for word in text.split(","))):
+        role, _, kind = word.replace("@", ":").partition(":")
+        fitting = [
+            target
+            for target in known
+            if role in (target.role, "") and kind in (target.kind, "") and ("@" not in word or target.family == "crash")
+        ]
+        if not fitting:
+            raise TargetError(f"--targets {word}: {_why_not(role, known)}")
+        found += [target for target in fitting if target not in found]
+    return found or list(known)
+
+
+def _why_not(role: str, known: Sequence[Target]) -> str:
+    if not role:
+        kinds = dict.fromkeys(target.kind for target in known if target.family == "crash")
+        return f"expected one of {', '.join(kinds)}" if kinds else "expected ROLE or ROLE:FAULT"
+    of_role = [str(target) for target in known if target.role == role]
+    if not of_role:
+        roles = dict.fromkeys(target.role for target in known)
+        return f"no role is called {role!r}; expected one of {', '.join(roles)}"
+    return f"expected one of {', '.join(of_role)}"
+
+
+def drawn(targets: Sequence[Target], seed: int) -> Iterator[Target]:
+    """Targets without end: each family as often, and within a family each role, or each role at each crash point."""
+    dice = random.Random(seed)
+    families = sorted({target.family for target in targets})
+    while True:
+        family = dice.choice(families)
+        yield dice.choice([target for target in targets if target.family == family])
+
+
+class Rests:
+    """Knows which roles are left alone for a while, because they had several faults in a row."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[int, float]] = {}  # faults in a row and when the last one was, by role
+
+    def note(self, role: str) -> None:
+        """Note a fault."""
+        (count, last_s), now_s = self._rows.get(_supervised(role), (0, 0.0)), time.monotonic()
+        self._rows[_supervised(role)] = (count + 1 if now_s - last_s < _REST_S else 1, now_s)
+
+    def has(self, role: str) -> bool:
+        """Return whether a role is to be left alone."""
+        count, last_s = self._rows.get(_supervised(role), (0, 0.0))
+        return count >= IN_A_ROW and time.monotonic() - last_s < _REST_S
+
+
+def _supervised(role: str) -> str:
+    return "engine" if role == SERVER else role
+
+
+def choose(role: str, living: Sequence[Part], dice: random.Random) -> list[Part]:
+    """Draw a living process of a role, or for `several` two to four of any roles; none where there are too few."""
+    if role == SEVERAL:
+        return dice.sample(list(living), dice.randint(2, 4)) if len(living) > 4 else []
+    fitting = [part for part in living if part.role == role]
+    return [dice.choice(fitting)] if fitting else []
+
+
+def strike(kind: str, chosen: Iterable[Part]) -> None:
+    """Kill processes, or stop them until they are resumed."""
+    for part in chosen:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended first
+            part.process.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+
+
+def resume(part: Part) -> None:
+    """Let a stopped process go on."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
+        part.process.resume()

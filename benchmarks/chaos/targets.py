@@ -1,0 +1,30 @@
+"""Targets of a campaign: besides signals, crash points and `asyncrl up` itself."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from asyncrl.crash import POINTS
+from asyncrl.run.faults import Target, signal_targets
+
+AT_THE_END = ("learner.exported",)  # points that a run passes only when it finishes
+
+
+def all_targets() -> list[Target]:
+    """Everything that can be done to anybody.
+
+    `asyncrl up` has no supervisor, so it is killed and resumed, never left frozen.
+    """
+    points = [Target(role, point) for point, roles in POINTS.items() for role in roles]
+    return [*signal_targets(), Target("up", "kill"), Target("up", "wake"), *points]
+
+
+def each_point(targets: Sequence[Target], times: int, seed: int) -> Iterator[Target]:
+    """Every crash point so often, in the order a seed draws, the roles that pass it taking turns."""
+    dice = random.Random(seed)
+    points = {target.kind for target in targets if target.family == "crash"}
+    roles = {point: [target for target in targets if target.kind == point] for point in sorted(points)}
+    for turn in range(times):
+        for point in dice.sample(list(roles), len(roles)):
+            yield roles[point][turn % len(roles[point])]
