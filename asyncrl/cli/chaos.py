@@ -13,18 +13,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
+from actors.prompter.data_order import DataOrder
 from asyncrl.cli import checkout
-from asyncrl.cli.audit import audit_run, findings_text
-from asyncrl.cli.find import find_run, know_actors
-from asyncrl.cli.options import add_directory
+from asyncrl.cli.audit import findings_text
+from asyncrl.cli.target import add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import opened
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.faults import Rests, Target, choose, drawn, parse_targets, resume, signal_targets, strike
+from asyncrl.run.find import FoundRun
 from asyncrl.run.processes import Part, parts
+from asyncrl.state.audit.reading import audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"
 _LOOK_S = 0.2
@@ -60,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="T,...",
         help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
     )
-    parser.set_defaults(url="", credentials="", campaign=("config",))
+    parser.set_defaults(campaign=("config",))
     if checkout.has_checkout():
         checkout.load(_CAMPAIGN, "asyncrl chaos").add_arguments(parser)
 
@@ -76,22 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
     know_actors(arguments)
     targets = parse_targets(arguments.targets, signal_targets())
-    root = find_run(arguments).root
-    assert root is not None  # there is no --url
+    found = live_run(arguments)
     plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
-    return asyncio.run(_chaos(root, plan))
+    return asyncio.run(_chaos(found, plan))
 
 
-async def _chaos(root: Path, plan: Plan) -> int:
-    counts = await inject(root, plan, lambda line: print(line, flush=True))
-    async with opened(root, "chaos") as bus:
-        audited = await audit_run(bus, deep=True, base=RunFiles(root).base)
+async def _chaos(found: FoundRun, plan: Plan) -> int:
+    counts = await inject(found.files, plan, lambda line: print(line, flush=True))
+    async with opened(found, "chaos") as bus:
+        audited = await audit_run(bus, deep=True, check_rows=partial(DataOrder, base=found.files.base))
     text = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "none"
-    print(f"run {root.name}, seed {plan.seed}: {counts.total()} injections: {text}\n{findings_text(audited)}")
+    print(f"run {found.run}, seed {plan.seed}: {counts.total()} injections: {text}\n{findings_text(audited)}")
     return 1 if audited.findings.violations else 0
 
 
-async def inject(root: Path, plan: Plan, report: Callable[[str], None]) -> Counter[Target]:
+async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> Counter[Target]:
     """Inject faults into the live run of a directory, until it has been enough or the run ends.
 
     Args:
@@ -104,7 +105,8 @@ async def inject(root: Path, plan: Plan, report: Callable[[str], None]) -> Count
         AsyncRLError: for a minute no process lived that could be chosen.
     """
     dice, order, rests = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed), Rests()
-    wake_s = RunFiles(root).read_config().workers.lease_s + 1.0  # another worker may have its work by then
+    root = files.root
+    wake_s = files.read_config().workers.lease_s + 1.0  # another worker may have its work by then
     began_s = found_s = time.monotonic()
     counts: Counter[Target] = Counter()
     async with asyncio.TaskGroup() as waking:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from asyncrl.cli.options import add_settings
+from asyncrl.cli.target import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 
-import msgspec
-
-from asyncrl.cli.find import find_run
-from asyncrl.cli.options import add_run
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_run, live_run
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.findings import Finding
 from asyncrl.state.watch import look
@@ -17,20 +15,17 @@ from asyncrl.state.watch import look
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON object")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
-    found = find_run(arguments)
+    found = live_run(arguments)
     state = asyncio.run(look(found.address, found.run, found.root))
     findings = diagnose(state)
     line = headline(state)
-    if arguments.json:
-        values = {"run": found.run, "state": line, "findings": [_values(finding) for finding in findings]}
-        print(msgspec.json.format(msgspec.json.encode(values)).decode())
-    else:
-        print(findings_text(found.run, line, findings))
+    values = {"run": found.run, "state": line, "findings": [_values(finding) for finding in findings]}
+    show(arguments, values, lambda: findings_text(found.run, line, findings))
     return 1 if findings else 0
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from pathlib import Path
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.find import find_run
-from asyncrl.cli.options import add_run
+from asyncrl.cli.target import add_run, live_run
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
-from asyncrl.run.directory import is_locked
+from asyncrl.run.connect import connected, newest_end, run_ended
+from asyncrl.run.find import FoundRun
 from topics.actors import StopRequested
 
 _LOOK_S = 0.2
@@ -25,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Request, wait, report how it ended."""
-    found = find_run(arguments)
+    found = live_run(arguments)
     try:
         asyncio.run(_stop(found, arguments.wait))
     except TimeoutError:
@@ -45,12 +43,12 @@ async def _stop(found: FoundRun, wait_s: float) -> None:
             print(f"asked run {found.run} to stop", flush=True)
             await ending
         if found.root is not None:
-            await _unlocked(found.root)
+            await _released(found)
 
 
-async def _unlocked(root: Path) -> None:
+async def _released(found: FoundRun) -> None:
     """Wait until `asyncrl up` has stopped the server too and left the directory; no event announces either."""
     while True:
-        if not is_locked(root):
+        if not found.is_held:
             return
         await asyncio.sleep(_LOOK_S)

@@ -3,34 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import read_log
-from asyncrl.cli.options import add_run
-from asyncrl.cli.reach import reached
-from asyncrl.cli.samples import local_directory, sample_reader, sample_text
+from asyncrl.cli.samples import sample_text
+from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.run.connect import RunNotFound
-from asyncrl.state.history import TrajectoryHistory
+from asyncrl.run.find import FoundRun
+from asyncrl.state.history import TrajectoryHistory, read_history
+from asyncrl.state.samples import sample_reader
 from asyncrl.telemetry.samples import Sample, SamplesFile
-from topics.actors import RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.evals import EVAL_SCORED
-from topics.groups import GROUP_DROPPED
-from topics.prompts import PROMPT_ISSUED
-from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
-from topics.trajectories import (
-    PROGRESS_STORED,
-    TRAJECTORY_DROPPED,
-    TRAJECTORY_FAILED,
-    TRAJECTORY_GENERATED,
-    TRAJECTORY_GRADED,
-    TRAJECTORY_PROGRESSED,
-)
 
 _ID = re.compile(r"([prwe]\d{6,})-\d+")
 
@@ -43,37 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read what was published about it, and print it in order of time."""
-    if _ID.fullmatch(arguments.trajectory) is None:
-        raise WrongUsage(f"{arguments.trajectory!r} is no trajectory; they are called as p000042-3 is")
-    history, sample = asyncio.run(_read(arguments))
+    name = arguments.trajectory
+    if _ID.fullmatch(name) is None:
+        raise WrongUsage(f"{name!r} is no trajectory; they are called as p000042-3 is")
+    found = any_run(arguments)
+    history, sample = read_topics(found, "explain", lambda bus: _read(bus, found, name))
     print(history_text(history))
     if sample is not None:
         Console(highlight=False, soft_wrap=True).print(sample_text(sample))
     return 0
-
-
-async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
-    """Read the whole history of one trajectory from a run's topics.
-
-    Raises:
-        RunNotFound: there is no message about it.
-    """
-    run, prompt_id = bus.run, trajectory_id.rsplit("-", 1)[0]
-    history = TrajectoryHistory(trajectory_id)
-    progress = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)]
-    claims = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
-    drops = [TRAJECTORY_DROPPED.subject(run, trajectory_id), GROUP_DROPPED.subject(run, prompt_id)]
-    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], history)
-    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], history, headers_only=True)
-    await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)
-    if history.logs:
-        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(history.logs)], history)
-    await read_log(bus, GRADES, claims, history)
-    if not history.events():
-        raise RunNotFound(f"run {run}: there is no message about a trajectory {trajectory_id}")
-    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run), EVAL_SCORED.subject(run)], history)
-    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], history)
-    return history
 
 
 def history_text(history: TrajectoryHistory) -> str:
@@ -90,12 +52,10 @@ def history_text(history: TrajectoryHistory) -> str:
     )
 
 
-async def _read(arguments: argparse.Namespace) -> tuple[TrajectoryHistory, Sample | None]:
-    root = local_directory(arguments)
-    async with reached(arguments, "explain") as bus:
-        history = await read_history(bus, arguments.trajectory)
-        sample = await sample_reader(bus, root).read(history.trajectory_id, history.result) if history.result else None
-    if sample is None and root is not None:  # its tokens were trimmed
-        kept = (sample for row in SamplesFile(root).rows() for sample in row.samples)
-        sample = next((sample for sample in kept if sample.name == history.trajectory_id), None)
+async def _read(bus: Bus, found: FoundRun, name: str) -> tuple[TrajectoryHistory, Sample | None]:
+    history = await read_history(bus, name)
+    sample = await sample_reader(bus, found).read(name, history.result) if history.result else None
+    if sample is None and found.root is not None:  # its tokens were trimmed
+        kept = (sample for row in SamplesFile(found.root).rows() for sample in row.samples)
+        sample = next((sample for sample in kept if sample.name == name), None)
     return history, sample

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import shutil
 import subprocess
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.cli.find import find_directory
-from asyncrl.cli.options import add_directory, add_settings
-from asyncrl.cli.reach import reached
-from asyncrl.cli.retrain import TrainingLog, read_training
+from actors.learner.retraining import TrainingLog, read_training
+from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
 from asyncrl.config.load import LoadedConfig, with_overrides
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.process import python, with_parent
-from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
@@ -31,17 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", type=int, required=True, metavar="STEP", help="go on after this step")
     add_settings(parser, "override a setting of RUN; repeatable")
     add_directory(parser)
-    parser.set_defaults(url="", credentials="")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Make the weights of that step, then start, watch and end the new run as `asyncrl up` does."""
     import uvloop
 
-    root = find_directory(arguments, live=False)
-    arguments.run_id = str(root)
-    files = RunFiles(root)
-    start = begins_after(asyncio.run(_read(arguments)), files.read_config(), arguments.at)
+    found = any_run(arguments)
+    files, root = found.files, found.files.root
+    start = begins_after(read_topics(found, "fork", read_training), files.read_config(), arguments.at)
     config = forked_config(
         files.read_config(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base
     )
@@ -89,11 +83,6 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
     return with_overrides(msgspec.structs.replace(chosen, start=start), [])
-
-
-async def _read(arguments: argparse.Namespace) -> TrainingLog:
-    async with reached(arguments, "fork") as bus:
-        return await read_training(bus)
 
 
 def _retrained(root: Path, step: int, folder: Path) -> Path:

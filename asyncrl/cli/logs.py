@@ -14,10 +14,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from asyncrl.cli.find import find_directory
-from asyncrl.cli.options import add_run_name
+from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.directory import is_locked
 from topics.roles import ROLE_NAMES
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -65,7 +63,7 @@ class LogFile:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run_name(parser, "id or directory (default: the live one, else the newest)")
+    add_run(parser, "the live one, else the newest", remote=False)
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
     parser.add_argument("--follow", action="store_true", help="go on until the run ends")
     parser.add_argument("--level", choices=LEVELS, default="info", help="this level and above (default: info)")
@@ -78,19 +76,19 @@ def run(arguments: argparse.Namespace) -> int:
         word in ROLE_NAMES or word.rpartition("-")[0] in ROLE_NAMES
     ):  # an actor, where no run is named
         arguments.actor, arguments.run_id = word, ""
-    root = find_directory(arguments, live=False)
-    logs = root / "logs"
+    found = any_run(arguments)
+    logs = found.files.logs
     files: dict[Path, LogFile] = {}
     if not _open_new(logs, arguments.actor, files):
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
-        raise AsyncRLError(f"run {root.name} has no log of {arguments.actor or 'anybody'}; there are: {known}")
+        raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'anybody'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
     while True:
-        over = not is_locked(root)  # asked before reading: what comes after it is read once more
+        over = not found.is_held  # asked before reading: what comes after it is read once more
         lines = _merged(files.values())
         _print(console, lines, arguments.level)
         if not arguments.follow and not lines:
-            print(f"run {root.name}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
+            print(f"run {found.run}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
         if not arguments.follow or over:
             return 0
         threading.Event().wait(_LOOK_S)  # no event announces that a file grew

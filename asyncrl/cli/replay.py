@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import sys
 import time
 from itertools import count
@@ -12,21 +11,16 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from asyncrl.cli.find import find_directory
-from asyncrl.cli.options import add_directory, add_settings
-from asyncrl.cli.reach import reached
-from asyncrl.cli.retrain import ReplayError, Retraining, TrainingLog, read_training
+from actors.learner.retraining import ReplayError, Retraining, TrainingLog, read_training
+from asyncrl.bus.connection import Bus
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_run, add_settings, any_run, read_topics
 from asyncrl.config.load import with_overrides
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
-from asyncrl.run.directory import RunFiles
 from asyncrl.telemetry.plot import draw_comparison
-from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, columns, first_difference, medians, medians_text
-from asyncrl.training.protocol import Trainer
 from asyncrl.training.trainers import open_trainer
-from asyncrl.weights.files import write_model
-from asyncrl.weights.tensors import write_tensors
 
 _LINE_S = 2.0  # between two lines about steps
 
@@ -45,8 +39,7 @@ class Replay(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run_id", nargs="?", default="", metavar="RUN", help="id or directory (default: the newest)")
-    add_directory(parser)
+    add_run(parser, "the newest", remote=False)
     parser.add_argument(
         "--from", dest="at", type=int, metavar="STEP", help="begin with the checkpoint of STEP or the last before it"
     )
@@ -56,17 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", default="", metavar="FOLDER", help="report, plot and model (default with --set: RUN/replays/NUMBER)"
     )
     parser.add_argument("--checkpoint", default="", metavar="FOLDER", help="write a checkpoint of the last step there")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON, and progress to stderr")
-    parser.set_defaults(url="", credentials="")
+    add_json(parser, "print the report as JSON, and progress to stderr")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train again; returns 1 where the weights should be equal and are not, or where it cannot be done."""
     replay = _replay(arguments)
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(report(replay)), indent=2).decode())
-    else:
-        print(replay_text(replay))
+    show(arguments, report(replay), lambda: replay_text(replay))
     return 1 if not replay.changed and first_difference(replay.steps) else 0
 
 
@@ -129,48 +118,44 @@ def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[st
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
-    root = find_directory(arguments, live=False)
-    arguments.run_id = str(root)
-    files, output = RunFiles(root), sys.stderr if arguments.json else sys.stdout
+    found, output = any_run(arguments), sys.stderr if arguments.json else sys.stdout
+    files = found.files
     config, changed = replay_config(files.read_config(), arguments.set)
-    out = Path(arguments.out).absolute() if arguments.out else _free(root / "replays") if changed else None
+    out = Path(arguments.out).absolute() if arguments.out else _free(files.root / "replays") if changed else None
     if out is not None and out.exists():
         raise ReplayError(f"{out} exists; name another folder for --out")
     for name, (was, now) in changed.items():
         print(f"other setting: {name} = {now}, the run had {was}", file=output)
     check_model_directory(files.model_path(config))
     trainer = open_trainer(config, files.model_path(config))
-    replay, checkpoint = asyncio.run(_trained(arguments, config, changed, trainer, output))
-    if arguments.checkpoint:
-        state = trainer.copy_state().files()
-        folder = Path(arguments.checkpoint).absolute()
-        path = write_checkpoint(folder, checkpoint, lambda aside: write_tensors(aside, state).files)
-        replay.files["checkpoint"] = str(path)
-    if out is not None:
-        _write(replay, out, trainer)
-    return replay
 
-
-async def _trained(
-    arguments: argparse.Namespace, config: Config, changed: dict[str, list[Any]], trainer: Trainer, output: TextIO
-) -> tuple[Replay, Checkpoint]:
-    """All steps, with a line about the newest now and then; and what a checkpoint of the last one is."""
-    files = RunFiles(find_directory(arguments, live=False))
-    async with reached(arguments, "replay") as bus:
+    async def train(bus: Bus) -> tuple[Replay, Retraining]:
         log = await read_training(bus)
         last = _last_step(arguments, log, config)
         retraining = Retraining(bus, log, trainer, config, files)
         began = await retraining.begin(arguments.at, last)
-        again = f"steps {retraining.step + 1} to {last}" if retraining.step < last else "no step to train again"
-        print(f"run {bus.run}: from {began}, {again}", file=output, flush=True)
         replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
-        printed_at = 0.0
-        async for step in retraining.steps(last):
-            replay.steps.append(step)
-            if step.step == last or time.monotonic() - printed_at > _LINE_S:
-                printed_at = time.monotonic()
-                print(_line(step, replay), file=output, flush=True)
-        return replay, retraining.checkpoint()
+        await _train(replay, retraining, output)
+        return replay, retraining
+
+    replay, retraining = read_topics(found, "replay", train)
+    if arguments.checkpoint:
+        replay.files["checkpoint"] = str(retraining.save(Path(arguments.checkpoint).absolute()))
+    if out is not None:
+        _write(replay, out, retraining)
+    return replay
+
+
+async def _train(replay: Replay, retraining: Retraining, output: TextIO) -> None:
+    """All steps, with a line about the newest now and then."""
+    again = f"steps {replay.origin + 1} to {replay.last}" if replay.origin < replay.last else "no step to train again"
+    print(f"run {replay.run}: from {replay.began}, {again}", file=output, flush=True)
+    printed_at = 0.0
+    async for step in retraining.steps(replay.last):
+        replay.steps.append(step)
+        if step.step == replay.last or time.monotonic() - printed_at > _LINE_S:
+            printed_at = time.monotonic()
+            print(_line(step, replay), file=output, flush=True)
 
 
 def _line(step: ReplayedStep, replay: Replay) -> str:
@@ -192,10 +177,10 @@ def _last_step(arguments: argparse.Namespace, log: TrainingLog, config: Config) 
     return last
 
 
-def _write(replay: Replay, out: Path, trainer: Trainer) -> None:
+def _write(replay: Replay, out: Path, retraining: Retraining) -> None:
     """Model, plot and report of a replay."""
-    (out / "model").mkdir(parents=True)
-    write_model(out / "model", trainer.copy_weights().files(), trainer.source)
+    out.mkdir(parents=True)
+    retraining.export(out / "model")
     replay.files["model"] = str(out / "model")
     if replay.steps:
         draw_comparison(out / "comparison.png", f"run {replay.run}: recorded and replayed", columns(replay.steps))

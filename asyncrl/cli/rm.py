@@ -9,11 +9,11 @@ from pathlib import Path
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import remove_streams
-from asyncrl.cli.find import find_run, is_remote
-from asyncrl.cli.options import add_directory, add_server
+from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import FoundRun, RunNotFound, connected, is_over
+from asyncrl.run.connect import connected, is_over
 from asyncrl.run.directory import RunFiles, is_locked, made_at
+from asyncrl.run.find import FoundRun, RunNotFound, named_directory
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,19 +30,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Remove each, and print what was removed."""
+    login = given_login(arguments)
     for name in arguments.run_ids:
-        arguments.run_id = name
-        if is_remote(arguments):
-            found = find_run(arguments)
-            count = asyncio.run(_remove_topics(found, arguments.force))
-            print(f"run {found.run}: {count} streams removed from {found.address.url}")
+        if login is not None:
+            count = asyncio.run(_remove_topics(FoundRun(name, None, login), arguments.force))
+            print(f"run {name}: {count} streams removed from {login.url}")
         else:
             print(_remove_directory(Path(arguments.directory), name, arguments.force))
     return 0
 
 
 def _remove_directory(folder: Path, name: str, force: bool) -> str:
-    root = next((root for root in (folder / name, Path(name)) if (root / "config.json").exists()), None)
+    root = named_directory(name, folder)
     if root is None:
         raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
     if root.is_symlink():
@@ -55,7 +54,7 @@ def _remove_directory(folder: Path, name: str, force: bool) -> str:
     about = ""
     if url and _owns_topics(root, url, force):  # they lie on an external server
         try:
-            found = FoundRun(config.run, BusAddress.read(files.address), root)
+            found = FoundRun(config.run, root, BusAddress.read(files.address))
             about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
         except (AsyncRLError, OSError) as error:
             raise AsyncRLError(

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from rich.console import Console
 from rich.table import Table
 
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.provision import runs_on
-from asyncrl.cli.find import is_remote, server_connected
-from asyncrl.cli.options import add_directory, add_server
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.run.directory import is_locked
+from asyncrl.run.find import RunNotFound
 
 
 class RunRow(NamedTuple):
@@ -34,22 +37,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_directory(parser)
     add_server(parser)
-    parser.add_argument("--json", action="store_true", help="as one JSON array")
+    add_json(parser, "as one JSON array")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List them, the newest first."""
-    if is_remote(arguments):
-        names = asyncio.run(_on_server(arguments))
-        print(msgspec.json.encode(names).decode() if arguments.json else "\n".join(names) or "no runs")
+    login = given_login(arguments)
+    if login is not None:
+        names = asyncio.run(_on_server(login))
+        show(arguments, names, lambda: "\n".join(names) or "no runs")
         return 0
-    rows = runs_in(Path(arguments.directory))
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode([row._asdict() for row in rows])).decode())
-    elif rows:
-        Console().print(_table(rows))
-    else:
-        print(f"no runs in {Path(arguments.directory).absolute()}")
+    folder = Path(arguments.directory)
+    rows = runs_in(folder)
+    values = [row._asdict() for row in rows]
+    show(arguments, values, lambda: _table(rows) if rows else f"no runs in {folder.absolute()}")
     return 0
 
 
@@ -99,6 +100,17 @@ def _table(rows: list[RunRow]) -> Table:
     return table
 
 
-async def _on_server(arguments: argparse.Namespace) -> list[str]:
-    async with server_connected(arguments) as bus:
+async def _on_server(address: BusAddress) -> list[str]:
+    """Names of the runs of a server.
+
+    Raises:
+        RunNotFound: it does not answer, or refuses the login.
+    """
+    try:
+        bus = await Bus.connect(address, "none", name="runs", deadline_s=3.0)
+    except (BusUnreachable, BusDenied) as error:
+        raise RunNotFound(f"the server at {address.url} cannot be reached: {error}") from error
+    try:
         return await runs_on(bus)
+    finally:
+        await bus.close()

@@ -6,10 +6,10 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.find import find_run
-from asyncrl.cli.options import add_run
+from asyncrl.cli.target import add_run, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import FoundRun, connected
+from asyncrl.run.connect import connected
+from asyncrl.run.find import FoundRun
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import ScaleRequested
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.counts:
         raise WrongUsage("how many processes of which role? For example: asyncrl scale rollout=4")
     wanted = read_counts(arguments.counts)
-    asyncio.run(_scale(find_run(arguments), wanted, arguments.wait))
+    asyncio.run(_scale(live_run(arguments), wanted, arguments.wait))
     print("scaled: " + ", ".join(f"{role} {count}" for role, count in wanted.items()))
     return 0
 

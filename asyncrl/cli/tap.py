@@ -12,11 +12,9 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.cli.find import find_run, know_actors
-from asyncrl.cli.options import add_run
-from asyncrl.cli.reach import reached
+from asyncrl.cli.target import add_run, any_run, know_actors, live_run
 from asyncrl.errors import WrongUsage
-from asyncrl.run.connect import connected, is_over, run_ended
+from asyncrl.run.connect import connected, is_over, opened, run_ended
 from asyncrl.state.conditions import Condition, read_condition
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
@@ -91,7 +89,7 @@ class _Printer:
 
 async def _live(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
     stop = _on_interrupt()
-    async with connected(find_run(arguments), "tap") as bus:
+    async with connected(live_run(arguments), "tap") as bus:
         waits = {asyncio.create_task(stop.wait()), asyncio.create_task(run_ended(bus))}
         try:
             await _listen(bus, pattern, printer, stop, waits)
@@ -102,7 +100,7 @@ async def _live(arguments: argparse.Namespace, pattern: Pattern, printer: _Print
 
 async def _from_start(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
     stop = _on_interrupt()
-    async with reached(arguments, "tap") as bus:
+    async with opened(any_run(arguments), "tap") as bus:
         waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait())}
         follow = not (arguments.no_follow or await is_over(bus))
         if follow:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
+from asyncrl.cli.output import print_json
+from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
 from asyncrl.config.topics_reference import KEPT, roles, topics_markdown
@@ -27,9 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = load_config(arguments.config)
         load_actors(loaded.config.actors, loaded.base)
     if arguments.asyncapi:
-        from asyncrl.cli.asyncapi import asyncapi
-
-        print(msgspec.json.format(msgspec.json.encode(asyncapi())).decode())
+        print_json(asyncapi())
     else:
         print((topics_markdown() if arguments.markdown else topics_text()).rstrip("\n"))
     return 0

@@ -8,18 +8,19 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.find import find_directory
-from asyncrl.cli.options import add_settings
+from asyncrl.cli.target import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.detach import detached, on_hangup
+from asyncrl.run.find import find_run
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
@@ -82,8 +83,8 @@ def _new(arguments: argparse.Namespace) -> Launch:
 def _resumed(arguments: argparse.Namespace) -> Launch:
     if arguments.config or arguments.run_id:
         raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run")
-    root = find_directory(argparse.Namespace(run_id=arguments.resume, directory="runs"), live=False)
-    launch = Launch.of(root, arguments.set)
+    found = find_run(arguments.resume, Path("runs"), live=False)
+    launch = Launch.of(found.files.root, arguments.set)
     launch.skip_batch = arguments.skip_batch
     return launch
 

@@ -9,16 +9,14 @@ import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
-from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import server_left_in
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import BlobMissing, read
-from asyncrl.errors import AsyncRLError
+from asyncrl.run.find import FoundRun, RunNotFound
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
 from topics.table import topic_of
@@ -29,18 +27,6 @@ SUPERVISOR = "supervisor-1"
 _AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
 
 
-class RunNotFound(AsyncRLError):
-    """No such run, or it cannot be reached."""
-
-
-class FoundRun(NamedTuple):
-    """A run and how to reach it."""
-
-    run: str
-    address: BusAddress
-    root: Path | None  # its directory, where it is on this machine
-
-
 @asynccontextmanager
 async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -> AsyncIterator[Bus]:
     """A connection to a run's topics.
@@ -48,13 +34,14 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
     Raises:
         RunNotFound: the server does not answer, holds no such run, or the run is over (unless that is fine).
     """
+    address = found.address
     try:
-        bus = await Bus.connect(found.address, found.run, name=name, deadline_s=3.0)
+        bus = await Bus.connect(address, found.run, name=name, deadline_s=3.0)
     except (BusUnreachable, BusDenied) as error:
         raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
     try:
         if not await is_provisioned(bus):
-            raise RunNotFound(f"the server at {found.address.url} holds no run called {found.run}")
+            raise RunNotFound(f"the server at {address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus):
             raise RunNotFound(f"run {found.run} is over")
         if found.root is not None:  # code that somebody else's run names is not imported here
@@ -119,19 +106,19 @@ _RECOVER_S = 120.0  # for a server to read its store
 
 
 @asynccontextmanager
-async def opened(root: Path, name: str) -> AsyncIterator[Bus]:
-    """A connection to the topics of the run of a directory; its own server is started where the run is over.
+async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
+    """A connection to the topics of a run, live or over; its own server is started where the run is over.
 
     Raises:
         RunNotFound: it cannot be reached.
         BusUnreachable: its own server cannot be started again.
     """
-    with _held(root) as held:
-        server = server_left_in(root) if held else None
+    with _held(found.root) as held:
+        server = server_left_in(found.root) if held and found.root is not None else None
         try:
             if server is not None:
                 await server.start(_RECOVER_S)
-            async with connected(FoundRun(root.name, _address(root), root), name, over_is_fine=True) as bus:
+            async with connected(found, name, over_is_fine=True) as bus:
                 if server is not None and bus.clustered:
                     await settled(bus)
                 yield bus
@@ -141,8 +128,12 @@ async def opened(root: Path, name: str) -> AsyncIterator[Bus]:
 
 
 @contextmanager
-def _held(root: Path) -> Iterator[bool]:
-    """Lock a run directory, so that no other process opens its store meanwhile; False where a live run holds it."""
+def _held(root: Path | None) -> Iterator[bool]:
+    """Lock a run directory, so that no other process opens its store meanwhile; False where a live run holds it, or it
+    is on another machine."""
+    if root is None:
+        yield False
+        return
     lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -153,10 +144,3 @@ def _held(root: Path) -> Iterator[bool]:
         yield held
     finally:
         os.close(lock)
-
-
-def _address(root: Path) -> BusAddress:
-    try:
-        return BusAddress.read(root / "nats.json")
-    except FileNotFoundError:
-        raise RunNotFound(f"run {root.name} has no topics: {root} has no nats.json, so it never had a server") from None

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY
+from asyncrl.run.find import RunNotFound
 from topics.actors import RUN_OPENED
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED
-from topics.topic import Topic
+from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_DROPPED,
@@ -116,6 +119,30 @@ class TrajectoryHistory:
     def _scored(self, message: EvalScored, _: Record) -> str:
         found = [member for member in message.members if member.trajectory_id == self.trajectory_id]
         return f"evaluation of version {message.version}, reward {found[0].reward:g}" if found else ""
+
+
+async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
+    """Read the whole history of one trajectory from a run's topics.
+
+    Raises:
+        RunNotFound: there is no message about it.
+    """
+    run, prompt_id = bus.run, trajectory_id.rsplit("-", 1)[0]
+    history = TrajectoryHistory(trajectory_id)
+    progress = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)]
+    claims = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
+    drops = [TRAJECTORY_DROPPED.subject(run, trajectory_id), GROUP_DROPPED.subject(run, prompt_id)]
+    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], history)
+    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], history, headers_only=True)
+    await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)
+    if history.logs:
+        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(history.logs)], history)
+    await read_log(bus, GRADES, claims, history)
+    if not history.events():
+        raise RunNotFound(f"run {run}: there is no message about a trajectory {trajectory_id}")
+    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run), EVAL_SCORED.subject(run)], history)
+    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], history)
+    return history
 
 
 def _event(record: Record, what: str, about: str) -> HistoryEvent:

@@ -19,7 +19,7 @@ from asyncrl.weights.directories import prune_directories, remove_directory, wri
 from asyncrl.weights.tensors import FileRecord, file_records
 
 if TYPE_CHECKING:
-    from asyncrl.training.protocol import Trainer
+    pass
 
 _RECORD = "checkpoint.json"
 
@@ -101,17 +101,6 @@ def read_checkpoint(directory: Path) -> Checkpoint:
             )
     if directory.name != checkpoint.name:
         raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")
-    return checkpoint
-
-
-def load_checkpoint(directory: Path, trainer: Trainer) -> Checkpoint:
-    """Read, verify and go on from a checkpoint.
-
-    Raises:
-        CheckpointError: naming the file that is missing, cut short or changed, or that belongs to another model.
-    """
-    checkpoint = read_checkpoint(directory)
-    trainer.load(directory)
     return checkpoint
 
 

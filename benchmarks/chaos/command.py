@@ -7,15 +7,18 @@ import asyncio
 import dataclasses
 import tempfile
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.cli.audit import audit_run
-from asyncrl.cli.options import add_settings
+from actors.prompter.data_order import DataOrder
+from asyncrl.cli.target import add_settings
 from asyncrl.run.connect import opened
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.faults import Target, parse_targets
+from asyncrl.run.find import FoundRun
+from asyncrl.state.audit.reading import audit_run
 from benchmarks.chaos.campaign import Campaign, Plan
 from benchmarks.chaos.injections import Injection
 from benchmarks.chaos.memory import MemoryMeter
@@ -119,8 +122,9 @@ async def _judge(seed: int, stage: Stage, campaign: Campaign, code: int | None, 
         report.unrecovered = campaign.unrecovered
     if campaign.witness is None:
         return report  # the run never had topics
-    async with opened(stage.root, "chaos") as bus:
-        findings = (await audit_run(bus, deep=True, base=RunFiles(stage.root).base)).findings
+    check = partial(DataOrder, base=RunFiles(stage.root).base)
+    async with opened(FoundRun(stage.root.name, stage.root), "chaos") as bus:
+        findings = (await audit_run(bus, deep=True, check_rows=check)).findings
         whole = Witness(bus)
         await whole.read()
     lost, report.duplicated, report.violations = violations_by_sense(findings)

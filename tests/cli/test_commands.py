@@ -13,7 +13,8 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
-from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
+from asyncrl.run.connect import SUPERVISOR, connected
+from asyncrl.run.find import FoundRun, RunNotFound
 from asyncrl.state.conditions import read_condition
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern
@@ -119,7 +120,7 @@ async def terminal(tmp_path, bus, server):
 
 @pytest.fixture
 def found(bus, server) -> FoundRun:
-    return FoundRun(bus.run, server.address, None)
+    return FoundRun(bus.run, None, server.address)
 
 
 async def test_status_reads_everything_from_the_topics(bus):
@@ -162,7 +163,7 @@ async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):
 
 async def test_a_server_without_the_run_is_named(server):
     with pytest.raises(RunNotFound, match="holds no run called other"):
-        async with connected(FoundRun("other", server.address, None), "test"):
+        async with connected(FoundRun("other", None, server.address), "test"):
             pass
 
 

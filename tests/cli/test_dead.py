@@ -12,9 +12,10 @@ from actors.prompter.fold import PrompterFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last, read_message
 from asyncrl.bus.publish import publish, read
-from asyncrl.cli.dead import NotReissued, read_letters, reissue
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
+from asyncrl.errors import AsyncRLError
+from asyncrl.state.dead_letters import read_letters, reissue
 from harness.audited import messages_on, topics_left_by
 from harness.folds import Feed
 from harness.runs import command, up
@@ -102,11 +103,11 @@ async def issued(bus: Bus, prompt_id: str) -> None:
 
 async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
     await issued(bus, "p000007")
-    with pytest.raises(NotReissued, match="p000007 is not issued again: neither it nor one of its trajectories was"):
+    with pytest.raises(AsyncRLError, match="p000007 is not issued again: neither it nor one of its trajectories was"):
         await reissue(bus, "p000007-0")
-    with pytest.raises(NotReissued, match="p000008 was never issued"):
+    with pytest.raises(AsyncRLError, match="p000008 was never issued"):
         await reissue(bus, "p000008")
-    with pytest.raises(NotReissued, match="'w000001' is no prompt of RL"):
+    with pytest.raises(AsyncRLError, match="'w000001' is no prompt of RL"):
         await reissue(bus, "w000001")
 
     await publish(bus, GroupDropped("p000007", "failed", 1))
@@ -137,10 +138,10 @@ async def test_nobody_but_its_keeper_writes_to_a_log(bus: Bus):
     await publish(bus, kept)
 
     with pytest.raises(
-        NotReissued, match="message 3 of BATCHES is not published again: only the keeper of a log writes it"
+        AsyncRLError, match="message 3 of BATCHES is not published again: only the keeper of a log writes it"
     ):
         await reissue(bus, "1")
-    with pytest.raises(NotReissued, match="there is no dead letter 2"):
+    with pytest.raises(AsyncRLError, match="there is no dead letter 2"):
         await reissue(bus, "2")
 
 
@@ -154,8 +155,8 @@ async def test_a_dead_letter_of_an_issue_is_shown_with_the_row_of_its_group(bus:
 
     [letter] = await read_letters(bus)
 
-    shown = json.loads(await letter.in_full(bus))["message"]
-    assert (shown["member"], shown["rows"]) == (1, [{"prompt": "^ab=", "label": "ba"}])
+    shown = (await letter.in_full(bus))["message"]
+    assert (shown["member"], shown["rows"]) == (1, [PromptRow("^ab=", "ba")])
 
 
 # --- poison

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from actors.learner.payloads import fetch_trajectories
+from actors.learner.retraining import ReplayError, TrainingLog
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
@@ -19,7 +20,6 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.fork import begins_after, forked_config
 from asyncrl.cli.replay import Replay, replay_config, replay_text
-from asyncrl.cli.retrain import ReplayError, TrainingLog
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.run.make_model import LaunchError

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.cli.asyncapi import asyncapi
 from asyncrl.cli.main import main
 from asyncrl.cli.topics import topics_text
+from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import fields_of
 from asyncrl.config.topics_reference import headers_of, topics_markdown
 from harness.stories import result

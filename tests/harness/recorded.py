@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from actors.prompter.data_order import DataOrder
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import unpack, unpack_headers
-from asyncrl.cli.data_order import DataOrder
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.state.audit.audit import Findings, audit
@@ -153,7 +153,7 @@ class Recorded:
         for stream in FIRST:
             self._feed(ledger, self.logs[stream.name], deep=True)
         assert ledger.opening.config is not None
-        order = DataOrder(ledger, ledger.opening.config)
+        order = DataOrder(ledger, ledger.opening.config, self.base)
         merged = [record for stream in LOGS[len(FIRST) :] for record in self.logs[stream.name]]
         self._feed(ledger, sorted(merged, key=lambda record: record.time_ns), deep=deep)
         if deep:

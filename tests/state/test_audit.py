@@ -5,8 +5,8 @@ from itertools import permutations
 import pytest
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.audit import audit_run
 from asyncrl.state.audit.open_work import Queue
+from asyncrl.state.audit.reading import audit_run
 from harness.runs import command
 from harness.stories import FIRST, LOGS, Story, result
 from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, RunOpened, SkipRequested

@@ -1,14 +1,17 @@
 """Everything that can be wrong with a real run is found by its name, and nothing is found where nothing is wrong."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from actors.prompter.data_order import DataOrder
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.audit import audit_run
 from asyncrl.run.connect import opened
+from asyncrl.run.find import FoundRun
 from asyncrl.state.audit.open_work import Queue
+from asyncrl.state.audit.reading import audit_run
 from harness.corruptions import CORRUPTIONS, STEPS, remove_group
 from harness.recorded import Recorded
 from harness.runs import address_of, command, up
@@ -40,11 +43,13 @@ class Finished:
             await run.reaches(run.steps, "the first step", 120)
             bus = await Bus.connect(address_of(run), "short")
             base = Path((run.root / "base").read_text())
+            check = partial(DataOrder, base=base)
             while run.process.returncode is None and len(run.steps()) < STEPS - 1:
-                self.live += [str(found) for found in (await audit_run(bus, deep=True, base=base)).findings.violations]
+                audited = await audit_run(bus, deep=True, check_rows=check)
+                self.live += [str(found) for found in audited.findings.violations]
             await bus.close()
             assert await run.ended() == 0, run.story
-        async with opened(run.root, "test") as bus:
+        async with opened(FoundRun(run.root.name, run.root), "test") as bus:
             self.recorded = await Recorded.read(bus, base)
 
 

@@ -17,8 +17,8 @@ from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import BLOB, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.cli.audit import audit_run
 from asyncrl.config.settings import Config
+from asyncrl.state.audit.reading import audit_run
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch

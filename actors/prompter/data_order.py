@@ -35,9 +35,15 @@ class Carried(NamedTuple):
 class DataOrder:
     """Notes the rows of every issue while the logs are read, and compares them with the data once they were."""
 
-    def __init__(self, ledger: Ledger, config: Config) -> None:
+    def __init__(self, ledger: Ledger, config: Config, base: Path) -> None:
+        """
+        Args:
+            config: of the run.
+            base: folder that the paths of the config are relative to.
+        """
         self._ledger = ledger
         self._config = config
+        self._base = base
         self._prompter = PrompterFold(config)
         # Three numbers a group: a run has millions.
         self._numbers: dict[str, array[int]] = {}  # of the prompt, by letter
@@ -45,21 +51,17 @@ class DataOrder:
         self._digests: dict[str, array[int]] = {}
         ledger.groups.on_issue = self._note
 
-    async def compare(self, base: Path) -> list[str]:
-        """Compare all that was noted; returns why it cannot.
-
-        Args:
-            base: folder that the paths of the run's settings are relative to.
-        """
+    async def compare(self) -> list[str]:
+        """Compare all that was noted; returns why it cannot."""
         for name, data in data_of(self._config).items():
-            if unread := await self._compare_with(name, data, base):
+            if unread := await self._compare_with(name, data):
                 return [unread]
         return []
 
-    async def _compare_with(self, name: str, data: Data, base: Path) -> str:
+    async def _compare_with(self, name: str, data: Data) -> str:
         """Compare what is of one of the run's data; returns why it cannot, or ""."""
         task = self._config.task
-        setup = RowSetup(data.spec, task.options, data.seed, str(base))
+        setup = RowSetup(data.spec, task.options, data.seed, str(self._base))
         try:
             maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
         except (DataError, RowMakerDown) as error:

@@ -17,11 +17,11 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.comparison import ReplayedStep
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
-from asyncrl.weights.tensors import digest_of, manifest_of
+from asyncrl.training.publisher import Publisher
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -100,6 +100,7 @@ class Retraining:
         Args:
             trainer: with the model as it was before the run.
             config: settings of the replay: where they differ from those of the run, its objectives do.
+            files: of the run.
         """
         self.step = config.origin  # newest step in the weights
         self._bus = bus
@@ -126,7 +127,7 @@ class Retraining:
             if trimmed <= origin.step <= latest:
                 try:
                     if origin.checkpoint is not None:
-                        await asyncio.to_thread(load_checkpoint, origin.checkpoint, self._trainer)
+                        await asyncio.to_thread(self._load, origin.checkpoint)
                 except CheckpointError as error:
                     reasons.append(str(error))
                     continue
@@ -136,6 +137,10 @@ class Retraining:
         left = ", ".join(str(origin.step) for origin in self._saved()) or "none"
         advice = f"checkpoints are left of step {left}; nats.keep = run keeps all tokens of a run"
         raise ReplayError("; ".join([f"the replay cannot begin{place}", *reasons, advice]))
+
+    def _load(self, checkpoint: Path) -> None:
+        read_checkpoint(checkpoint)  # verifies its files
+        self._trainer.load(checkpoint)
 
     def _origins(self, at: int | None) -> Iterator[Origin]:
         """All it could begin with, the best first."""
@@ -195,15 +200,37 @@ class Retraining:
         replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
         return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
 
-    def _digest(self) -> str:
-        """Identity of the weights as they are now."""
-        return digest_of(manifest_of(self._trainer.copy_weights().files()))
-
     def _skips(self, step: int) -> bool:
         """Return whether the run passed over a batch; so does its replay."""
         return step in self._log.trained and self._log.trained[step].skipped
 
-    def checkpoint(self) -> Checkpoint:
-        """Return the checkpoint that the replay would write now; its lineage is 0, for it belongs to no run yet."""
+    def save(self, folder: Path) -> Path:
+        """Write a checkpoint of the newest step into a folder; its lineage is 0, for it belongs to no run yet.
+
+        Raises:
+            CheckpointError: the disk refused it.
+        """
         sequence = self._log.batches[self.step][1] if self.step in self._log.batches else 0
-        return Checkpoint(0, self.step, self._digest(), sequence)
+        publisher = self._publisher(folder)
+        publisher.copy_state()
+        return publisher.save(Checkpoint(0, self.step, self._digest(), sequence))
+
+    def export(self, directory: Path) -> None:
+        """Write the newest weights as a model.
+
+        Raises:
+            CheckpointError: the disk refused it.
+        """
+        publisher = self._publisher()
+        publisher.copy_weights()
+        publisher.export(directory)
+
+    def _digest(self) -> str:
+        """Identity of the weights as they are now."""
+        publisher = self._publisher()
+        publisher.copy_weights()
+        return publisher.digest()
+
+    def _publisher(self, checkpoints: Path | None = None) -> Publisher:
+        files = self._files
+        return Publisher(self._trainer, weights=files.weights, checkpoints=checkpoints or files.checkpoints)

@@ -1,0 +1,138 @@
+"""The run that a command is about: the options that name it and its server, and its topics."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.errors import AsyncRLError
+from asyncrl.run.connect import opened
+from asyncrl.run.find import FoundRun, RunNotFound, find_run
+from asyncrl.run.user_actors import load_actors
+
+T = TypeVar("T")
+
+
+def add_settings(parser: argparse.ArgumentParser, about: str = "override a setting; repeatable") -> None:
+    """Declare `--set`."""
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Declare where runs are looked for."""
+    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    parser.set_defaults(url="", credentials="")
+
+
+def add_run(parser: argparse.ArgumentParser, default: str = "the live one", *, remote: bool = True) -> None:
+    """Declare how a command names a run; RUN is the first of its arguments.
+
+    Args:
+        default: the run that is meant where none is named.
+        remote: whether it may be on another machine.
+    """
+    parser.add_argument(
+        "run_id", nargs="?", default="", metavar="RUN", help=f"id or directory of the run (default: {default})"
+    )
+    add_directory(parser)
+    if remote:
+        add_server(parser)
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Declare how a command reaches a server whose runs have no directory here."""
+    parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
+    parser.add_argument("--user", default="", help="user name at that URL")
+    parser.add_argument("--password-file", default="", help="file that holds the password")
+    parser.add_argument(
+        "--credentials",
+        default="",
+        metavar="FILE",
+        help="file with the login, such as runs/demo/credentials/monitor.json",
+    )
+    parser.add_argument(
+        "--tls-ca", default="", metavar="FILE", help="certificates that sign the server's, where the system has none"
+    )
+
+
+def given_login(arguments: argparse.Namespace) -> BusAddress | None:
+    """Return the server and login that the command line gives; None where it gives none.
+
+    Raises:
+        RunNotFound: they cannot be read.
+    """
+    if not (arguments.url or arguments.credentials):
+        return None
+    if "@" in arguments.url:
+        raise RunNotFound("--url holds credentials, which every user of this machine can read; use --password-file")
+    try:
+        if arguments.credentials:
+            address = BusAddress.read(Path(arguments.credentials))
+            changed = {"url": arguments.url, "tls_ca": arguments.tls_ca}
+            return msgspec.structs.replace(address, **{key: value for key, value in changed.items() if value})
+        password = Path(arguments.password_file).read_text().strip() if arguments.password_file else ""
+    except (OSError, ValueError) as error:
+        raise RunNotFound(f"the login cannot be read: {error}") from error
+    return BusAddress(arguments.url, arguments.user, password, tls_ca=arguments.tls_ca)
+
+
+def live_run(arguments: argparse.Namespace) -> FoundRun:
+    """Find the run that the command line means, which must not be over.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    return _found(arguments, live=True)
+
+
+def any_run(arguments: argparse.Namespace) -> FoundRun:
+    """Find the run that the command line means, live or over.
+
+    Raises:
+        RunNotFound: there is none.
+    """
+    return _found(arguments, live=False)
+
+
+def _found(arguments: argparse.Namespace, *, live: bool) -> FoundRun:
+    login = given_login(arguments)
+    if login is None:
+        return find_run(arguments.run_id, Path(arguments.directory), live=live)
+    if not arguments.run_id:
+        raise RunNotFound("--url and --credentials name a server, not a run: give the run's id as well")
+    return FoundRun(arguments.run_id, None, login)
+
+
+def know_actors(arguments: argparse.Namespace) -> None:
+    """Add the rows of the actors of the run that is meant to the tables, where its directory is here and names any."""
+    with contextlib.suppress(AsyncRLError, OSError):
+        found = any_run(arguments)
+        if found.root is not None:
+            load_actors(found.files.read_config().actors, found.files.base)
+
+
+def read_topics(found: FoundRun, name: str, work: Callable[[Bus], Awaitable[T]]) -> T:
+    """Do some work on the topics of a run, live or over; returns its result.
+
+    Args:
+        name: of the connection.
+
+    Raises:
+        RunNotFound: it cannot be reached.
+        BusUnreachable: its own server cannot be started again.
+    """
+    import uvloop
+
+    async def connected() -> T:
+        async with opened(found, name) as bus:
+            return await work(bus)
+
+    result: T = uvloop.run(connected())
+    return result

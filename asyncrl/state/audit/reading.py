@@ -1,0 +1,156 @@
+"""Reading the logs of a run for its audit: in an order in which what caused a message is read before it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record, read_message
+from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.provision import stream_states
+from asyncrl.bus.publish import BlobMissing, body_of, unpack
+from asyncrl.config.settings import Config
+from asyncrl.state.audit.audit import Findings, audit
+from asyncrl.state.audit.ledger import Ledger
+from asyncrl.state.audit.open_work import Queue
+from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
+from topics.engines import ENGINE_READY
+from topics.table import QUEUES, TOPICS
+from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.weights import WEIGHTS_PUBLISHED
+from topics.wire import WireError
+
+_REPORT_S = 2.0  # seconds between progress reports
+# Effects before their causes: while their ends are looked up the run goes on.
+_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
+
+
+class Audited(NamedTuple):
+    """An audit of a run."""
+
+    run: str
+    findings: Findings
+    queues: dict[str, Queue]
+    notes: list[str]  # parts that could not be compared
+
+
+class RowCheck(Protocol):
+    """Notes the rows of what is issued, and compares them with the run's data."""
+
+    async def compare(self) -> list[str]:
+        """Compare all that was noted; returns why it cannot."""
+        ...
+
+
+async def audit_run(
+    bus: Bus,
+    *,
+    deep: bool = False,
+    check_rows: Callable[[Ledger, Config], RowCheck] | None = None,
+    report: Callable[[str], None] | None = None,
+) -> Audited:
+    """Audit a run from its topics.
+
+    Args:
+        deep: whether to read the bodies of issues and stored results.
+        check_rows: makes what compares rows with the data; None leaves them uncompared. It needs `deep`.
+        report: is called from time to time with the progress.
+    """
+    newest, infos = {}, {}
+    for name, queue in QUEUES.items():
+        newest[name] = int((await stream_states(bus, [queue.stream]))[queue.stream.name]["last_seq"])
+        infos[name] = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+    states: dict[str, dict[str, Any]] = {}
+    for stream in _ORDER:
+        states |= await stream_states(bus, [stream])
+    ends = {stream: int(states[stream.name]["last_seq"]) for stream in _ORDER}
+    results = states[TRAJECTORIES.name]
+    ledger = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES])
+    notes: list[str] = []
+    take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
+    run = bus.run
+    unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
+    requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED)]
+    first = [Part(ACTORS, ends[ACTORS], requests), Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
+    await read_merged(bus, first, take, ledger.refuse)
+    await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
+    await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
+    config = ledger.opening.config
+    if ledger.opening.fault:
+        notes.append(f"batches, ends and rows with the settings: {ledger.opening.fault}")
+    rows = check_rows(ledger, config) if check_rows is not None and config is not None else None
+    parts = [
+        Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
+        Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], headers_only=not deep),
+        Part(GRADES, ends[GRADES]),
+        Part(BATCHES, ends[BATCHES], unread=unread),
+    ]
+    await read_merged(bus, parts, take, ledger.refuse)
+    await _read_later_versions(bus, ledger, ends[TRAINING])
+    await _try_letters(bus, ledger)
+    if rows is not None:
+        notes += await rows.compare()
+    lease_s = config.workers.lease_s if config is not None else None
+    queues = {name: _queue(info, newest[name], lease_s) for name, info in infos.items()}
+    return Audited(bus.run, audit(ledger, queues), queues, notes)
+
+
+def _reporting(
+    take: Callable[[Topic[Any], Any, Record], None], messages: int, report: Callable[[str], None] | None
+) -> Callable[[Topic[Any], Any, Record], None]:
+    """Wrap `take` so that it reports how many of the messages it was given."""
+    if report is None:
+        return take
+    count, reported_at = 0, time.monotonic()
+
+    def counted(topic: Topic[Any], message: Any, record: Record) -> None:
+        nonlocal count, reported_at
+        count += 1
+        if not count % 1024 and (now := time.monotonic()) - reported_at >= _REPORT_S:
+            reported_at = now
+            report(f"read {count:,} of {messages:,} messages at most")
+        take(topic, message, record)
+
+    return counted
+
+
+async def _read_later_versions(bus: Bus, ledger: Ledger, after: int) -> None:
+    """Tokens may come from versions that were published after the end of the learner's log was looked up."""
+    end = int((await stream_states(bus, [TRAINING]))[TRAINING.name]["last_seq"])
+    part = Part(TRAINING, end, [WEIGHTS_PUBLISHED.pattern(bus.run)], after=after)
+    await read_merged(
+        bus, [part], lambda _topic, message, _record: ledger.later_versions.add(message.version), lambda *_: None
+    )
+
+
+async def _try_letters(bus: Bus, ledger: Ledger) -> None:
+    """Return whether the messages that dead letters excuse can be read after all."""
+    streams = {stream.name: stream for stream in STREAMS}
+    for name, sequence in ledger.excused():
+        record = await read_message(bus, streams[name], sequence)
+        try:
+            if record is not None:
+                unpack(record, await body_of(bus, record))
+                ledger.legible.add((name, sequence))
+        except (WireError, BlobMissing):
+            continue  # as its letter has it
+
+
+def _queue(info: dict[str, Any], newest: int, lease_s: float | None) -> Queue:
+    """A work queue as the server describes it."""
+    config = info["config"]
+    wanted: dict[str, Any] = {"deliver_policy": "all", "ack_policy": "explicit", "max_deliver": -1}
+    if lease_s is not None:
+        wanted["ack_wait"] = int(lease_s * 1e9)
+    differs = {name: config.get(name) for name, value in wanted.items() if config.get(name) != value}
+    return Queue(
+        acknowledged=int(info["ack_floor"]["stream_seq"]),
+        delivered=int(info["delivered"]["stream_seq"]),
+        newest=newest,
+        unacknowledged=int(info["num_ack_pending"]),
+        waiting=int(info["num_pending"]),
+        fault=", ".join(f"{name} = {value!r}" for name, value in differs.items()),
+    )

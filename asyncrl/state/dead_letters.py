@@ -1,0 +1,147 @@
+"""Dead letters of a run: unreadable messages, and work that killed worker after worker; and their recovery."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
+from asyncrl.bus.listen import read_log
+from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
+from asyncrl.bus.publish import MESSAGE_ID, publish
+from asyncrl.errors import AsyncRLError
+from asyncrl.state.format_message import FormattedMessage, as_json
+from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
+from topics.groups import GROUP_DROPPED
+from topics.prompts import PROMPT_ISSUED, PromptIssued
+from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
+from topics.trajectories import TRAJECTORY_DROPPED
+
+
+class Letter:
+    """A dead letter and its number: its place on the log of dead letters."""
+
+    def __init__(self, number: int, letter: DeadLetter, time_ns: int) -> None:
+        self.number = number
+        self.letter = letter
+        self.time_ns = time_ns
+
+    def __str__(self) -> str:
+        clock = datetime.fromtimestamp(self.time_ns / 1e9).strftime("%H:%M:%S")
+        letter = self.letter
+        where = f"{letter.topic}, {letter.sequence} of {letter.stream}"
+        return f"{self.number:>5}  {clock}  {where:<40}  {len(letter.body):>6,} bytes  {letter.reason}"
+
+    def figures(self) -> dict[str, Any]:
+        """Return its line in the list."""
+        letter = self.letter
+        return {
+            "number": self.number,
+            "time_s": self.time_ns / 1e9,
+            "topic": letter.topic,
+            "stream": letter.stream,
+            "sequence": letter.sequence,
+            "trajectory": letter.headers.get("trajectory", ""),
+            "reason": letter.reason,
+            "poison": letter.poison,
+            "bytes": len(letter.body),
+        }
+
+    async def in_full(self, bus: Bus) -> dict[str, Any]:
+        """JSON values of all that is kept of it: its message where it can be read, else its bytes as base64."""
+        subject = f"asyncrl.-.{self.letter.topic}.{self.letter.headers.get('trajectory', '')}"
+        tapped = FormattedMessage(subject, self.letter.headers, self.letter.body, self.time_ns)
+        decoded = msgspec.json.decode(as_json(tapped))
+        body = {} if tapped.message is not None else {"body": self.letter.body}
+        if isinstance(tapped.message, PromptIssued):
+            with contextlib.suppress(RowsUnreadable):  # then it is shown without
+                decoded["message"]["rows"] = await GroupRows(bus).of(tapped.message)
+        return {**self.figures(), "headers": self.letter.headers, "message": decoded["message"], **body}
+
+
+class _Letters:
+    """Takes in the log of dead letters."""
+
+    def __init__(self) -> None:
+        self.found: list[Letter] = []
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """One more."""
+        self.found.append(Letter(record.sequence, message, record.time_ns))
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """A dead letter that is none itself."""
+        letter = DeadLetter("message.rejected", DEAD.name, record.sequence, str(error), record.headers, record.data)
+        self.found.append(Letter(record.sequence, letter, record.time_ns))
+
+
+async def read_letters(bus: Bus) -> list[Letter]:
+    """Every dead letter of a run, in order."""
+    letters = _Letters()
+    await read_log(bus, DEAD, [DEAD_LETTER.pattern(bus.run)], letters)
+    return letters.found
+
+
+async def letter_numbered(bus: Bus, number: int) -> Letter:
+    """Return a dead letter by its number.
+
+    Raises:
+        AsyncRLError: there is none of this number.
+    """
+    for letter in await read_letters(bus):
+        if letter.number == number:
+            return letter
+    raise AsyncRLError(f"there is no dead letter {number}")
+
+
+async def reissue(bus: Bus, name: str) -> str:
+    """Recover one item: a prompt's row as a new group, or an unreadable message's bytes; returns what was done.
+
+    Args:
+        name: `p000042`, `p000042-3`, or the number of a dead letter.
+
+    Raises:
+        AsyncRLError: there is nothing to bring back, or it must not be.
+    """
+    if not name.isdecimal():
+        return await _reissue_prompt(bus, name)
+    letter = await letter_numbered(bus, int(name))
+    if letter.letter.poison:
+        return await _reissue_prompt(bus, letter.letter.headers.get("trajectory", name))
+    return await _publish_again(bus, letter)
+
+
+async def _reissue_prompt(bus: Bus, name: str) -> str:
+    prompt_id = name.rsplit("-", 1)[0]
+    if prompt_id[:1] not in ("p", "r") or not prompt_id[1:].isdecimal():
+        raise AsyncRLError(f"{name!r} is no prompt of RL; they are called as p000042 is")
+    issued = await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{prompt_id}-0"))
+    if issued is None:
+        raise AsyncRLError(f"{prompt_id} was never issued")
+    members = range(int(issued.headers["group-size"]))
+    ends = [TRAJECTORY_DROPPED.subject(bus.run, f"{prompt_id}-{member}") for member in members]
+    if not await read_last_of_each(bus, BATCHES, [GROUP_DROPPED.subject(bus.run, prompt_id), *ends]):
+        raise AsyncRLError(f"{prompt_id} is not issued again: neither it nor one of its trajectories was dropped")
+    await publish(bus, ReissueRequested(prompt_id))
+    return f"{prompt_id} is issued again as a new group, as soon as there is credit"
+
+
+async def _publish_again(bus: Bus, letter: Letter) -> str:
+    """Put an unreadable message on its log again: a present consumer may be able to read it."""
+    rejected = letter.letter
+    stream = next((stream for stream in STREAMS if stream.name == rejected.stream), None)
+    where = f"message {rejected.sequence} of {rejected.stream}"
+    if stream is None or stream.keeper:
+        raise AsyncRLError(f"{where} is not published again: only the keeper of a log writes it")
+    record = await read_message(bus, stream, rejected.sequence)
+    if record is None:
+        raise AsyncRLError(f"{where} is not there any more")
+    headers = {key: value for key, value in record.headers.items() if not key.startswith("Nats-")}
+    headers[MESSAGE_ID] = f"{rejected.topic}:again:{letter.number}:{time.time_ns()}"
+    ack = await bus.store(record.subject, record.data, headers)
+    return f"{where} is published again as message {ack.seq}"
