@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncrl.config.load import load_config
     from asyncrl.config.settings import Config
     from asyncrl.errors import AsyncRLError
-    from asyncrl.rewards.frames import GradeRequest
+    from asyncrl.rewards.score import GradeRequest
     from asyncrl.rollout.context import Generated, RolloutContext, ToolFailed
     from topics.prompts import PromptRow
     from topics.roles import Role
@@ -56,7 +56,7 @@ _MODULES = {
     "Delivery": "actors.runtime.worker",
     "Fold": "asyncrl.bus.fold",
     "Generated": "asyncrl.rollout.context",
-    "GradeRequest": "asyncrl.rewards.frames",
+    "GradeRequest": "asyncrl.rewards.score",
     "Keeper": "actors.runtime.keeper",
     "Message": "topics.wire",
     "PromptRow": "topics.prompts",

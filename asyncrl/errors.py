@@ -17,6 +17,10 @@ class DamagedFile(AsyncRLError, ValueError):
     """A file that does not hold what was written there."""
 
 
+class FunctionError(AsyncRLError):
+    """A user's function that cannot be found or loaded."""
+
+
 def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
     """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
     trace = error.__traceback__

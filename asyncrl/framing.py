@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import sys
 from collections.abc import AsyncIterator, Iterator
-from typing import BinaryIO
 
 import msgspec
 
@@ -57,25 +54,6 @@ class Frames:
             frame = bytes(self._rest[4 : 4 + size])
             del self._rest[: 4 + size]
             yield frame
-
-
-def first_frame(inbox: int, frames: Frames) -> bytes:
-    """The frame that sets a child up; the process ends where the parent closes first."""
-    while data := os.read(inbox, READ_BYTES):
-        for frame in frames.feed(data):
-            return frame  # nothing follows before our answer
-    raise SystemExit(0)  # the parent closed first
-
-
-def take_pipes() -> tuple[int, BinaryIO]:
-    """Keep the pipes for ourselves: what a function reads finds nothing, what it prints goes to stderr."""
-    inbox, outbox = os.dup(0), os.dup(1)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    os.dup2(2, 1)
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return inbox, os.fdopen(outbox, "wb")
 
 
 async def read_frames(reader: asyncio.StreamReader, silence_s: float | None = None) -> AsyncIterator[bytes]:

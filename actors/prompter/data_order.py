@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -14,8 +13,7 @@ from actors.prompter.fold import PrompterFold
 from actors.prompter.sources import HELD_OUT_ROWS, Data, data_of, places_again
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_frames import RowSetup
-from asyncrl.data.row_maker import RowMaker, RowMakerDown
+from asyncrl.data.row_maker import RowMaker, RowMakerDown, RowSetup
 from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.ids import EVALUATION
@@ -66,7 +64,6 @@ class DataOrder:
             maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
         except (DataError, RowMakerDown) as error:
             return f"rows with the data: {error}"
-        following = asyncio.create_task(maker.run())
         try:
             carried = self.carried(name)
             while some := list(islice(carried, _AT_ONCE)):
@@ -77,7 +74,6 @@ class DataOrder:
             return f"rows with the data: {error}"
         finally:
             await maker.close()
-            await asyncio.gather(following, return_exceptions=True)
         return ""
 
     def carried(self, data: str) -> Iterator[Carried]:

@@ -12,7 +12,7 @@ from actors.runtime.failures import failure
 from actors.runtime.poison_guard import PoisonGuard
 from actors.runtime.worker import Delivery, Produced, WorkerLoop
 from asyncrl.bus.publish import body_of
-from asyncrl.rewards.functions import FunctionError
+from asyncrl.errors import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, RewardFailed, open_grader
 from topics.actors import Waiting
 from topics.trajectories import (

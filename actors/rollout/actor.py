@@ -17,7 +17,8 @@ from asyncrl.bus.log import Record, last_sequence
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.generator import Generator
-from asyncrl.rewards.functions import FunctionError, load_rollout
+from asyncrl.errors import FunctionError
+from asyncrl.rewards.functions import load_rollout
 from asyncrl.rollout.context import RolloutFunction, single_turn
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_frames import RowSetup
-from asyncrl.data.row_maker import RowMaker, RowMakerDown
+from asyncrl.data.row_maker import RowMaker, RowMakerDown, RowSetup
 
 
 @asynccontextmanager
@@ -29,16 +27,10 @@ async def open_rows(
     setup = RowSetup(spec, task.options, seed, str(context.files.base), labels_for)
     with as_faults():
         rows = await RowMaker.open(setup, limit_s=task.row_limit_s, on_rows=on_rows)
-    context.watch(asyncio.create_task(_follow(rows)))
     try:
         yield rows
     finally:
         await rows.close()
-
-
-async def _follow(rows: RowMaker) -> None:
-    with as_faults():
-        await rows.run()
 
 
 @contextmanager

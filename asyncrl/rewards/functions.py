@@ -15,11 +15,7 @@ from typing import Any
 
 import xxhash
 
-from asyncrl.errors import AsyncRLError, last_lines
-
-
-class FunctionError(AsyncRLError):
-    """A user's function that cannot be found or loaded."""
+from asyncrl.errors import FunctionError, last_lines
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:

@@ -11,8 +11,9 @@ import aiohttp
 import msgspec
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.rewards.frames import GradeRequest, RewardFailed, read_score, reward_setup
-from asyncrl.rewards.sandbox import Sandbox
+from asyncrl.rewards.score import GradeRequest, RewardFailed, read_score
+from asyncrl.rewards.serving import reward_setup
+from asyncrl.sandbox.pool import Sandbox
 
 __all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed", "open_grader"]
 
@@ -102,7 +103,9 @@ class SandboxGrader:
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Run the function in a child."""
         reply = await self._sandbox.call(request)
-        return GradeResult(reply.reward, reply.metrics)
+        if reply.reason is not None:
+            raise RewardFailed(reply.reason, reply.detail)
+        return GradeResult(*reply.value)
 
     async def close(self) -> None:
         """Kill the children."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.errors import AsyncRLError
-from asyncrl.rewards.frames import check_name, finite, read_metrics
+from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from topics.actors import Waiting
 from topics.prompts import PromptRow

@@ -18,13 +18,14 @@ from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.ports import is_ip, listen_problem
-from asyncrl.rewards.frames import Setup, reward_setup
-from asyncrl.rewards.sandbox import load_problem
+from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.placement import PLACEMENTS
 from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
+from asyncrl.sandbox.frames import Setup
+from asyncrl.sandbox.pool import load_problem
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -163,7 +164,7 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
         yield Finding(("reward.memory_mb",), message)
     setup = reward_setup(reward.function, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
-    rollout = Setup(config.task.rollout, str(base), reward.time_limit_s, rollout=True)
+    rollout = rollout_setup(config.task.rollout, base=base, time_limit_s=reward.time_limit_s)
     asked = {}
     for key, spec, known, how in (
         ("reward.function", reward.function, REWARDS, setup),

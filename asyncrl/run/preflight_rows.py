@@ -10,8 +10,7 @@ from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_frames import Opened, RowSetup
-from asyncrl.data.row_maker import RowMakerDown, sample_rows
+from asyncrl.data.row_maker import Opened, RowMakerDown, RowSetup, sample_rows
 from asyncrl.data.sources import label_reader
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from topics.prompts import PromptRow

@@ -35,8 +35,7 @@ from asyncrl.config.room import (
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_frames import RowSetup
-from asyncrl.data.row_maker import RowMakerDown, sample_rows
+from asyncrl.data.row_maker import RowMakerDown, RowSetup, sample_rows
 from asyncrl.run.make_model import LaunchError
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, Retention, Stream

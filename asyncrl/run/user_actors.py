@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
-from asyncrl.errors import AsyncRLError
-from asyncrl.rewards.functions import FunctionError, load_module
+from asyncrl.errors import AsyncRLError, FunctionError
+from asyncrl.rewards.functions import load_module
 from topics.roles import Role
 from topics.table import register
 

@@ -1,6 +1,7 @@
 """Rows are made in a process of their own: in order, ahead of their use, and whatever happens there."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,28 +11,26 @@ import psutil
 import pytest
 
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_frames import RowSetup
-from asyncrl.data.row_maker import RowMaker, RowMakerDown, sample_rows
+from asyncrl.data.row_maker import RowMaker, RowMakerDown, RowSetup, sample_rows
 from asyncrl.data.sources import open_source
 from harness import gyms
 from harness.stage import until
 
 
 @asynccontextmanager
-async def maker(spec: str, base: Path, *, limit_s: float = 60.0, seed: int = 1, **options: Any) -> AsyncIterator[Any]:
-    """A row maker and the task that follows it."""
+async def maker(
+    spec: str, base: Path, *, limit_s: float = 60.0, seed: int = 1, **options: Any
+) -> AsyncIterator[RowMaker]:
     made = await RowMaker.open(RowSetup(spec, options, seed, str(base)), limit_s=limit_s)
-    following = asyncio.create_task(made.run())
     try:
-        yield made, following
+        yield made
     finally:
         await made.close()
-        await asyncio.wait({following})
 
 
 async def test_rows_are_those_of_the_source_whatever_was_wanted_before(tmp_path: Path):
     source = open_source("reverse", options={"letters": 9}, seed=3, base=tmp_path)
-    async with maker("reverse", tmp_path, seed=3, letters=9) as (rows, _):
+    async with maker("reverse", tmp_path, seed=3, letters=9) as rows:
         rows.want(range(5))
         assert [await rows.row(number) for number in range(5)] == [source.row(number) for number in range(5)]
         rows.want([7, 3])
@@ -44,7 +43,7 @@ async def test_rows_are_the_same_in_every_process(tmp_path: Path, monkeypatch: p
     found = []
     for hash_seed in ("1", "2"):
         monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
-        async with maker("reasoning-gym:isomorphic_strings", tmp_path) as (rows, _):
+        async with maker("reasoning-gym:isomorphic_strings", tmp_path) as rows:
             rows.want(range(3))
             found.append([await rows.row(number) for number in range(3)])
 
@@ -62,55 +61,68 @@ async def test_a_row_that_cannot_be_made_is_an_error_for_those_who_need_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, words: str
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
-    async with maker(f"reasoning-gym:{how}", tmp_path, limit_s=2.0) as (rows, following):
+    async with maker(f"reasoning-gym:{how}", tmp_path, limit_s=2.0) as rows:
         rows.want(range(5))
         for needed in (rows.row(2), wait_for_get(rows, 2)):
             with pytest.raises(DataError, match=words):
                 await asyncio.wait_for(needed, 20)
 
         assert (await rows.row(1)).prompt == "^1="
-        assert following.done() == (how == "hangs")
+        assert (await rows.row(4)).prompt == "^4="
 
 
 async def test_a_row_that_takes_too_long_leaves_no_other_row_waiting_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
-    async with maker("reasoning-gym:hangs", tmp_path, limit_s=1.0) as (rows, _):
+    async with maker("reasoning-gym:hangs", tmp_path, limit_s=1.0) as rows:
         rows.want([2])
         rows.want([1, 2])  # as for a group that is issued again: before the row that is being made
-        with pytest.raises(RowMakerDown, match="row 2 was made, and took too long"):
-            await asyncio.wait_for(rows.row(1), 20)
+        assert (await asyncio.wait_for(rows.row(1), 20)).prompt == "^1="
+        with pytest.raises(DataError, match="row 2 was not made"):
+            await asyncio.wait_for(rows.row(2), 20)
         rows.want([7])
-        with pytest.raises(RowMakerDown):
-            rows.get(7)
+        assert (await asyncio.wait_for(rows.row(7), 20)).prompt == "^7="
 
 
 async def wait_for_get(rows: RowMaker, number: int) -> None:
     await until(lambda: rows.get(number) is not None, f"row {number}")
 
 
-async def test_the_death_of_the_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_the_death_of_the_process_is_the_error_of_the_row_that_was_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     gyms.put_in_place(tmp_path, monkeypatch)
-    async with maker("reasoning-gym:dies", tmp_path) as (rows, following):
+    async with maker("reasoning-gym:dies", tmp_path) as rows:
         rows.want(range(5))
 
-        with pytest.raises(RowMakerDown, match="'reasoning-gym:dies' ended while row 2 was made: killed by SIGKILL"):
-            await asyncio.wait_for(following, 20)
+        with pytest.raises(RowMakerDown, match=r"'reasoning-gym:dies': row 2 was not made: .*: killed by SIGKILL"):
+            await asyncio.wait_for(rows.row(2), 20)
+        assert (await asyncio.wait_for(rows.row(4), 20)).prompt == "^4="
 
 
-async def test_a_maker_without_work_has_no_limit_and_its_end_is_reported(tmp_path: Path):
-    async with maker("reverse", tmp_path, limit_s=0.05) as (rows, following):
+async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_path: Path):
+    async with maker("reverse", tmp_path, limit_s=0.3) as rows:
         rows.want([0])
         await rows.row(0)
-        await asyncio.sleep(0.2)  # four limits: nothing is to be made, and nothing is overdue
-        assert not following.done()
-        [child] = [child for child in psutil.Process().children() if "row_child" in " ".join(child.cmdline())]
+        await asyncio.sleep(0.6)  # two limits: nothing is to be made, and nothing is overdue
+        [child] = [child for child in psutil.Process().children() if "sandbox" in " ".join(child.cmdline())]
 
         child.kill()
+        await until(lambda: not rows._sandbox._children, "its end is noticed")
 
-        with pytest.raises(RowMakerDown, match="ended while nothing was asked of it: killed by SIGKILL"):
-            await asyncio.wait_for(following, 20)
+        rows.want([1])
+        assert (await asyncio.wait_for(rows.row(1), 20)).prompt.startswith("^")
+
+
+async def test_time_in_which_the_parent_was_stopped_is_not_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    gyms.put_in_place(tmp_path, monkeypatch)
+    async with maker("reasoning-gym:slow", tmp_path, limit_s=2.0, seconds=1.0) as rows:
+        rows.want([0])
+        await asyncio.sleep(0.1)
+        time.sleep(4.0)  # as if it were stopped: the row is made meanwhile, and the limit is over
+
+        assert (await asyncio.wait_for(rows.row(0), 20)).prompt == "^0="
 
 
 async def test_data_that_cannot_serve_is_reported_at_the_opening(tmp_path: Path):

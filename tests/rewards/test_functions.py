@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.rewards.functions import FunctionError, load_function
+from asyncrl.errors import FunctionError
+from asyncrl.rewards.functions import load_function
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from asyncrl.data.sources import open_source
-from asyncrl.rewards.functions import FunctionError
+from asyncrl.errors import FunctionError
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, GradeResult, RewardFailed, open_grader
 from harness.sandboxes import asked, failing
 

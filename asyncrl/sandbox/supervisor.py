@@ -17,7 +17,7 @@ import sys
 import time
 
 from asyncrl.process import descendants, die_with, living_processes
-from asyncrl.rewards import child as sandbox_child
+from asyncrl.sandbox import child as sandbox_child
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)

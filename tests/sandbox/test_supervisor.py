@@ -129,12 +129,12 @@ def reward(completion):
         ("session exit", "exited", "exit code 7", LONG_S),
         ("daemon segfault", "exited", "killed by SIGSEGV", LONG_S),
         ("runner exit", "exited", "exit code 7", LONG_S),
-        ("fork program session daemon runner several hang", "time_limit", "no reward within 1 s", LIMIT_S),
+        ("fork program session daemon runner several hang", "time_limit", "no answer within 1 s", LIMIT_S),
         ("program abort", "exited", "killed by SIGABRT, as native code ends that needs", LONG_S),
         ("closed", "exited", "killed by SIGKILL", LONG_S),
-        ("daemon closed", "time_limit", "no reward within 1 s", LIMIT_S),
+        ("daemon closed", "time_limit", "no answer within 1 s", LIMIT_S),
         ("fork orphaned", "exited", "killed by SIGKILL", LONG_S),
-        ("daemon stopped", "time_limit", "no reward within 1 s", LIMIT_S),
+        ("daemon stopped", "time_limit", "no answer within 1 s", LIMIT_S),
     ],
 )
 async def test_nothing_outlives_a_call_that_ends_its_process(
@@ -242,7 +242,7 @@ async def test_the_default_limit_is_enough_for_torch(tmp_path: Path):
 
 
 async def test_a_file_that_needs_too_much_memory_at_its_import_is_named(tmp_path: Path):
-    from asyncrl.rewards.functions import FunctionError
+    from asyncrl.errors import FunctionError
 
     with pytest.raises(FunctionError, match=r"MemoryError\nit may take reward.memory_mb = 500 MB"):
         async with grading(tmp_path, "TABLE = bytearray(10**10)\ndef reward(completion): ...", memory_mb=500):

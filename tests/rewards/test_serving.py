@@ -2,11 +2,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from asyncrl.rewards.child import read_signature
-from asyncrl.rewards.functions import FunctionError
+from asyncrl.errors import FunctionError
 from asyncrl.rewards.graders import GradeResult, open_grader
+from asyncrl.rewards.serving import read_signature
 from harness.sandboxes import asked, failing, grading, outcomes
 
 EXAMPLES = Path(__file__).parents[2] / "asyncrl" / "examples"
@@ -34,7 +35,7 @@ def take_text(text: str, /, label: str) -> tuple[str, str]:
 def test_a_function_gets_what_it_names(function, reward):
     request = asked("hello", "bye", metadata={"x": 3}, trajectory_id="t1")
 
-    assert read_signature(function).call(function, request) == reward
+    assert read_signature(function).call(function, msgspec.to_builtins(request)) == reward
 
 
 async def test_whatever_is_a_finite_number_is_a_reward(tmp_path):

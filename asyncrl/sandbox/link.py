@@ -11,10 +11,10 @@ import sys
 from typing import NamedTuple
 
 from asyncrl.process import ChildProcess, python
-from asyncrl.rewards.frames import memory_text
+from asyncrl.sandbox.frames import Setup
 
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.rewards.supervisor import main; "
+    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.sandbox.supervisor import main; "
     "main(int(sys.argv[1]), float(sys.argv[2]))"
 )
 
@@ -41,6 +41,8 @@ class Link(NamedTuple):
                 stdin=calls_theirs.fileno(),
                 stdout=replies_theirs.fileno(),
                 stderr=stderr,
+                # Iterating over a set follows the hash seed, and rows of some data sets follow that.
+                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONHASHSEED": "0"},
                 start_new_session=True,
             )
         except BaseException:
@@ -67,7 +69,7 @@ class Link(NamedTuple):
         self.calls.transport.abort()
         self.answering.transport.abort()
 
-    def exit_text(self, memory_mb: int) -> str:
+    def exit_text(self, setup: Setup) -> str:
         """Return how the child ended."""
         code = self.process.returncode
         if code is None or code >= 0:
@@ -75,6 +77,6 @@ class Link(NamedTuple):
         text = f"killed by {signal.Signals(-code).name}"
         if -code == signal.SIGKILL:
             return f"{text}, as the kernel does where the machine has no memory left"
-        if -code == signal.SIGABRT and memory_mb:
-            return f"{text}, as native code ends that needs more than {memory_text(memory_mb)}"
+        if -code == signal.SIGABRT and setup.memory_mb:
+            return f"{text}, as native code ends that needs more than {setup.memory_text}"
         return text

@@ -41,7 +41,7 @@ async def test_a_hanging_call_is_killed_at_its_limit_and_the_next_gets_another_p
         second = (await grader.grade(asked("pid"))).reward
 
         assert failed.reason == "time_limit"
-        assert failed.detail == "no reward within 0.3 s; the function's process was killed"
+        assert failed.detail == "no answer within 0.3 s; the function's process was killed"
         assert first != second
         assert not is_alive(first)
 

@@ -1,4 +1,4 @@
-"""Runs a reward function in child processes that are killed at their time limit and replaced.
+"""Runs a service in child processes that are killed at their time limit and replaced.
 
 A child takes one call at a time (a function) or many (an async function); further calls wait in its pipe so that it
 never idles. A call that hangs, or ends its process, fails alone: calls behind it go to another child. Where an async
@@ -15,22 +15,24 @@ import tempfile
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
+from asyncrl.errors import FunctionError
 from asyncrl.framing import FrameError, Frames, pack
 from asyncrl.process import log_tail
-from asyncrl.rewards.frames import REPLY_BYTES, Call, GradeRequest, Ready, Reply, RewardFailed, Setup
-from asyncrl.rewards.functions import FunctionError
-from asyncrl.rewards.link import Link
+from asyncrl.sandbox.frames import Call, Ready, Reply, Setup
+from asyncrl.sandbox.link import Link
 
-_LOAD_LIMIT_S = 300.0
+_LOAD_LIMIT_S = 600.0  # for a large file of data, too
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
 _CANCEL_S = 0.5  # for an async function to end after its child cancelled it
 _DRAIN_S = 1.0  # from the end of a child to that of its pipe, or the other way round
 _READ_BYTES = 1 << 18
+_STOOD_S = 1.0  # a timer that fires so late shows that this process stood still: no call has had the time meanwhile
 
 _replies = msgspec.msgpack.Decoder(Reply)
 log = structlog.get_logger()
@@ -43,7 +45,7 @@ class LoadEnded(FunctionError):
 class _Job:
     """A pending call."""
 
-    def __init__(self, request: GradeRequest) -> None:
+    def __init__(self, request: Any) -> None:
         self.request = request
         self.reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.alone = False  # shares no child: it may have ended one
@@ -64,6 +66,7 @@ class _Child:
         self._limit_s = setup.time_limit_s + (_CANCEL_S if ready.concurrent else 0.0)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = 0.0  # loop time of the timer
         self._given = 0
         self._ending: asyncio.Task[None] | None = None
 
@@ -92,6 +95,7 @@ class _Child:
         self.jobs[self._given] = job
         self.link.calls.write(pack(Call(self._given, job.request)))
         if self._timer is None:
+            self._due_s = self._loop.time()
             self._watch()
 
     async def serve(self, settled: Callable[[], None]) -> None:
@@ -145,22 +149,27 @@ class _Child:
         self._timer = None
         if not self.jobs:
             return
-        left_s = next(iter(self.jobs.values())).began_s + self._limit_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._watch)
+        now = self._loop.time()
+        if now - self._due_s > _STOOD_S:
+            for job in self.running:
+                job.began_s += now - self._due_s
+        self._due_s = next(iter(self.jobs.values())).began_s + self._limit_s
+        if self._due_s > now:
+            self._timer = self._loop.call_at(self._due_s, self._watch)
         else:
             self.retiring = True
-            detail = f"no reward within {self._setup.time_limit_s:g} s; the function's process was killed"
+            detail = f"no answer within {self._setup.time_limit_s:g} s; the function's process was killed"
             self.fault = Reply(0, reason="time_limit", detail=detail)
             self._ending = asyncio.create_task(self.link.end(self.ready.pid))
 
 
 class Sandbox:
-    """A reward function in `workers` child processes."""
+    """A service in `workers` child processes."""
 
     def __init__(self, setup: Setup, children: list[_Child]) -> None:
         self._setup = setup
         self.at_once = sum(child.calls_at_once for child in children)
+        self.about = children[0].ready.about
         self._children: list[_Child] = []
         self._queue: deque[_Job] = deque()
         self._wanted = asyncio.Event()
@@ -168,10 +177,11 @@ class Sandbox:
 
     @classmethod
     async def open(cls, setup: Setup, *, workers: int) -> Sandbox:
-        """Start the children and load the function in each.
+        """Start the children and make the service in each.
 
         Raises:
-            FunctionError: when it cannot be found or loaded, or asks for what a request does not have.
+            LoadEnded: a child ended meanwhile.
+            FunctionError: the service cannot be made.
         """
         starts = [asyncio.create_task(_start(setup)) for _ in range(workers)]
         done = await asyncio.gather(*starts, return_exceptions=True)
@@ -182,22 +192,16 @@ class Sandbox:
                 raise error
         return cls(setup, children)
 
-    async def call(self, request: GradeRequest) -> Reply:
-        """Run the function on `request`.
-
-        Raises:
-            RewardFailed: when it raised, returned no number, ran past its limit, or ended its process.
-        """
+    async def call(self, request: Any) -> Reply:
+        """Have a request served; the reply says why there is no value where it raised, ran past its limit, or ended
+        its process."""
         if not self._keepers:
-            raise RewardFailed("closed", "the grader is closed")
+            return Reply(0, reason="closed", detail="the sandbox is closed")
         job = _Job(request)
         self._queue.append(job)
         self._wanted.set()
         self._dispatch()
-        reply = await job.reply
-        if reply.reason is not None:
-            raise RewardFailed(reply.reason, reply.detail)
-        return reply
+        return await job.reply
 
     async def close(self) -> None:
         """Kill the children; calls under way fail with reason `closed`."""
@@ -208,7 +212,7 @@ class Sandbox:
         jobs = [*self._queue, *(job for child in self._children for job in child.jobs.values())]
         await asyncio.gather(*(child.end() for child in self._children))
         for job in jobs:
-            _settle(job, Reply(0, reason="closed", detail="the grader was closed"))
+            _settle(job, Reply(0, reason="closed", detail="the sandbox was closed"))
 
     def _dispatch(self) -> None:
         while self._queue:
@@ -242,7 +246,7 @@ class Sandbox:
 
     def _discard(self, child: _Child) -> None:
         """Fail the call that ended its process, and give back those that did not."""
-        how = child.link.exit_text(self._setup.memory_mb)
+        how = child.link.exit_text(self._setup)
         running = child.running
         reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
         log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)
@@ -282,7 +286,7 @@ async def load_problem(setup: Setup) -> str:
 
 
 async def _start(setup: Setup, stderr: int | None = None) -> _Child:
-    """Start a child and wait until it has loaded the function.
+    """Start a child and wait until it has made its service.
 
     Args:
         stderr: where what it prints goes; None for this process's own.
@@ -296,7 +300,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
     child: _Child | None = None
     try:
         link.calls.write(pack(setup))
-        frames = Frames(REPLY_BYTES)
+        frames = Frames(setup.reply_bytes)
         async with asyncio.timeout(_LOAD_LIMIT_S):
             while data := await link.replies.read(_READ_BYTES):
                 for frame in frames.feed(data):
@@ -306,7 +310,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
                     child = _Child(link, ready, frames, setup)
                     return child
             await link.process.wait()
-            raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup.memory_mb)}")
+            raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup)}")
     except (FrameError, msgspec.MsgspecError) as error:
         raise FunctionError(
             f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"

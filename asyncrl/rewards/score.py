@@ -1,0 +1,79 @@
+"""What a reward is given, and what it may return."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, SupportsFloat
+
+import msgspec
+
+from asyncrl.sandbox.frames import CallFailed
+from topics.trajectories import METRICS, NAME_CHARS
+from topics.wire import GREATEST
+
+
+class GradeRequest(msgspec.Struct):
+    """The inputs of a reward."""
+
+    completion: str
+    prompt: str | list[dict[str, Any]]
+    label: Any = None
+    metadata: dict[str, Any] = msgspec.field(default_factory=dict)
+    trajectory_id: str = ""
+
+
+class RewardFailed(CallFailed):
+    """A reward that could not be had for one trajectory; its reason says why."""
+
+
+def read_score(value: Any) -> tuple[float, dict[str, float]]:
+    """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
+
+    Returns:
+        The reward and the metrics by name.
+
+    Raises:
+        RewardFailed: with reason `value`.
+    """
+    try:
+        if not isinstance(value, Mapping):
+            return finite(value, "the function returned"), {}
+        if "reward" not in value:
+            names = ", ".join(map(repr, value)) or "nothing"
+            raise ValueError(f"the function returned no 'reward' but {names[:1000]}")
+        metrics = read_metrics({name: number for name, number in value.items() if name != "reward"})
+        return finite(value["reward"], "'reward' is"), metrics
+    except ValueError as error:
+        raise RewardFailed("value", str(error)) from None
+
+
+def read_metrics(values: Mapping[Any, Any]) -> dict[str, float]:
+    """Check named numbers that belong to one trajectory.
+
+    Raises:
+        ValueError: there are more than `METRICS`, a name is too long, or a value is no finite number.
+    """
+    if len(values) > METRICS:
+        raise ValueError(f"found {len(values)} metrics, expected at most {METRICS} for one trajectory; give fewer")
+    # Half a surrogate pair, as from JSON, is in no message.
+    names = {name: str(name).encode(errors="backslashreplace").decode() for name in values}
+    return {check_name(names[name]): finite(number, f"{name!r} is") for name, number in values.items()}
+
+
+def check_name(name: str) -> str:
+    """Return a name of a metric or artefact; raises ValueError for one that is empty or too long."""
+    if not 0 < len(name) <= NAME_CHARS:
+        raise ValueError(f"the name {name[:80]!r} has {len(name)} characters, expected 1 to {NAME_CHARS}")
+    return name
+
+
+def finite(value: Any, subject: str) -> float:
+    """Return a number that a message can hold; raises ValueError for anything else, beginning with the subject."""
+    try:
+        number = float(value) if isinstance(value, SupportsFloat) else math.nan
+    except (TypeError, ValueError, OverflowError):  # an array of several numbers, an integer past 1e308
+        number = math.nan
+    if not abs(number) <= GREATEST:  # a NaN is not either
+        raise ValueError(f"{subject} {repr(value)[:200]}; expected a number from {-GREATEST:g} to {GREATEST:g}")
+    return number

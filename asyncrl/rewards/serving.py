@@ -1,0 +1,98 @@
+"""The user's reward as a sandbox child serves it: found, its signature read, called with what it names."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import FunctionError
+from asyncrl.rewards.functions import is_async, load_function, load_rollout
+from asyncrl.rewards.score import GradeRequest, read_score
+from asyncrl.sandbox.frames import Service, Setup
+
+
+def reward_setup(spec: str, *, base: Path, time_limit_s: float, memory_mb: int) -> Setup | None:
+    """Return the setup by which a child finds the reward that `spec` names; None where that is no function."""
+    kind, colon, name = spec.partition(":")
+    arguments: dict[str, Any] | None = None  # not None: the function makes the reward when called with these
+    if spec == "math":
+        spec, arguments = "asyncrl.rewards.scorers:make_math", {}
+    elif kind == "reasoning-gym":
+        spec, arguments = "asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": name or None}
+    elif not colon or kind in ("http", "https"):
+        return None
+    found = {"spec": spec, "base": str(base), "arguments": arguments}
+    return Setup(spec, f"{__name__}:serve_reward", found, time_limit_s, memory_mb)
+
+
+def rollout_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:
+    """Return the setup by which a child loads a rollout function, to see whether it can be."""
+    return Setup(spec, f"{__name__}:load_only", {"spec": spec, "base": str(base)}, time_limit_s)
+
+
+def serve_reward(spec: str, base: str, arguments: dict[str, Any] | None) -> Service:
+    """Load a reward.
+
+    Raises:
+        FunctionError: it cannot be found or loaded, or asks for what a request does not have.
+    """
+    function = load_function(spec, base=Path(base))
+    if arguments is not None:
+        function = function(**arguments)
+    call = functools.partial(read_signature(function).call, function)
+    return Service(call, read_score, is_async(function))
+
+
+def load_only(spec: str, base: str) -> Service:
+    """Load a rollout function, which runs elsewhere.
+
+    Raises:
+        FunctionError: it cannot be found or loaded, or is called otherwise.
+    """
+    return Service(load_rollout(spec, base=Path(base)))
+
+
+class Signature(msgspec.Struct):
+    """The calling convention of a reward function."""
+
+    keywords: list[str]
+    positional: bool  # takes the completion in its place, not by name
+
+    def call(self, function: Callable[..., Any], request: dict[str, Any]) -> Any:
+        """Call `function` with the parts of a `GradeRequest` that it names."""
+        keywords = {name: request[name] for name in self.keywords}
+        return function(request["completion"], **keywords) if self.positional else function(**keywords)
+
+
+def read_signature(function: Callable[..., Any]) -> Signature:
+    """Find out which parts of a request `function` names.
+
+    Raises:
+        FunctionError: when it needs an argument that a request does not have.
+    """
+    known = GradeRequest.__struct_fields__
+    signature = Signature([], positional=False)
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            signature.keywords += [name for name in known if name not in signature.keywords]
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            continue
+        elif parameter.kind is parameter.POSITIONAL_ONLY and not signature.positional:
+            signature.positional = True
+        elif parameter.name in known and parameter.kind is not parameter.POSITIONAL_ONLY:
+            signature.keywords.append(parameter.name)
+        elif parameter.default is parameter.empty:
+            near = difflib.get_close_matches(parameter.name, known, n=1)
+            raise FunctionError(
+                f"the reward function asks for {parameter.name!r}{f', did you mean {near[0]!r}' if near else ''}; "
+                f"it may name {', '.join(known)} (or take the completion alone as its one positional-only argument)"
+            )
+    if signature.positional and "completion" in signature.keywords:
+        signature.keywords.remove("completion")
+    return signature
