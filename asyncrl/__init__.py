@@ -9,45 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actors.runtime.actor import Context
-    from actors.runtime.keeper import Keeper
-    from actors.runtime.worker import Delivery, WorkerLoop
-    from asyncrl.bus.fold import Fold, on
-    from asyncrl.bus.log import Record
-    from asyncrl.bus.publish import publish
-    from asyncrl.config.load import load_config
-    from asyncrl.config.settings import Config
-    from asyncrl.errors import AsyncRLError
-    from asyncrl.rewards.score import GradeRequest
-    from asyncrl.rollout.context import Generated, RolloutContext, ToolFailed
-    from topics.prompts import PromptRow
-    from topics.roles import Role
-    from topics.topic import Retention, Stream, Topic
-    from topics.wire import Message
-
-__all__ = [
-    "AsyncRLError",
-    "Config",
-    "Context",
-    "Delivery",
-    "Fold",
-    "Generated",
-    "GradeRequest",
-    "Keeper",
-    "Message",
-    "PromptRow",
-    "Record",
-    "Retention",
-    "Role",
-    "RolloutContext",
-    "Stream",
-    "ToolFailed",
-    "Topic",
-    "WorkerLoop",
-    "load_config",
-    "on",
-    "publish",
-]
+    from actors.runtime.actor import Context as Context
+    from actors.runtime.keeper import Keeper as Keeper
+    from actors.runtime.worker import Delivery as Delivery
+    from actors.runtime.worker import WorkerLoop as WorkerLoop
+    from asyncrl.bus.fold import Fold as Fold
+    from asyncrl.bus.fold import on as on
+    from asyncrl.bus.log import Record as Record
+    from asyncrl.bus.publish import publish as publish
+    from asyncrl.config.load import load_config as load_config
+    from asyncrl.config.settings import Config as Config
+    from asyncrl.errors import AsyncRLError as AsyncRLError
+    from asyncrl.rewards.score import GradeRequest as GradeRequest
+    from asyncrl.rollout.context import Generated as Generated
+    from asyncrl.rollout.context import RolloutContext as RolloutContext
+    from asyncrl.rollout.context import ToolFailed as ToolFailed
+    from topics.prompts import PromptRow as PromptRow
+    from topics.roles import Role as Role
+    from topics.topic import Retention as Retention
+    from topics.topic import Stream as Stream
+    from topics.topic import Topic as Topic
+    from topics.wire import Message as Message
 
 _MODULES = {
     "AsyncRLError": "asyncrl.errors",
@@ -72,6 +54,7 @@ _MODULES = {
     "on": "asyncrl.bus.fold",
     "publish": "asyncrl.bus.publish",
 }
+__all__ = [*_MODULES]  # noqa: PLE0604 - each is a string
 
 
 def __getattr__(name: str) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import nats
@@ -27,6 +27,14 @@ from topics.table import ingest_of
 
 _LAST_ERROR_S = 3.0  # for a server to take in what was published before the connection is closed
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
+
+
+class _Waiting(NamedTuple):
+    """A call that waits for the server."""
+
+    subject: str
+    answered: asyncio.Future[Msg]
+    is_last: Callable[[Msg], bool]
 
 
 class Bus:
@@ -47,7 +55,7 @@ class Bus:
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._next = 0
-        self._waiting: dict[str, tuple[str, asyncio.Future[Msg]]] = {}
+        self._waiting: dict[str, _Waiting] = {}
         self._window = asyncio.Semaphore(512)  # publishes under way; more only lengthens the server's queue
 
     @classmethod
@@ -151,7 +159,7 @@ class Bus:
             BusDenied: the server does not allow it.
         """
         denied: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[f"subscribe {subject}"] = (subject, denied)
+        self._waiting[f"subscribe {subject}"] = _Waiting(subject, denied, bool)
         try:
             end = await self._listen(subject, callback)
             # A ping is answered after what came before it was refused. A server that is away refuses later: a fault.
@@ -199,35 +207,6 @@ class Bus:
         await asyncio.wait({answered}, timeout=within_s)
         return answered.done() and not answered.cancelled()
 
-    async def request_all(self, subject: str, payload: bytes, on_answer: Callable[[Msg], bool]) -> None:
-        """Ask for answers until `on_answer` returns True, or raises.
-
-        Raises:
-            TimeoutError: they have not all come in time.
-            Disconnected: the connection broke meanwhile.
-            BusDenied: the server does not allow it.
-        """
-        done: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-
-        async def receive(message: Msg) -> None:
-            if not done.done():
-                try:
-                    if on_answer(message):
-                        done.set_result(message)
-                except (Disconnected, BusError) as error:
-                    done.set_exception(error)
-
-        inbox, end = await self.open_inbox(receive)
-        self._waiting[inbox] = (subject, done)
-        try:
-            async with asyncio.timeout(REQUEST_S):
-                await self._publish(subject, payload, f"{inbox}.a")
-                await done
-        finally:
-            self._waiting.pop(inbox, None)
-            if not self.client.is_closed:
-                await end()
-
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Publish a message that need not be stored."""
         try:
@@ -238,25 +217,32 @@ class Bus:
     async def _publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
         try:
             await self.client.publish(subject, payload, reply=reply, headers=headers)
-        except nats.errors.OutboundBufferLimitError as error:
-            raise Disconnected from error
-        except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
-            raise Disconnected from error
+        except (nats.errors.OutboundBufferLimitError, RuntimeError) as error:  # the latter: the socket is closed, and
+            raise Disconnected from error  # the client has not noticed yet
 
     async def request(
-        self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None, timeout_s: float = REQUEST_S
+        self,
+        subject: str,
+        payload: bytes = b"",
+        headers: dict[str, str] | None = None,
+        *,
+        timeout_s: float = REQUEST_S,
+        is_last: Callable[[Msg], bool] = lambda _: True,
     ) -> Msg:
-        """Ask and wait for one answer.
+        """Ask, and return the answer, the last one where there are several.
+
+        Args:
+            is_last: is given each answer until it returns True, or raises what this raises.
 
         Raises:
-            TimeoutError: no answer in time.
+            TimeoutError: the answer has not come in time.
             Disconnected: the connection broke meanwhile.
             BusDenied: the server does not allow it.
         """
         self._next += 1
         token = str(self._next)
         future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._waiting[token] = (subject, future)
+        self._waiting[token] = _Waiting(subject, future, is_last)
         timer = asyncio.get_running_loop().call_later(timeout_s, _time_out, future, subject)
         try:
             await self._publish(subject, payload, f"{self._prefix}.{token}", headers)
@@ -284,7 +270,7 @@ class Bus:
             while True:
                 try:
                     left = max(0.01, deadline - loop.time())
-                    reply = await self.request(ingest, payload, headers, min(REQUEST_S, left))
+                    reply = await self.request(ingest, payload, headers, timeout_s=min(REQUEST_S, left))
                     crash_point("publish.stored")
                     if reply.data:
                         ack = read_ack(reply.data)
@@ -331,8 +317,13 @@ class Bus:
 
     async def _on_reply(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject.rsplit(".", 1)[1])
-        if waiting is not None and not waiting[1].done():
-            waiting[1].set_result(message)
+        if waiting is None or waiting.answered.done():
+            return
+        try:
+            if waiting.is_last(message):
+                waiting.answered.set_result(message)
+        except (Disconnected, BusError) as error:
+            waiting.answered.set_exception(error)
 
     async def _on_disconnect(self) -> None:
         self._tell_waiting(Disconnected())
@@ -353,7 +344,7 @@ class Bus:
         if denied is None:
             return
         refused, handled = denied.error(self.address, self.run), False
-        for subject, future in list(self._waiting.values()):
+        for subject, future, _ in list(self._waiting.values()):
             if subject.lower() == denied.subject and not future.done():
                 refused, handled = denied.error(self.address, self.run, subject), True
                 future.set_exception(refused)
@@ -377,9 +368,9 @@ class Bus:
         self._ending = asyncio.create_task(end())
 
     def _tell_waiting(self, error: Exception) -> None:
-        for _, future in self._waiting.values():
-            if not future.done():
-                future.set_exception(error)
+        for waiting in self._waiting.values():
+            if not waiting.answered.done():
+                waiting.answered.set_exception(error)
 
 
 def _time_out(future: asyncio.Future[Msg], subject: str) -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_first
+from asyncrl.bus.log import read_next
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.errors import AsyncRLError
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
@@ -68,7 +68,7 @@ async def read_rows(bus: Bus, prompt_id: str) -> list[PromptRow]:
         BusError: the server does not answer.
     """
     name = f"{prompt_id}-0"
-    record = await read_first(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, name))
+    record = await read_next(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, name), 1)
     if record is None:
         raise RowsUnreadable(f"the row of {prompt_id} is stored with {name}, which was never issued")
     where = f"with {name}, message {record.sequence} of {PROMPTS.name}"

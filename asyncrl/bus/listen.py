@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack
 from topics.topic import Stream, Topic
 from topics.wire import WireError
 
@@ -146,11 +146,7 @@ class Listener:
     def _hand_over(self, record: Record) -> None:
         self.last = record.sequence
         try:
-            if self._by_headers(record):
-                topic, message = unpack_headers(record), None
-            else:
-                topic, message = unpack(record, record.data)
-            self._take(topic, message, record)
+            self._take(*unpack(record, None if self._by_headers(record) else record.data), record)
         except (LookupError, ValueError) as error:  # a WireError, or values that are not what they must be
             self._refuse(record, error)
 

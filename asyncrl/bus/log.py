@@ -213,11 +213,6 @@ async def last_sequence(bus: Bus, stream: Stream) -> int:
     return int(info["state"]["last_seq"])
 
 
-async def read_first(bus: Bus, stream: Stream, subject: str) -> Record | None:
-    """The oldest message of a subject; None where there is none."""
-    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": 1, "next_by_subj": subject}))
-
-
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
     """The newest message of each subject that has one, in one request; wildcards count each subject they match."""
     return await retry_until_deadline(bus, lambda: _last_of_each(bus, stream, subjects))
@@ -238,7 +233,7 @@ async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> li
         return bool(status)
 
     body = msgspec.json.encode({"multi_last": list(subjects)})
-    await bus.request_all(f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}", body, receive)
+    await bus.request(f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}", body, is_last=receive)
     return records
 
 

@@ -49,27 +49,21 @@ def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
     files = {"tls_ca": nats.tls_ca, "tls_cert": nats.tls_cert, "tls_key": nats.tls_key}
     tls: dict[str, Any] = {key: located(name) for key, name in files.items() if name}
     if nats.credentials:
-        found = read_logins(base / nats.credentials)
+        found = {role: BusAddress.read(base / nats.credentials / f"{role}.json") for role in login_roles()}
         return {role: msgspec.structs.replace(login, url=nats.url, **tls) for role, login in found.items()}
     password = (base / nats.password_file).read_text().strip() if nats.password_file else ""
     login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), **tls)
     return dict.fromkeys(login_roles(), login)
 
 
-def read_logins(folder: Path) -> dict[str, BusAddress]:
-    """One file per role.
+def known_logins(folder: Path) -> dict[str, BusAddress]:
+    """Read the files of those roles that have one.
 
     Raises:
-        OSError, ValueError: one is missing, or no such file.
+        OSError, ValueError: one is no such file.
     """
-    return {role: BusAddress.read(folder / f"{role}.json") for role in login_roles()}
-
-
-def known_logins(folder: Path) -> dict[str, BusAddress]:
-    """Those that are there."""
-    return {
-        role: BusAddress.read(folder / f"{role}.json") for role in login_roles() if (folder / f"{role}.json").exists()
-    }
+    files = {role: folder / f"{role}.json" for role in login_roles()}
+    return {role: BusAddress.read(file) for role, file in files.items() if file.exists()}
 
 
 def save_logins(logins: Mapping[str, BusAddress], folder: Path) -> None:

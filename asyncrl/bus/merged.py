@@ -12,7 +12,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack, unpack_headers
+from asyncrl.bus.publish import BlobMissing, body_of, unpack
 from topics.topic import Stream
 
 _SILENT_S = 30.0
@@ -52,14 +52,10 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
             earliest = min(live, key=_Source.next_ns)
             until_ns = min((source.next_ns() for source in live if source is not earliest), default=math.inf)
             while earliest.waiting and earliest.next_ns() <= until_ns:
-                record, by_headers = earliest.pop(), earliest.by_headers
+                record = earliest.pop()
                 try:
-                    if by_headers(record):
-                        take(unpack_headers(record), None, record)
-                        continue
-                    if BLOB in record.headers:
-                        record = record._replace(data=await body_of(bus, record))
-                    take(*unpack(record, record.data), record)
+                    body = None if earliest.by_headers(record) else await body_of(bus, record)
+                    take(*unpack(record, body), record if body is None else record._replace(data=body))
                 except (LookupError, ValueError, BlobMissing) as error:
                     refuse(record, error)
             if not await earliest.filled():

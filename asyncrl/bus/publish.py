@@ -140,18 +140,25 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
         WireError: it is no such message, or not the one that its subject names.
         BlobMissing: its blob is gone or damaged.
     """
-    message = decode(kind, await body_of(bus, record))
-    check_names(message, record)
+    topic, message = unpack(record, await body_of(bus, record))
+    if not isinstance(message, kind):
+        raise WireError(f"a message of {topic.name}, expected a {kind.__name__}")
     return message
 
 
-def unpack(record: Record, body: bytes) -> tuple[Topic[Any], Any]:
-    """The topic of a record, and its body as that topic's message.
+def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
+    """The topic of a record, and its message.
+
+    Args:
+        body: None where the record is read by its headers alone; then the message is None.
 
     Raises:
         WireError: it is no such message, or not the one that its subject and its headers name.
     """
     topic = _topic_at(record)
+    if body is None:
+        _check_heads(topic, record)
+        return topic, None
     if topic.json:
         try:
             message = msgspec.json.decode(body, type=topic.message)
@@ -159,17 +166,11 @@ def unpack(record: Record, body: bytes) -> tuple[Topic[Any], Any]:
             raise WireError(f"not a {topic.message.__name__}: {error}") from error
     else:
         message = decode(topic.message, body)
-    check_names(message, record)
+    _check_names(topic, message, record)
     return topic, message
 
 
-def unpack_headers(record: Record) -> Topic[Any]:
-    """The topic of a record that is read by its headers alone.
-
-    Raises:
-        WireError: its headers are not what they must be.
-    """
-    topic = _topic_at(record)
+def _check_heads(topic: Topic[Any], record: Record) -> None:
     if topic.heads is not None:
         named = record.subject.rsplit(".", 1)[1]
         if not _TRAJECTORY.match(named) or record.headers.get("trajectory") != named:
@@ -178,7 +179,6 @@ def unpack_headers(record: Record) -> Topic[Any]:
             msgspec.convert(record.headers, topic.heads, strict=False)
         except (msgspec.ValidationError, ValueError) as error:
             raise WireError(f"its headers: {error}") from error
-    return topic
 
 
 def _topic_at(record: Record) -> Topic[Any]:
@@ -190,15 +190,8 @@ def _topic_at(record: Record) -> Topic[Any]:
     return topic
 
 
-def check_names(message: Message, record: Record) -> None:
-    """Refuse a message whose ids contradict its subject, its headers or each other.
-
-    Raises:
-        WireError: they do.
-    """
-    topic = topic_of(record.subject)
-    if topic is None:
-        return
+def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
+    """Refuse a message whose ids contradict its subject, its headers or each other."""
     if topic.key:
         given, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
         if given != named:

@@ -15,66 +15,41 @@ from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 
 
+class _Inside:
+    """A path inside the directory."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, files: RunFiles, _owner: type[RunFiles]) -> Path:
+        return files.root / self._name
+
+
 @dataclass
 class RunFiles:
     """The directory of a run."""
 
+    config = _Inside("config.json")  # the settings as they were resolved at the start
+    address = _Inside("nats.json")  # the owner's login; private
+    credentials = _Inside("credentials")  # one file per role: how it reaches the run's topics; private
+    logs = _Inside("logs")  # one file per actor
+    location = _Inside("location")  # holds the absolute path at which it was made: the logs name files by it
+    model = _Inside("model")  # the untrained model, where the run made it
+    weights = _Inside("weights")  # the weight store
+    checkpoints = _Inside("checkpoints")  # one directory per checkpoint
+    own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
+
     root: Path
     start: Path | None = None  # folder that relative paths of the config start from; None: the directory knows it
-
-    @property
-    def config(self) -> Path:
-        """The settings as they were resolved at the start."""
-        return self.root / "config.json"
-
-    @property
-    def address(self) -> Path:
-        """Return the file with the owner's login; private."""
-        return self.root / "nats.json"
-
-    @property
-    def credentials(self) -> Path:
-        """One file per role: how it reaches the run's topics; private."""
-        return self.root / "credentials"
-
-    @property
-    def logs(self) -> Path:
-        """One file per actor."""
-        return self.root / "logs"
 
     @property
     def base(self) -> Path:
         """The folder that relative paths of the config start from."""
         return self.start or Path((self.root / "base").read_text(encoding="utf-8"))
 
-    @property
-    def location(self) -> Path:
-        """Holds the absolute path at which the directory was made: the logs name files by it."""
-        return self.root / "location"
-
-    @property
-    def model(self) -> Path:
-        """The untrained model, where the run made it."""
-        return self.root / "model"
-
-    @property
-    def weights(self) -> Path:
-        """The weight store."""
-        return self.root / "weights"
-
-    @property
-    def checkpoints(self) -> Path:
-        """One directory per checkpoint."""
-        return self.root / "checkpoints"
-
     def model_path(self, config: Config) -> Path:
         """The Hugging Face directory that training starts from."""
         return self.base / config.model.path if config.model.path else self.model
-
-    @property
-    def own_engine_key(self) -> Path:
-        """The API key of inference servers that the run starts; private."""
-        return self.root / "engine.key"
 
     def make_engine_key(self) -> None:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""

@@ -162,12 +162,8 @@ class Plan:
     def _given(self, stream: Stream) -> int:
         """Bytes that the settings give a stream; 0 where they leave it open."""
         nats = self.config.nats
-        return (
-            MB
-            * {Retention.LEDGER: nats.ledger_max_mb, Retention.PAYLOAD: nats.stream_max_mb, Retention.LAST: 0}[
-                stream.keep
-            ]
-        )
+        given = {Retention.LEDGER: nats.ledger_max_mb, Retention.PAYLOAD: nats.stream_max_mb}
+        return MB * given.get(stream.keep, 0)
 
     def _kept(self, need: Need) -> int:
         """Return the present size of a stream on an external server, where it suffices; it may refuse any other."""

@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.logins import given_logins, read_logins
+from asyncrl.bus.logins import given_logins, known_logins
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read
@@ -157,7 +157,7 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
             await provision(monitor, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         await operator.close()
         await monitor.close()
-    assert len({login.password for login in read_logins(users).values()}) == len(login_roles())
+    assert len({login.password for login in known_logins(users).values()}) == len(login_roles())
     (users / "buffer.json").unlink()
     with pytest.raises(OSError, match=re.escape("buffer.json")):
         given_logins(nats, tmp_path)
@@ -191,7 +191,7 @@ async def test_no_secret_of_a_run_is_in_a_log_a_message_or_a_process_list(tmp_pa
     scripted = ('engine.kind="scripted"', 'learner.trainer="scripted"', "learner.steps=1000")
     async with up(tmp_path, *scripted) as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
-        owner, logins = address_of(run), read_logins(run.root / "credentials")
+        owner, logins = address_of(run), known_logins(run.root / "credentials")
         secrets = [login.password.encode() for login in (owner, *logins.values())]
         private = [run.root / "nats.json", run.root / "nats.conf", *(run.root / "credentials").iterdir()]
         assert all(file.stat().st_mode & 0o077 == 0 for file in private)

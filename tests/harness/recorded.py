@@ -11,7 +11,7 @@ import numpy as np
 from actors.prompter.data_order import DataOrder
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import unpack, unpack_headers
+from asyncrl.bus.publish import unpack
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.state.audit.audit import Findings, audit
@@ -185,7 +185,7 @@ class Recorded:
                 continue
             try:
                 if not deep and record.stream in (PROMPTS, TRAJECTORIES):
-                    ledger.apply(unpack_headers(record), None, record)
+                    ledger.apply(*unpack(record, None), record)
                 else:
                     ledger.apply(*unpack(record, record.data), record)
             except (LookupError, ValueError) as error:

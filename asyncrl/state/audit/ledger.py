@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BlobMissing, unpack_headers
+from asyncrl.bus.publish import BlobMissing, unpack
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.groups import WHOLE, Groups
 from asyncrl.state.audit.opening import Opening
@@ -85,7 +85,7 @@ class Ledger(Fold):
             self.violations.add("unreadable record", place_of(record), str(error), expected)
         if record.stream is PROMPTS:  # the headers are enough for all that count on it
             with suppress(LookupError, ValueError):
-                if unpack_headers(record) is PROMPT_ISSUED:
+                if unpack(record, None)[0] is PROMPT_ISSUED:
                     self.groups.apply(PROMPT_ISSUED, None, record)
 
     def finish(self) -> None:
