@@ -122,7 +122,7 @@ class _Delivery:
 
     async def _first_tokens(self) -> float:
         """Return when every engine has sampled a token."""
-        key = self._stage.files.engine_key(self._stage.config)
+        key = self._stage.files.engine_key(self._stage.config.engine)
         clients = [EngineClient(ready.address, api_key=key) for ready, _ in self._ready.values()]
         await asyncio.gather(*(client.generate([1, 2, 3], SamplingParams(1)) for client in clients))
         ended = time.monotonic()

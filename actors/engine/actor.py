@@ -47,7 +47,8 @@ class EngineActor:
         self._answers = True
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         log_file = context.files.logs / f"{context.actor_id}.server.log"
-        key_file, model = context.files.engine_key_file(context.config), context.files.model_path(context.config)
+        config, files = context.config, context.files
+        key_file, model = files.engine_key_file(config.engine), files.model_path(config.model)
         home = EngineHome(context.actor_id, self.settings, model, log_file, key_file)
         self._server = KINDS[self.settings.kind].control(home)
         self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])

@@ -79,7 +79,7 @@ class Rank:
         """Load the model as it was before the run."""
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
-        self.trainer = open_trainer(self._config, self._files.model_path(self._config))
+        self.trainer = open_trainer(self._config, self._files.model_path(self._config.model))
         self.publisher = Publisher(self.trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
 
     def fetch(self, sequence: int) -> asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]:

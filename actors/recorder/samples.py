@@ -27,7 +27,7 @@ class Sampler:
         settings, self._bus = context.config.recorder, context.bus
         self._count = settings.samples
         self._file = SamplesFile(context.files.root, settings.samples_mb * _MB)
-        self._reader = SampleReader(context.bus, context.files.model_path(context.config))
+        self._reader = SampleReader(context.bus, context.files.model_path(context.config.model))
         self._after: dict[Event, int] = {}  # sequence of the newest message that was read
         self._first = 0  # sequence of the oldest result that was stored at the start
 

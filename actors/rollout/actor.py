@@ -41,8 +41,8 @@ class RolloutWorker:
         config = context.config
         name = config.task.rollout
         try:
-            model = check_model_directory(context.files.model_path(config))
-            tokenizer = TaskTokenizer.load(context.files.model_path(config))
+            model = check_model_directory(context.files.model_path(config.model))
+            tokenizer = TaskTokenizer.load(context.files.model_path(config.model))
             function: RolloutFunction = (
                 single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
             )

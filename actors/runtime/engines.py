@@ -13,7 +13,8 @@ from topics.topic import ENGINES
 
 def open_fleet(context: Context) -> Fleet:
     """The engines of the actor's run, none of which is known before it follows them."""
-    settings, key = context.config.engine, context.files.engine_key(context.config)
+    settings = context.config.engine
+    key = context.files.engine_key(settings)
     client = KINDS[settings.kind].client
     return Fleet(lambda address: client(settings, address, key), counts=context.vitals, fail=context.fail)
 

@@ -132,13 +132,10 @@ def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str
     for address, allowed in users:
         line = f"    {{ user: {json.dumps(address.user)}, password: {json.dumps(address.password)}"
         if allowed is not None:
+            publish, denied, subscribe = map(json.dumps, allowed)
             line += (
-                f", permissions: {{\n        publish: {{ allow: {_list(allowed.publish)}, deny: {_list(allowed.denied)}"
-                f" }}\n        subscribe: {{ allow: {_list(allowed.subscribe)} }}\n    }}"
+                f", permissions: {{\n        publish: {{ allow: {publish}, deny: {denied} }}\n"
+                f"        subscribe: {{ allow: {subscribe} }}\n    }}"
             )
         lines.append(f"{line} }}")
     return "authorization {\n  users = [\n" + "\n".join(lines) + "\n  ]\n}\n"
-
-
-def _list(subjects: list[str]) -> str:
-    return json.dumps(subjects)

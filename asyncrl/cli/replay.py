@@ -126,8 +126,8 @@ def _replay(arguments: argparse.Namespace) -> Replay:
         raise ReplayError(f"{out} exists; name another folder for --out")
     for name, (was, now) in changed.items():
         print(f"other setting: {name} = {now}, the run had {was}", file=output)
-    check_model_directory(files.model_path(config))
-    trainer = open_trainer(config, files.model_path(config))
+    check_model_directory(files.model_path(config.model))
+    trainer = open_trainer(config, files.model_path(config.model))
 
     async def train(bus: Bus) -> tuple[Replay, Retraining]:
         log = await read_training(bus)

@@ -242,24 +242,18 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
             findings.append(_unknown(key, list(fields)))
         elif not is_table(fields[name]):
             try:
-                values[name] = _at_home(key, _leaf(value, fields[name]))
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise msgspec.ValidationError("not finite")
+                values[name] = msgspec.convert(value, fields[name], strict=True)
             except msgspec.ValidationError:
                 findings.append(_wrong(key, value, expected_text(fields[name])))
+            else:
+                values[name] = os.path.expanduser(values[name]) if key in _PATHS else values[name]
         elif isinstance(value, dict):
             values[name] = _convert(fields[name], value, key, findings)
         else:
             findings.append(_wrong(key, value, f"table of settings, [{key}]"))
     return table(**values)
-
-
-def _leaf(value: Any, annotation: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise msgspec.ValidationError("not finite")
-    return msgspec.convert(value, annotation, strict=True)
-
-
-def _at_home(key: str, value: Any) -> Any:
-    return os.path.expanduser(value) if key in _PATHS else value
 
 
 def _wrong(key: str, value: Any, expected: str) -> Finding:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, EngineSettings, ModelSettings
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 
@@ -47,23 +47,23 @@ class RunFiles:
         """The folder that relative paths of the config start from."""
         return self.start or Path((self.root / "base").read_text(encoding="utf-8"))
 
-    def model_path(self, config: Config) -> Path:
+    def model_path(self, model: ModelSettings) -> Path:
         """The Hugging Face directory that training starts from."""
-        return self.base / config.model.path if config.model.path else self.model
+        return self.base / model.path if model.path else self.model
 
     def make_engine_key(self) -> None:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""
         write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
-    def engine_key_file(self, config: Config) -> Path | None:
+    def engine_key_file(self, engine: EngineSettings) -> Path | None:
         """File with the API key of the run's inference servers: the one given; those started here have their own."""
-        if config.engine.api_key_file:
-            return self.base / Path(config.engine.api_key_file).expanduser()
-        return self.own_engine_key if config.engine.kind in ("embedded", "sglang") else None
+        if engine.api_key_file:
+            return self.base / Path(engine.api_key_file).expanduser()
+        return self.own_engine_key if engine.kind in ("embedded", "sglang") else None
 
-    def engine_key(self, config: Config) -> str | None:
+    def engine_key(self, engine: EngineSettings) -> str | None:
         """The API key of the run's inference servers."""
-        file = self.engine_key_file(config)
+        file = self.engine_key_file(engine)
         return file.read_text().strip() if file is not None else None
 
     def read_config(self) -> Config:

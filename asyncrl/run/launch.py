@@ -171,7 +171,7 @@ class Launch:
             self._sizes = await provision_sized(bus, self.config, self.base, self.files.root)
             await making
             if self.skip_batch is not None:
-                await request_skip(bus, self.config, self.skip_batch)
+                await request_skip(bus, self.config.origin, self.skip_batch)
             # Settings that are refused leave a run that goes on as it was.
             self._write_config()
             (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole

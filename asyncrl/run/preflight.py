@@ -24,8 +24,7 @@ from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
-from asyncrl.sandbox.frames import Setup
-from asyncrl.sandbox.pool import load_problem
+from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
 REWARDS = ("exact", "math", "reasoning-gym")
@@ -183,13 +182,9 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             asked[key] = how
         elif not _has_host(spec):
             yield Finding((key,), f'found "{spec}", expected http://host:port/path')
-    for key, problem in zip(asked, asyncio.run(_load_problems(list(asked.values()))), strict=True):
+    for key, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
         if problem:
             yield Finding((key,), problem)
-
-
-async def _load_problems(setups: list[Setup]) -> list[str]:
-    return await asyncio.gather(*map(load_problem, setups))
 
 
 def _has_host(url: str) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -270,8 +270,13 @@ def _settle(job: _Job, reply: Reply) -> None:
         job.reply.set_result(reply)
 
 
-async def load_problem(setup: Setup) -> str:
-    """Return the reason why a function cannot be loaded, with its output where it ends its process; or ""."""
+async def load_problems(setups: Iterable[Setup]) -> list[str]:
+    """Return for each function the reason why it cannot be loaded, or ""."""
+    return await asyncio.gather(*map(_load_problem, setups))
+
+
+async def _load_problem(setup: Setup) -> str:
+    """The reason with the function's output, where it ends its process."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "said"
         with output.open("wb") as stderr:

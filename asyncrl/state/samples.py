@@ -28,7 +28,7 @@ class Chosen(NamedTuple):
 def sample_reader(bus: Bus, found: FoundRun) -> SampleReader:
     """A reader of the run's results, with its tokenizer where the run's directory is on this machine."""
     local = found.root is not None
-    return SampleReader(bus, found.files.model_path(found.files.read_config()) if local else None)
+    return SampleReader(bus, found.files.model_path(found.files.read_config().model) if local else None)
 
 
 async def packed_batch(bus: Bus, step: int | None) -> Chosen:

@@ -147,8 +147,7 @@ async def test_a_supervisor_that_cannot_start_ends_the_run_with_the_last_lines_o
     )
     (tmp_path / "sitecustomize.py").write_text(broken)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("asyncrl.process._GIVE_UP", 2)
-    launch = prepared(tmp_path, model={"path": "unused"})
+    launch = prepared(tmp_path, model={"path": "unused"}, supervision={"deaths": 2})
     bus = await launch.start()
     try:
         assert await launch.ended() == 1

@@ -197,9 +197,9 @@ async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_
     assert str(failed.value).endswith(command)
     for wrong in (2, 5):
         with pytest.raises(LaunchError, match="batches up to 2 are trained, and batches 3 to 4 wait"):
-            await request_skip(bus, first.context.config, wrong)
+            await request_skip(bus, first.context.config.origin, wrong)
 
-    await request_skip(bus, first.context.config, 3)
+    await request_skip(bus, first.context.config.origin, 3)
     second = await opened()
     await until(lambda: trained(bus, 4), "step 4")
     await second.kill()
@@ -246,7 +246,7 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     with pytest.raises(ActorFault, match=r"batch 1: the tokens of p000001-\d .*are gone; .* --skip-batch 1$"):
         await first.task
 
-    await request_skip(bus, first.context.config, 1)
+    await request_skip(bus, first.context.config.origin, 1)
     await opened()
     await train(bus, 2, 2)
 
