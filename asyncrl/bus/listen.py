@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeAlias
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack
 from topics.topic import Stream, Topic
@@ -47,7 +46,6 @@ class Listener:
         """
         self.last = 0  # sequence of the newest message handed over
         self._bus = bus
-        self._stream = stream
         self._take, self._refuse = take, refuse
         self._headers_only, self._unread = headers_only, unread
         self._reader = LogReader(
@@ -78,16 +76,7 @@ class Listener:
         Raises:
             BusGone: the server sends nothing more, or a body cannot be fetched.
         """
-        reader = self._reader
-        while not reader.caught_up.is_set():
-            before = reader.last
-            try:
-                async with asyncio.timeout(silent_s):
-                    await reader.caught_up.wait()
-            except TimeoutError:
-                if reader.last == before:
-                    found = f"nothing of {self._stream.name} behind message {before}"
-                    raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
+        await self._reader.wait(lambda: False, silent_s)
         await self.handed_over()
 
     async def handed_over(self) -> None:

@@ -71,6 +71,7 @@ class LogReader:
         self._paced = paced
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
+        self._news = asyncio.Event()  # a message was handed on, or the end was found
         self._puller: Puller | None = None
         self._consumer = ""
         self._expected = 1
@@ -87,7 +88,7 @@ class LogReader:
         self._consumer, answer = await retry_until_deadline(self._bus, self._create)
         self._expected = 1
         if not answer.get("num_pending"):
-            self.caught_up.set()
+            self._end()
         elif self._looking is None:
             self._looking = asyncio.create_task(self._look_for_the_end())
         stream, name = self._consumer.split(".")
@@ -138,8 +139,9 @@ class LogReader:
         self._on_record(
             Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
         )
+        self._news.set()
         if at.pending == 0:
-            self.caught_up.set()
+            self._end()
         if not self._paced:
             self.more(1)
 
@@ -147,6 +149,25 @@ class LogReader:
         """Hand on that many more messages."""
         if self._puller is not None:
             self._puller.grant(count)
+
+    async def wait(self, enough: Callable[[], bool], silent_s: float) -> None:
+        """Wait until it has handed on enough, or all that was there at the start.
+
+        Raises:
+            BusGone: the server sends nothing more, for so many seconds.
+        """
+        while not (self.caught_up.is_set() or enough()):
+            self._news.clear()
+            try:
+                async with asyncio.timeout(silent_s):
+                    await self._news.wait()
+            except TimeoutError:
+                found = f"nothing of {self.stream.name} behind message {self.last}"
+                raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
+
+    def _end(self) -> None:
+        self.caught_up.set()
+        self._news.set()
 
     async def _look_for_the_end(self) -> None:
         """Detect the end of a log whose last messages expire or are trimmed before they arrive."""
@@ -156,7 +177,7 @@ class LogReader:
                 newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects]
                 newest = newest or [await read_newest(self._bus, self.stream)]
                 if self.last >= max((record.sequence for record in newest if record is not None), default=0):
-                    self.caught_up.set()
+                    self._end()
 
     def _lost(self, _reason: str) -> None:
         if self._restart is None and not self._closed:

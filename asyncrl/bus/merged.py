@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusGone
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
 from topics.topic import Stream
 
 _SILENT_S = 30.0
-_LOOK_S = 1.0
 
 
 class Part(NamedTuple):
@@ -65,31 +62,23 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
             await source.close()
 
 
-class _Source:
+class _Source(LogReader):
     """One log: what was read of it and not handed over yet."""
 
     def __init__(self, bus: Bus, part: Part) -> None:
-        self.waiting: deque[Record] = deque()
-        self._bus, self._part = bus, part
-        self._news = asyncio.Event()
-        self._over = False  # the end was read
-        self._popped = 0
-        headers_only, ahead = part.headers_only, part.ahead
-        self._reader = LogReader(
+        super().__init__(
             bus,
             part.stream,
             self._add,
             after=part.after,
             subjects=part.subjects,
-            headers_only=headers_only,
-            paced=ahead,
+            headers_only=part.headers_only,
+            paced=part.ahead,
         )
-
-    async def start(self) -> None:
-        await self._reader.start()
-
-    async def close(self) -> None:
-        await self._reader.close()
+        self.waiting: deque[Record] = deque()
+        self._part = part
+        self._over = False  # the end was read
+        self._popped = 0
 
     def by_headers(self, record: Record) -> bool:
         """Return whether a record is read by its headers alone."""
@@ -104,7 +93,7 @@ class _Source:
         self._popped += 1
         if self._popped == self._part.ahead // 4:
             self._popped = 0
-            self._reader.more(self._part.ahead // 4)
+            self.more(self._part.ahead // 4)
         return self.waiting.popleft()
 
     async def filled(self) -> bool:
@@ -113,22 +102,10 @@ class _Source:
         Raises:
             BusGone: none comes.
         """
-        last, silent_s = self._reader.last, 0.0
-        while not (self.waiting or self._over or self._reader.caught_up.is_set()):
-            self._news.clear()
-            try:
-                async with asyncio.timeout(_LOOK_S):
-                    await self._news.wait()
-            except TimeoutError:  # the end of a log is not announced where its last messages have expired
-                silent_s = silent_s + _LOOK_S if self._reader.last == last else 0.0
-                last = self._reader.last
-            if silent_s >= _SILENT_S:
-                found = f"nothing of {self._part.stream.name} behind message {last}"
-                raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s")
+        await self.wait(lambda: bool(self.waiting or self._over), _SILENT_S)
         return bool(self.waiting)
 
     def _add(self, record: Record) -> None:
         if record.sequence <= self._part.end:
             self.waiting.append(record)
         self._over |= record.sequence >= self._part.end
-        self._news.set()

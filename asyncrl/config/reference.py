@@ -26,7 +26,7 @@ INTRODUCTION = """\
 # Settings
 
 A config is a TOML file; every key left out has the default below, and a wrong one stops the run before it starts.
-`asyncrl check config.toml` names every wrong setting at once; `--set learner.lr=1e-5` overrides one key on the command line.
+`asyncrl check config.toml` names all wrong settings at once; `--set learner.lr=1e-5` overrides one on the command line.
 Files named in a config are relative to the config's own folder, `directory` to the folder the command runs in.
 This page is printed by `asyncrl settings --markdown`.
 """

@@ -109,7 +109,6 @@ async def test_a_log_whose_last_messages_are_gone_ends_all_the_same(bus: Bus):
 async def test_a_server_that_falls_silent_is_named(bus: Bus, monkeypatch):
     await write(bus)
     monkeypatch.setattr("asyncrl.bus.merged._SILENT_S", 0.2)
-    monkeypatch.setattr("asyncrl.bus.merged._LOOK_S", 0.1)
     monkeypatch.setattr(LogReader, "_receive", lambda *_: None)  # as if nothing came
 
     with pytest.raises(BusGone, match="the server sent nothing of BATCHES behind message 0 for 0 s"):
