@@ -140,14 +140,15 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
         WireError: it is no such message, or not the one that its subject names.
         BlobMissing: its blob is gone or damaged.
     """
-    topic, message = unpack(record, await body_of(bus, record))
-    if not isinstance(message, kind):
-        raise WireError(f"a message of {topic.name}, expected a {kind.__name__}")
+    topic = topic_of(record.subject)
+    if topic is None or not issubclass(topic.message, kind):
+        raise WireError(f"a message on {record.subject}, expected a {kind.__name__}")
+    message: M = _decoded(topic, record, await body_of(bus, record))
     return message
 
 
 def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
-    """The topic of a record, and its message.
+    """The topic of a record of a log, and its message.
 
     Args:
         body: None where the record is read by its headers alone; then the message is None.
@@ -156,9 +157,13 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
         WireError: it is no such message, or not the one that its subject and its headers name.
     """
     topic = _topic_at(record)
-    if body is None:
-        _check_heads(topic, record)
-        return topic, None
+    if body is not None:
+        return topic, _decoded(topic, record, body)
+    _check_heads(topic, record)
+    return topic, None
+
+
+def _decoded(topic: Topic[Any], record: Record, body: bytes) -> Any:
     if topic.json:
         try:
             message = msgspec.json.decode(body, type=topic.message)
@@ -167,7 +172,7 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
     else:
         message = decode(topic.message, body)
     _check_names(topic, message, record)
-    return topic, message
+    return message
 
 
 def _check_heads(topic: Topic[Any], record: Record) -> None:
