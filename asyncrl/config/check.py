@@ -9,7 +9,17 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
-from asyncrl.config.settings import Config, NatsSettings
+from asyncrl.config.settings import (
+    Config,
+    EngineSettings,
+    LearnerSettings,
+    ModelSettings,
+    NatsSettings,
+    RolloutSettings,
+    SupervisionSettings,
+    WarmupSettings,
+    WorkerSettings,
+)
 from asyncrl.ports import is_ip
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
@@ -18,33 +28,30 @@ LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 class Finding(NamedTuple):
     """Something wrong with one setting, or with several together."""
 
-    keys: tuple[str, ...]
-    """Dotted keys of the settings it is about."""
+    keys: tuple[str, ...]  # dotted, of the settings that it is about
     message: str
 
 
 def contradictions(config: Config) -> list[Finding]:
     """Settings that are each in range and cannot hold together."""
-    checks = (
-        _nats,
-        _model,
-        _lengths,
-        _sampling,
-        _groups,
-        _warmup,
-        _leases,
-        _limits,
-        _lag,
-        _learner,
-        _start,
-        _engine,
-        _task,
-    )
-    return [finding for check in checks for finding in check(config)]
+    return [
+        *_nats(config.nats),
+        *_model(config.model),
+        *_lengths(config),
+        *_sampling(config.rollout),
+        *_groups(config),
+        *_warmup(config.warmup),
+        *_leases(config.workers, config.supervision),
+        *_limits(config),
+        *_lag(config),
+        *_learner(config.learner, config.engine.kind),
+        *_start(config),
+        *_engine(config.engine),
+        *_task(config),
+    ]
 
 
-def _nats(config: Config) -> Iterator[Finding]:
-    nats = config.nats
+def _nats(nats: NatsSettings) -> Iterator[Finding]:
     if "@" in nats.url:
         message = "the URL holds credentials, and configs are copied and shown; use nats.user and nats.password_file"
         yield Finding(("nats.url",), message)
@@ -91,10 +98,10 @@ def _listening(nats: NatsSettings) -> Iterator[Finding]:
         yield Finding(("nats.port", "nats.servers"), message)
 
 
-def _model(config: Config) -> Iterator[Finding]:
-    if config.model.path:
+def _model(model: ModelSettings) -> Iterator[Finding]:
+    if model.path:
         return
-    create = config.model.create
+    create = model.create
     if create.heads % create.kv_heads:
         message = f"{create.kv_heads} key-value heads do not divide {create.heads} heads; set kv_heads to a divisor"
         yield Finding(("model.create.kv_heads", "model.create.heads"), message)
@@ -125,8 +132,7 @@ def _lengths(config: Config) -> Iterator[Finding]:
         yield Finding(("engine.context", "model.create.context"), message)
 
 
-def _sampling(config: Config) -> Iterator[Finding]:
-    rollout = config.rollout
+def _sampling(rollout: RolloutSettings) -> Iterator[Finding]:
     if rollout.top_k == 0:
         yield Finding(("rollout.top_k",), "found 0, expected -1 (all tokens) or at least 1")
     if "" in rollout.stop:
@@ -168,16 +174,15 @@ def _groups(config: Config) -> Iterator[Finding]:
         yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
 
 
-def _warmup(config: Config) -> Iterator[Finding]:
-    rows, batch = config.warmup.rows_per_trajectory, config.warmup.batch_rows
+def _warmup(warmup: WarmupSettings) -> Iterator[Finding]:
+    rows, batch = warmup.rows_per_trajectory, warmup.batch_rows
     if batch % rows:
         message = f"{rows} rows do not divide warmup.batch_rows = {batch}; a batch is made of whole trajectories"
         yield Finding(("warmup.rows_per_trajectory", "warmup.batch_rows"), message)
 
 
-def _leases(config: Config) -> Iterator[Finding]:
-    workers = config.workers
-    for key, lease_s in (("workers.lease_s", workers.lease_s), ("supervision.silence_s", config.supervision.silence_s)):
+def _leases(workers: WorkerSettings, supervision: SupervisionSettings) -> Iterator[Finding]:
+    for key, lease_s in (("workers.lease_s", workers.lease_s), ("supervision.silence_s", supervision.silence_s)):
         if lease_s < LEAST_LEASE_S:
             message = f"found {lease_s:g} s, expected at least {LEAST_LEASE_S:g} s: an actor busy for so long is killed"
             yield Finding((key,), message)
@@ -224,14 +229,13 @@ def _lag(config: Config) -> Iterator[Finding]:
         yield Finding(("learner.keep_versions", "buffer.max_lag"), message)
 
 
-def _learner(config: Config) -> Iterator[Finding]:
-    learner = config.learner
+def _learner(learner: LearnerSettings, engine_kind: str) -> Iterator[Finding]:
     if 1.0 in learner.betas:
         yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
-    if learner.trainer == "scripted" and config.engine.kind != "scripted":
-        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{config.engine.kind}" to load; '
+    if learner.trainer == "scripted" and engine_kind != "scripted":
+        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{engine_kind}" to load; '
         yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
 
 
@@ -253,8 +257,7 @@ def _start(config: Config) -> Iterator[Finding]:
         yield Finding(("learner.steps", "start.step"), f"{message} learner.steps")
 
 
-def _engine(config: Config) -> Iterator[Finding]:
-    engine = config.engine
+def _engine(engine: EngineSettings) -> Iterator[Finding]:
     external = engine.kind == "external"
     if external and not engine.addresses:
         message = 'engine.kind = "external" needs engine.addresses, found none; list them as http://host:port'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from asyncrl.config.settings import Config, CreateModelSettings
+from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
 from asyncrl.ports import is_loopback
 
 _FILE_ENDINGS = (".jsonl", ".parquet")
@@ -75,11 +75,10 @@ def _meaning_hints(config: Config) -> Iterator[str]:
             f"nats.host = {config.nats.host}: other machines reach the server, which uses no TLS: passwords and tokens "
             "travel unencrypted; for TLS run a server of your own, and name it in nats.url"
         )
-    yield from _sampling_hints(config)
+    yield from _sampling_hints(config.rollout)
 
 
-def _sampling_hints(config: Config) -> Iterator[str]:
-    rollout = config.rollout
+def _sampling_hints(rollout: RolloutSettings) -> Iterator[str]:
     cuts = [("top_p", rollout.top_p < 1.0), ("top_k", rollout.top_k > 0), ("min_p", rollout.min_p > 0.0)]
     named = ", ".join(f"rollout.{key} = {getattr(rollout, key):g}" for key, is_cut in cuts if is_cut)
     if named:

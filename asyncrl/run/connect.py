@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from asyncrl.bus.cluster import server_left_in
@@ -113,34 +113,28 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
         RunNotFound: it cannot be reached.
         BusUnreachable: its own server cannot be started again.
     """
-    with _held(found.root) as held:
-        server = server_left_in(found.root) if held and found.root is not None else None
-        try:
-            if server is not None:
-                await server.start(_RECOVER_S)
-            async with connected(found, name, over_is_fine=True) as bus:
-                if server is not None and bus.clustered:
-                    await settled(bus)
-                yield bus
-        finally:
-            if server is not None:
-                await server.stop()
+    lock = _lock(found.root) if found.root is not None else None
+    server = server_left_in(found.root) if found.root is not None and lock is not None else None
+    try:
+        if server is not None:
+            await server.start(_RECOVER_S)
+        async with connected(found, name, over_is_fine=True) as bus:
+            if server is not None and bus.clustered:
+                await settled(bus)
+            yield bus
+    finally:
+        if server is not None:
+            await server.stop()
+        if lock is not None:
+            os.close(lock)
 
 
-@contextmanager
-def _held(root: Path | None) -> Iterator[bool]:
-    """Lock a run directory, so that no other process opens its store meanwhile; False where a live run holds it, or it
-    is on another machine."""
-    if root is None:
-        yield False
-        return
+def _lock(root: Path) -> int | None:
+    """Lock a run directory, so that no other process opens its store meanwhile; None where a live run holds it."""
     lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held = True
     except BlockingIOError:
-        held = False
-    try:
-        yield held
-    finally:
         os.close(lock)
+        return None
+    return lock
