@@ -132,6 +132,9 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_weights_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store", choices=("files", "stream"), default="files", help="where versions lie (default: files)"
+    )
     parser.add_argument("--mib", type=int, choices=(8, 256), default=256, help="size of a version (default: 256)")
     parser.add_argument("--engines", type=int, default=8, help="embedded ones on this host (default: 8)")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")

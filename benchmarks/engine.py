@@ -27,6 +27,7 @@ from asyncrl.process import ChildProcess, python
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import write_model
+from asyncrl.weights.folders import DiskFolder
 from topics.batches import Objective
 
 VOCAB = 512
@@ -272,7 +273,7 @@ def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -
             )
         trainer.step(batch, Objective(loss="sft", learning_rate=4e-3 * min(1.0, step / 20)))
     (directory / "exported").mkdir()
-    write_model(directory / "exported", trainer.copy_weights().files(), trainer.source)
+    write_model(DiskFolder(directory / "exported"), trainer.copy_weights().files(), trainer.source)
     model: Any = AutoModelForCausalLM.from_pretrained(directory / "exported")
     model.eval()
     asks = [(tokenizer.encode_prompt(source.row(number), max_tokens=None).tolist(), 11) for number in range(64)]

@@ -63,7 +63,7 @@ _PUBLICATION = {
         ("publication_announced_s", announced),
     )
 }
-_WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True)}
+_WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),

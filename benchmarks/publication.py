@@ -22,6 +22,8 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.files import FileStore
+from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
 from topics.batches import Objective
 
@@ -82,7 +84,7 @@ class _Bench:
         self._trainer = TorchTrainer(root / "model", settings)
         for path in (root / "model").glob("*.safetensors*"):
             path.unlink()  # room for what follows
-        self._publisher = Publisher(self._trainer, weights=root / "weights", checkpoints=root / "checkpoints")
+        self._publisher = Publisher(self._trainer, store=FileStore(root / "weights"), checkpoints=root / "checkpoints")
         self._rows = [_row(number, tokens, shape.vocabulary) for number in range(rows)]
         self._steps = 0
         self._pool = ThreadPoolExecutor(1)
@@ -190,7 +192,7 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
         values = torch.ones(count, dtype=kind) if "norm" in name else noise.repeat(-(-count // len(noise)))
         content = values[:count].view(torch.uint8).numpy()
         tensors.append(HostTensor(name, dtype, list(parameter.shape), content))
-    write_tensors(directory, {"model": tensors})
+    write_tensors(DiskFolder(directory), {"model": tensors})
     return tensors
 
 

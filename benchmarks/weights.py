@@ -7,22 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
+from actors.engine.fetch import Fetcher
+from actors.supervisor.sweeper import purge_versions
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.run.directory import RunFiles
 from asyncrl.weights.files import FileStore
+from asyncrl.weights.store import STORES, StorePlace
 from asyncrl.weights.tensors import HostTensor
 from benchmarks.publication import Shape, write_random_model
 from benchmarks.stage import Stage, bench_config, report
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
-from topics.weights import WeightsPublished
+from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import decode
 
 _SHAPES = {8: Shape(192, 3, 3, 1, 768, 1_700, 64), 256: Shape(768, 6, 12, 4, 3072, 20_000, 64)}  # by MiB, float32
@@ -31,17 +40,19 @@ _DEADLINE_S = 300.0
 _WARM = 1  # rounds that are not counted
 
 
-async def bench_weights(*, mib: int, engines: int, rounds: int) -> dict[str, float]:
+async def bench_weights(*, store: str, mib: int, engines: int, rounds: int) -> dict[str, float]:
     """Publish versions, one after the other, to engines that have nothing else to do.
 
     Args:
+        store: "files" or "stream".
         mib: size of a version.
         engines: embedded ones, all on this host.
         rounds: versions, after one that is not counted; figures are medians.
 
     Returns:
         Seconds of publication (until the version may be announced), of the load (from the announcement to the last
-        engine's confirmation), and from the announcement to the last engine's first token.
+        engine's confirmation), and from the announcement to the last engine's first token. For "stream" also the MB/s
+        at which one host reads a version, and eight hosts together: each is a process with a folder of its own.
 
     Raises:
         BenchError: an actor fell, or an engine did not confirm a version in time.
@@ -52,13 +63,16 @@ async def bench_weights(*, mib: int, engines: int, rounds: int) -> dict[str, flo
         config = bench_config(
             "bench-weights",
             model={"path": str(model)},
+            weights={"store": store},
             engine={"kind": "embedded", "count": engines, "max_running": 4},
             learner={},
         )
         async with Stage.open(config) as stage:
             for number in range(1, engines + 1):
                 await stage.enter("engine", number)
-            return await _Delivery(stage, model, tensors).measure(rounds)
+            delivery = _Delivery(stage, model, tensors)
+            figures = await delivery.measure(rounds)
+            return figures if store == "files" else figures | await delivery.read(rounds)
 
 
 class _Delivery:
@@ -68,7 +82,10 @@ class _Delivery:
         self._stage = stage
         self._model = model
         self._tensors = tensors
-        self._store = FileStore(stage.files.weights)
+        place = StorePlace(stage.files.weights, ChunkWriter(stage.bus, WEIGHTS_STORED))
+        self._name = stage.config.weights.store
+        self._store = STORES[self._name](place)
+        self._newest: WeightsPublished
         self._ready: dict[str, tuple[EngineReady, float]] = {}  # newest of each engine, and when it came
         self._news = asyncio.Event()
 
@@ -94,11 +111,43 @@ class _Delivery:
                 figures["loaded_s"].append(loaded - published)
                 figures["first_token_s"].append(sampled - published)
                 report(f"version {version}: loaded {loaded - published:.3f} s after its announcement")
-            self._store.prune({Path(message.location).name}, (0, version))
+            self._newest = message
+            FileStore(self._stage.files.weights).prune({Path(message.location).name}, (0, version))
+            await purge_versions(self._stage.bus, (), (0, version))
         await reader.close()
         size = sum(tensor.content.nbytes for tensor in self._tensors)
-        medians = {f"files_{name}": statistics.median(values) for name, values in figures.items()}
+        medians = {f"{self._name}_{name}": statistics.median(values) for name, values in figures.items()}
         return {"version_mib": size / 2**20, "engines": float(len(self._ready)), **medians}
+
+    async def read(self, rounds: int) -> dict[str, float]:
+        """Rates at which hosts read the newest version, one alone and eight at once."""
+        figures = {}
+        size = sum(tensor.content.nbytes for tensor in self._tensors)
+        for name, readers in (("one_reader", 1), ("eight_readers", 8)):
+            spans = [await self._stage.until(self._read(readers), _DEADLINE_S) for _ in range(rounds)]
+            figures[f"stream_{name}_mb_per_s"] = readers * size / 1e6 / statistics.median(spans)
+        return figures
+
+    async def _read(self, readers: int) -> float:
+        """Seconds in which so many processes have read a version, all of them."""
+        with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+            version = msgspec.json.encode(self._newest).decode()
+            processes = []
+            for number in range(readers):
+                words = [sys.executable, "-m", "benchmarks.weights", str(self._stage.files.credentials / "engine.json")]
+                words += [self._stage.config.run, str(Path(scratch) / str(number)), version]
+                pipe = asyncio.subprocess.PIPE
+                processes.append(await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe))
+            outputs = [process.stdout for process in processes if process.stdout is not None]
+            await asyncio.gather(*(output.readline() for output in outputs))  # they are connected
+            began = time.monotonic()
+            for process in processes:
+                assert process.stdin is not None
+                process.stdin.close()
+            await asyncio.gather(*(output.readline() for output in outputs))
+            ended = time.monotonic()
+            await asyncio.gather(*(process.wait() for process in processes))
+        return ended - began
 
     def _change(self, version: int) -> None:
         """Another value everywhere, as after a step."""
@@ -128,3 +177,20 @@ class _Delivery:
         ended = time.monotonic()
         await asyncio.gather(*(client.close() for client in clients))
         return ended
+
+
+async def _read_once(address: Path, run: str, root: Path, version: WeightsPublished) -> None:
+    """Read a version in a process of its own, as the engine actor of a host does, once stdin is closed."""
+    bus = await Bus.connect(BusAddress.read(address), run)
+    print("connected", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await Fetcher(bus, RunFiles(root)).directory(version)
+    print("read", flush=True)
+    await bus.close()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    made = msgspec.json.decode(sys.argv[4], type=WeightsPublished)
+    uvloop.run(_read_once(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), made))

@@ -108,6 +108,7 @@ FLEET = Stream("FLEET", Retention.LEDGER, "supervisor", "how many actors run eac
 ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and requests of operators")
 VITALS = Stream("VITALS", Retention.LAST, "", "each actor's newest vital signs")
 BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
+WEIGHTS = Stream("WEIGHTS", Retention.PAYLOAD, "", "chunks of weights, where hosts share no folder")
 LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
@@ -122,6 +123,7 @@ STREAMS: list[Stream] = [
     ACTORS,
     VITALS,
     BLOBS,
+    WEIGHTS,
     LEDGER_BLOBS,
     DEAD,
 ]

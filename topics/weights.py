@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topics.topic import TRAINING, Topic
-from topics.wire import Count, Message, Step, Version
+from topics.topic import ENGINES, TRAINING, WEIGHTS, Topic
+from topics.wire import Count, Id, Message, Sequence, Step, Version
 
 
 class WeightsPublished(Message):
@@ -13,12 +13,34 @@ class WeightsPublished(Message):
     version: Version
     digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
     store: str  # a name in asyncrl.weights.store.STORES
-    location: str  # directory with a Hugging Face model and its manifest.jsonl
+    location: str  # directory with a Hugging Face model and its manifest.jsonl, or its name among `weights.stored`
+    answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
 
     @property
     def key(self) -> str:
         """Return the name of this version on engines: `lineage:version:digest`."""
         return f"{self.lineage}:{self.version}:{self.digest}"
+
+
+class WeightsStored(Message):
+    """One chunk of a version in the store `stream`; the bytes are the body, this is its description.
+
+    The last one of a version is its index: MessagePack with the size of each file and the number of chunks.
+    """
+
+    version_name: Id  # "lineage0-v000012-" and 16 hexadecimal digits
+    file: str  # a header
+    offset: Count  # a header: where its bytes begin in the file
+
+
+class WeightsRefused(Message):
+    """An engine could not take the bytes of a version; it goes on with what it has."""
+
+    engine_id: Id
+    lineage: Count
+    version: Version
+    sequence: Sequence  # of the weights.published that it followed
+    reason: str
 
 
 class CheckpointSaved(Message):
@@ -55,6 +77,23 @@ WEIGHTS_PUBLISHED = Topic(
     publishers=("learner",),
     subscribers=("engine", "recorder", "supervisor"),
     id=("key",),
+)
+WEIGHTS_STORED = Topic(
+    "weights.stored",
+    WeightsStored,
+    WEIGHTS,
+    publishers=("learner",),
+    subscribers=("engine",),
+    key="version_name",
+)
+WEIGHTS_REFUSED = Topic(
+    "weights.refused",
+    WeightsRefused,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=("learner", "recorder", "supervisor"),
+    key="engine_id",
+    repeats=True,
 )
 CHECKPOINT_SAVED = Topic(
     "checkpoint.saved",

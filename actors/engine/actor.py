@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from actors.engine.fetch import Fetcher
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish
@@ -16,17 +16,24 @@ from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
-from asyncrl.weights.store import STORES
+from asyncrl.weights.stream import TornVersion
 from topics.engines import (
     EngineGone,
     EngineReady,
     EngineUpdating,
 )
 from topics.topic import TRAINING, Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
-from topics.wire import Message, WireError
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished, WeightsRefused
+from topics.wire import Message
 
 _NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
+
+
+class Announced(NamedTuple):
+    """A version, and where it was announced."""
+
+    version: WeightsPublished
+    sequence: int  # of its message
 
 
 async def main(context: Context) -> None:
@@ -40,7 +47,9 @@ class EngineActor:
     def __init__(self, context: Context) -> None:
         self.context = context
         self.settings = context.config.engine
-        self._target: WeightsPublished | None = None
+        self._target: Announced | None = None
+        self._refused: Announced | None = None  # whose bytes could not be taken
+        self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
         self._found = ""  # its own label for them, where another client had relabelled it
@@ -68,7 +77,7 @@ class EngineActor:
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
-                if target is not None and target.key != self._loaded and self._answers:
+                if target is not None and self._wants(target):
                     await self._bring(target)
                     continue
                 news = asyncio.create_task(self._news.wait())
@@ -81,13 +90,12 @@ class EngineActor:
                 task.cancel()
             await self._leave()
 
-    def _on_published(self, _topic: Topic[Any], published: WeightsPublished, _record: Record) -> None:
-        if published.store not in STORES:
-            raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected {', '.join(STORES)}")
-        store = self.context.files.weights.absolute()
-        if not Path(os.path.abspath(published.location)).is_relative_to(store):  # a link in there is the owner's own
-            raise WireError(f"its weights lie in {published.location[:200]!r}, not in this run's store {store}")
-        self._target = published
+    def _wants(self, target: Announced) -> bool:
+        return target.version.key != self._loaded and target is not self._refused and self._answers
+
+    def _on_published(self, _topic: Topic[Any], published: WeightsPublished, record: Record) -> None:
+        self._fetcher.check(published)
+        self._target = Announced(published, record.sequence)
         self._news.set()
 
     async def _watch_end(self) -> None:
@@ -149,32 +157,65 @@ class EngineActor:
                 vitals["requests"], last = load.requests, load
             await asyncio.sleep(VITALS_S)
 
-    async def _bring(self, target: WeightsPublished) -> None:
+    async def _bring(self, target: Announced) -> None:
         """Bring the server to a version, unless it is overtaken by a newer one, or the server is away.
 
         Raises:
             EngineError, EngineFailed: the server does not take the newest version; or our own server is gone.
         """
-        self._updating = True
         try:
-            await self._update(target)
-        except EngineRefused as error:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_NEWS_S):
-                    await self._news.wait()
-            if self._target is target:
-                raise
-            self.context.log.info("older weights were refused", version=target.version, reason=str(error))
+            began = time.monotonic()
+            directory = await self._directory(target.version)
+            await self._update(target.version, directory, time.monotonic() - began)
+            self._fetcher.release(keep=directory)
+        except (EngineRefused, TornVersion) as error:
+            await self._refuse(target, error)
         except EngineUnavailable as error:
             if self._server.own:
                 raise
-            await self._lose(f"its server was away when it should load version {target.version}: {error}")
+            await self._lose(f"its server was away when it should load version {target.version.version}: {error}")
         finally:
             self._updating = False
 
-    async def _update(self, target: WeightsPublished) -> None:
+    async def _directory(self, version: WeightsPublished) -> Path:
+        """Bring a version to this host, while the server goes on with the one before."""
+        deadline = self.settings.update_deadline_s
+        try:
+            async with asyncio.timeout(deadline):
+                return await self._fetcher.directory(version)
+        except TimeoutError:
+            words = f"version {version.version} was not fetched within engine.update_deadline_s = {deadline:g} s"
+            raise EngineFailed(words) from None
+        except OSError as error:
+            raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
+
+    async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:
+        """Go on with what the server has, and ask for the version once more, unless there is a newer one.
+
+        Raises:
+            EngineFailed: it is the newest, and its bytes were refused before.
+        """
+        version = target.version
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_NEWS_S):
+                while self._target is target:
+                    self._news.clear()
+                    await self._news.wait()
+        if self._target is not target:
+            self.context.log.info("older weights were refused", version=version.version, reason=str(error))
+            return
+        if version.answers:
+            raise EngineFailed(f"version {version.version} was refused twice: {error}") from error
+        self._refused = target
+        self.context.count("versions_refused")
+        self.context.log.error("weights refused", version=version.version, reason=str(error))
+        engine_id, reason = self.context.actor_id, str(error)[:1024]
+        await self._publish(WeightsRefused(engine_id, version.lineage, version.version, target.sequence, reason))
+
+    async def _update(self, target: WeightsPublished, directory: Path, fetch_s: float) -> None:
         """Swap the weights, after all requests have come back with their partial tokens."""
         began, engine_id = time.monotonic(), self.context.actor_id
+        self._updating = True
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
         await self._publish(updating)
         crash_point("engine.updating")
@@ -183,7 +224,7 @@ class EngineActor:
             async with asyncio.timeout(deadline):
                 await server.hold()
                 crash_point("engine.paused")
-                await server.load_weights(Path(target.location), target.key)
+                await server.load_weights(directory, target.key)
                 await server.resume()
                 confirmed = await server.label()
         except TimeoutError:
@@ -194,9 +235,16 @@ class EngineActor:
         crash_point("engine.swapped")
         self._loaded, self._found = target.key, ""
         seconds = round(time.monotonic() - began, 4)
-        self.context.vitals.update(version=target.version, update_s=seconds)
+        self.context.vitals.update(version=target.version, update_s=seconds, fetch_s=round(fetch_s, 4))
         ready = EngineReady(
-            engine_id, server.address, target.lineage, target.version, target.digest, self.settings.max_running, seconds
+            engine_id,
+            server.address,
+            target.lineage,
+            target.version,
+            target.digest,
+            self.settings.max_running,
+            update_s=seconds,
+            fetch_s=round(fetch_s, 4),
         )
         await self._publish(ready)
 
@@ -207,3 +255,4 @@ class EngineActor:
         await self._publish(EngineGone(self.context.actor_id, "stopped", asked=True))
         await self._listener.close()
         await self._server.close()
+        self._fetcher.close()

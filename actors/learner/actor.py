@@ -77,6 +77,7 @@ class Learner:
         self._begun = config.origin  # step of the newest checkpoint that was begun here
         self._evaluations = 0  # that were asked for, as far as this process knows
         self._waited_s = 0.0  # for the newest batch
+        self._answered = 0  # sequence of the newest weights.published whose refusal was answered
         self._lost: list[CheckpointLost] = []  # that could not be read
         self._resumed = False  # all that was reported trained is in the weights
 
@@ -264,18 +265,23 @@ class Learner:
         always = (self.config.start.step, self.config.learner.steps)
         return step >= 0 and (step % self.config.learner.publish_every == 0 or step in always)
 
-    async def _publish(self) -> None:
-        """Copy the weights away; they are written and announced beside the next step."""
+    async def _publish(self, answers: int = 0) -> None:
+        """Copy the weights away; they are written and announced beside the next step.
+
+        Args:
+            answers: sequence of the weights.published that an engine refused, for which these are written.
+        """
+        self._answered = max(self._answered, answers)
         await self._written()
         self.context.doing(Activity("publishing", self.step))
         await self.group.do(CopyWeights())
-        self._version = self.outbox.begin(self._write_version(self.lineage, self.step))
+        self._version = self.outbox.begin(self._write_version(self.lineage, self.step, answers))
         self.outbox.put(self._version)
 
-    async def _write_version(self, lineage: int, version: int) -> WeightsPublished:
+    async def _write_version(self, lineage: int, version: int, answers: int) -> WeightsPublished:
         message = await self.group.do(Publish(lineage, version))
         crash_point("weights.renamed")
-        return message
+        return msgspec.structs.replace(message, answers=answers)
 
     async def _written(self) -> None:
         """Wait until the newest version is in the store: its copies are needed until then."""
@@ -348,6 +354,9 @@ class Learner:
             self._check()
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
                 await self._save()
+            if self._resumed and self.fold.unanswered > self._answered:
+                await self._publish(answers=self.fold.unanswered)
+                self.context.doing(Activity("awaiting batch", step))
             await self.keeper.changes()
         self._check()
         self._waited_s = time.monotonic() - began

@@ -20,6 +20,7 @@ from topics.weights import (
     CheckpointSaved,
     TrainingFinished,
     WeightsPublished,
+    WeightsRefused,
 )
 
 _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
@@ -39,6 +40,8 @@ class LearnerState(msgspec.Struct):
     skip_requests: list[int] = []  # steps whose batches are to be skipped
     skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
     finished: int | None = None  # step at which training was reported finished
+    announced: int = 0  # sequence of the newest weights.published
+    refused: int = 0  # of the newest one that an engine refused
 
 
 class LearnerFold(Fold):
@@ -58,9 +61,19 @@ class LearnerFold(Fold):
             self.state.skipped.append(trained.step)
 
     @on(WeightsPublished)
-    def _on_published(self, published: WeightsPublished, _record: Record) -> None:
+    def _on_published(self, published: WeightsPublished, record: Record) -> None:
+        self.state.announced = record.sequence
         self.state.lineage = published.lineage
         self.state.published[published.version] = published.digest
+
+    @on(WeightsRefused)
+    def _on_refused(self, refused: WeightsRefused, _record: Record) -> None:
+        self.state.refused = max(self.state.refused, refused.sequence)
+
+    @property
+    def unanswered(self) -> int:
+        """Sequence of the newest weights.published, where an engine refused that one; else 0."""
+        return self.state.announced if self.state.announced == self.state.refused else 0
 
     @on(CheckpointSaved)
     def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:

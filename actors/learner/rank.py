@@ -14,6 +14,7 @@ import msgspec
 from actors.learner.payloads import fetch_trajectories
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
+from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
@@ -24,10 +25,11 @@ from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.ranks import join_ranks
 from asyncrl.training.trainers import open_trainer
+from asyncrl.weights.store import STORES, StorePlace
 from topics.batches import BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import TrajectoryGenerated
-from topics.weights import WeightsPublished
+from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import WireError, prepare
 
 T = TypeVar("T")
@@ -56,6 +58,7 @@ class Rank:
         self._bus = bus
         self._config = config
         self._files = files
+        self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
         self._fetches: dict[int, asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]] = {}  # by sequence of the batch
         self.trainer: Trainer
@@ -80,7 +83,8 @@ class Rank:
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
         self.trainer = open_trainer(self._config, self._files.model_path(self._config.model))
-        self.publisher = Publisher(self.trainer, weights=self._files.weights, checkpoints=self._files.checkpoints)
+        store = STORES[self._config.weights.store](self._place)
+        self.publisher = Publisher(self.trainer, store=store, checkpoints=self._files.checkpoints)
 
     def fetch(self, sequence: int) -> asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]:
         """Fetch a batch and its rows, unless that has begun."""

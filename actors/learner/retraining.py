@@ -22,6 +22,7 @@ from asyncrl.training.comparison import ReplayedStep
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.training.publisher import Publisher
+from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -233,4 +234,4 @@ class Retraining:
 
     def _publisher(self, checkpoints: Path | None = None) -> Publisher:
         files = self._files
-        return Publisher(self._trainer, weights=files.weights, checkpoints=checkpoints or files.checkpoints)
+        return Publisher(self._trainer, store=FileStore(files.weights), checkpoints=checkpoints or files.checkpoints)

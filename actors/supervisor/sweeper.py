@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 from actors.runtime.actor import Context
@@ -20,12 +21,14 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_message, retry_until_deadline
 from asyncrl.bus.publish import BLOB, CHUNKS, Blob, blob_named, blob_owner
-from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
+from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
+from topics.weights import WEIGHTS_STORED
 from topics.wire import WireError
 
 _EVERY_S = {BLOBS: 2.0, LEDGER_BLOBS: 30.0}  # between two listings of a blob stream
 _KEPT = 2  # snapshots of each keeper
 _AT_ONCE = 32  # purges under way
+_VERSION = re.compile(r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-.*")
 
 
 class Sweeper:
@@ -134,6 +137,23 @@ async def purge_blobs(bus: Bus, stream: Stream, blobs: Iterable[Blob]) -> int:
             if not purged:
                 break  # a header may claim any number of chunks
     return total
+
+
+async def purge_versions(bus: Bus, keep: Container[str], newest: tuple[int, int]) -> int:
+    """Purge the versions in the store `stream` that do not have these names; returns how many there were.
+
+    Args:
+        newest: lineage and version of the newest one published. It may be about to be published once more.
+    """
+    call, pattern = f"STREAM.INFO.{WEIGHTS.full_name(bus.run)}", WEIGHTS_STORED.pattern(bus.run)
+    info = await retry_until_deadline(bus, lambda: bus.api(call, {"subjects_filter": pattern}))
+    old = []
+    for subject in info["state"].get("subjects") or {}:
+        found = _VERSION.match(subject.rsplit(".", 1)[1])
+        if found and found[0] not in keep and (int(found["lineage"]), int(found["number"])) < newest:
+            old.append({"filter": subject})
+    await purge(bus, WEIGHTS, old)
+    return len(old)
 
 
 async def purge(bus: Bus, stream: Stream, wanted: list[dict[str, Any]]) -> int:

@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
-from actors.supervisor.sweeper import Sweeper, purge, purge_blobs
+from actors.supervisor.sweeper import Sweeper, purge, purge_blobs, purge_versions
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
-from asyncrl.weights.store import STORES
+from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import (
@@ -72,7 +72,7 @@ class Trimmer:
         self._bus = context.bus
         self._keeper = keeper
         self._trims = context.config.nats.keep == "checkpoint"
-        self._store = STORES["files"](context.files.weights)
+        self._store = FileStore(context.files.weights)
         self._sweeper = Sweeper(context)
         self._received = asyncio.Event()
         self._trimmed_at = 0.0
@@ -218,6 +218,7 @@ class Trimmer:
         removed = 0
         if versions is not None:
             removed += await asyncio.to_thread(self._store.prune, versions.names, versions.newest)
+            removed += await purge_versions(self._bus, versions.names, versions.newest)
         if checkpoints is not None:
             root = self._context.files.checkpoints
             removed += await asyncio.to_thread(prune_checkpoints, root, checkpoints.names, checkpoints.newest)

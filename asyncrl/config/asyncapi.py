@@ -12,6 +12,7 @@ from asyncrl.config.topics_reference import ARRAYS, headers_of, parts_of
 from topics.actors import BlobStored
 from topics.table import TOPICS, subscribers_of
 from topics.topic import Topic
+from topics.weights import WeightsStored
 
 _BINARY = {"type": "string", "format": "binary"}
 
@@ -94,9 +95,9 @@ def _message(topic: Topic[Any]) -> dict[str, Any]:
         "headers": {"type": "object", "properties": {name: {"type": "string"} for name in headers}},
         "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
     }
-    if topic.message is BlobStored:
+    if topic.message in (BlobStored, WeightsStored):
         message["contentType"] = "application/octet-stream"
-        message["payload"] = {**_BINARY, "description": "one chunk; its number follows the id in the subject"}
+        message["payload"] = {**_BINARY, "description": "one chunk of what the key names"}
     return message
 
 

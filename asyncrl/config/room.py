@@ -23,6 +23,7 @@ from topics.topic import (
     TRAINING,
     TRAJECTORIES,
     VITALS,
+    WEIGHTS,
     Retention,
     Stream,
 )
@@ -61,6 +62,9 @@ _OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16)  # tha
 _PROGRESS_TOKEN = 12  # id, log-prob, version
 _ENTRY = 256  # of a progress entry, besides its tokens
 _STATE = 12  # of a parameter in a checkpoint: float32, and two moments
+
+_TOKENIZER = 16 * MB  # of a version: its tokenizer and configuration
+_CHUNKED = 1.01  # bytes in the stream for one of a version
 
 _BASE = 100_000  # of every log: claims, heartbeats, starts and stops
 _SPARE = 16 * MB  # for the unforeseen: groups that are dropped, actors that die, learners that begin again
@@ -119,11 +123,12 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
-def needs(config: Config, row_bytes: float) -> dict[str, Need]:
+def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Need]:
     """Return what every stream has to hold, by name.
 
     Args:
         row_bytes: of a row of the data, on average.
+        parameters: of the model.
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
     members, rows = groups * config.rollout.group_size, warmup.batch_rows // warmup.rows_per_trajectory
@@ -155,6 +160,7 @@ def needs(config: Config, row_bytes: float) -> dict[str, Need]:
         for stream, (step, warm) in per_step.items()
     ]
     found += _payload(config, row_bytes)
+    found.append(_versions(config, parameters))
     found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0)]
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
@@ -186,9 +192,22 @@ def _rest(need: Need, progress: Progress) -> Need:
 
 def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
-    weights = parameters * (4 if config.learner.dtype == "float32" else 2)
+    weights = _weights_bytes(config, parameters)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
     return checkpoints + (config.learner.keep_versions + config.engine.count + 3) * weights
+
+
+def _weights_bytes(config: Config, parameters: int) -> int:
+    return parameters * (4 if config.learner.dtype == "float32" else 2)
+
+
+def _versions(config: Config, parameters: int) -> Need:
+    """Weights in the store `stream`: those that are kept, one that is written, and two that are not purged yet."""
+    if config.weights.store != "stream":
+        return Need(WEIGHTS, MB, MB, 0)
+    version = math.ceil((_weights_bytes(config, parameters) + _TOKENIZER) * _CHUNKED)
+    least = (config.learner.keep_versions + 3) * version
+    return Need(WEIGHTS, least, least + config.engine.count * version + _SPARE, 0)  # and those that engines have
 
 
 def created_parameters(create: CreateModelSettings) -> int:

@@ -252,6 +252,14 @@ class EvalSettings(Settings):
     temperature: NonNegative = 0.0  # Sampling temperature; 0 is greedy.
 
 
+class WeightsSettings(Settings):
+    """The way of weights from the learner to engines."""
+
+    # Where versions lie: `files` (a folder that learner and engines share), `stream` (chunks on the NATS server, for
+    # engines on hosts without that folder).
+    store: Literal["files", "stream"] = "files"
+
+
 class SupervisionSettings(Settings):
     """Liveness of all processes; spares and snapshots of the keepers (prompter, buffer, learner, supervisor)."""
 
@@ -312,6 +320,7 @@ class Config(Settings):
     warmup: WarmupSettings = msgspec.field(default_factory=WarmupSettings)
     buffer: BufferSettings = msgspec.field(default_factory=BufferSettings)
     learner: LearnerSettings = msgspec.field(default_factory=LearnerSettings)
+    weights: WeightsSettings = msgspec.field(default_factory=WeightsSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
     supervision: SupervisionSettings = msgspec.field(default_factory=SupervisionSettings)

@@ -36,6 +36,7 @@ class RunFiles:
     location = _Inside("location")  # holds the absolute path at which it was made: the logs name files by it
     model = _Inside("model")  # the untrained model, where the run made it
     weights = _Inside("weights")  # the weight store
+    fetched = _Inside("fetched")  # versions that engines of this host have fetched
     checkpoints = _Inside("checkpoints")  # one directory per checkpoint
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
 

@@ -218,7 +218,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     """
     options = msgspec.json.encode(config.task.options)
     row_bytes = _row_bytes(config.task.source, options, config.seed, base, config.task.row_limit_s)
-    needed = needs(config, row_bytes)
+    needed = needs(config, row_bytes, _parameters(config, base))
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
     disk = None if config.nats.url else _disk(config, base, root)

@@ -14,6 +14,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB
 from topics.actors import BlobStored
 from topics.table import topic_of
+from topics.weights import WeightsStored
 from topics.wire import decode
 
 _SHOWN = 8  # elements of an array or list
@@ -49,7 +50,7 @@ class FormattedMessage:
         topic = topic_of(self.subject)
         if topic is None:
             return None, f"{len(self.data)} bytes on a subject that is in no row of the topic table"
-        if topic.message is BlobStored:
+        if topic.message in (BlobStored, WeightsStored):
             return None, f"{len(self.data)} bytes of a larger message"
         if BLOB in self.headers:
             _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")

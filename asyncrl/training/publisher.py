@@ -8,7 +8,8 @@ from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_check
 from asyncrl.training.protocol import Copied, Trainer
 from asyncrl.weights.directories import remove_directory, written_aside
 from asyncrl.weights.files import write_model
-from asyncrl.weights.store import STORES
+from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.store import WeightStore
 from asyncrl.weights.tensors import digest_of, manifest_of, write_tensors
 from topics.weights import WeightsPublished
 
@@ -20,14 +21,14 @@ class Publisher:
     kind; copies of weights and of state do not touch one another.
     """
 
-    def __init__(self, trainer: Trainer, *, weights: Path, checkpoints: Path) -> None:
+    def __init__(self, trainer: Trainer, *, store: WeightStore, checkpoints: Path) -> None:
         """
         Args:
-            weights: folder of the weight store.
+            store: of the versions.
             checkpoints: folder of the checkpoints.
         """
         self._trainer = trainer
-        self._store = STORES["files"](weights)
+        self._store = store
         self._checkpoints = checkpoints
         self._weights: Copied
         self._state: Copied
@@ -60,7 +61,9 @@ class Publisher:
             CheckpointError: the disk refused it; nothing is left behind.
         """
         tensors = self._state.files()
-        path = write_checkpoint(self._checkpoints, checkpoint, lambda aside: write_tensors(aside, tensors).files)
+        path = write_checkpoint(
+            self._checkpoints, checkpoint, lambda aside: write_tensors(DiskFolder(aside), tensors).files
+        )
         read_checkpoint(path)  # what cannot be read back must not count
         return path
 
@@ -73,4 +76,4 @@ class Publisher:
         if directory.exists():  # of fewer steps, or of a learner that died before it announced it
             remove_directory(directory)
         with written_aside(directory) as aside:
-            write_model(aside.path, self._weights.files(), self._trainer.source)
+            write_model(DiskFolder(aside.path), self._weights.files(), self._trainer.source)

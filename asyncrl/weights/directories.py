@@ -59,8 +59,11 @@ def remove_directory(directory: Path) -> None:
 
 
 @contextmanager
-def written_aside(target: Path) -> Iterator[Aside]:
+def written_aside(target: Path, *, synced: bool = True) -> Iterator[Aside]:
     """Give a directory to fill that becomes its target when all of it is on disk, or vanishes.
+
+    Args:
+        synced: whether it survives a loss of power; what can be fetched again need not.
 
     Raises:
         CheckpointError: when the target exists or the disk refuses a write.
@@ -74,7 +77,7 @@ def written_aside(target: Path) -> Iterator[Aside]:
     try:
         aside.path.mkdir(parents=True)
         yield aside
-        for path in [*aside.path.iterdir(), aside.path]:
+        for path in [*aside.path.iterdir(), aside.path] if synced else ():
             _sync(path)
         try:
             aside.path.rename(aside.target)
@@ -82,7 +85,8 @@ def written_aside(target: Path) -> Iterator[Aside]:
             if not aside.target.is_dir():
                 raise
             shutil.rmtree(aside.path, ignore_errors=True)  # it is there already, with the same content
-        _sync(target.parent)
+        if synced:
+            _sync(target.parent)
     except BaseException as error:
         shutil.rmtree(aside.path, ignore_errors=True)
         # safetensors reports a failed write as an error of its own.

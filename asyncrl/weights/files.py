@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Container
 from pathlib import Path
 
 from asyncrl.crash import crash_point
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
+from asyncrl.weights.folders import DiskFolder, Folder
 from asyncrl.weights.tensors import Files, digest_of, read_manifest, write_tensors
 from topics.weights import WeightsPublished
 
-_MANIFEST = "manifest.jsonl"
+MANIFEST = "manifest.jsonl"
 
 
 class FileStore:
@@ -34,8 +34,8 @@ class FileStore:
         """
         name = f"lineage{lineage}-v{version:06d}"
         with written_aside(self._root / name) as aside:
-            manifest = write_model(aside.path, tensors, source)
-            (aside.path / _MANIFEST).write_bytes(manifest)
+            manifest = write_model(DiskFolder(aside.path), tensors, source)
+            (aside.path / MANIFEST).write_bytes(manifest)
             digest = digest_of(manifest)
             aside.target = self._root / f"{name}-{digest[:12]}"
             if aside.target.exists() and not _holds(aside.target, manifest):
@@ -51,8 +51,8 @@ class FileStore:
         return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
-def write_model(directory: Path, tensors: Files, source: Path | None) -> bytes:
-    """Fill an existing directory with a Hugging Face model and its tokenizer, which no program has to convert.
+def write_model(folder: Folder, tensors: Files, source: Path | None) -> bytes:
+    """Fill a folder with a Hugging Face model and its tokenizer, which no program has to convert.
 
     Args:
         source: as for `FileStore.publish`.
@@ -64,8 +64,9 @@ def write_model(directory: Path, tensors: Files, source: Path | None) -> bytes:
     # config written anew by transformers may not be.
     for path in source.iterdir() if source is not None else ():
         if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
-            shutil.copyfile(path, directory / path.name)
-    manifest = write_tensors(directory, tensors).manifest
+            with folder.file(path.name) as file:
+                file.write(path.read_bytes())
+    manifest = write_tensors(folder, tensors).manifest
     crash_point("weights.written")
     return manifest
 
@@ -74,6 +75,6 @@ def _holds(directory: Path, manifest: bytes) -> bool:
     """Return whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
     try:
         found = read_manifest(sorted(directory.glob("*.safetensors")))
-        return (directory / _MANIFEST).read_bytes() == manifest and {*manifest.splitlines()} <= {*found.splitlines()}
+        return (directory / MANIFEST).read_bytes() == manifest and {*manifest.splitlines()} <= {*found.splitlines()}
     except (OSError, ValueError):
         return False

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from asyncrl.weights.files import FileStore
+from asyncrl.weights.stream import Chunks, StreamStore
 from asyncrl.weights.tensors import Files
 from topics.weights import WeightsPublished
 
@@ -27,14 +28,16 @@ class WeightStore(Protocol):
         """
         ...
 
-    def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
-        """Remove the versions whose locations do not have these names; returns how many.
 
-        Args:
-            newest: lineage and version of the newest one published. A newer one may be about to be published.
-        """
-        ...
+class StorePlace(NamedTuple):
+    """Where the stores of a run keep their bytes."""
+
+    folder: Path
+    chunks: Chunks
 
 
-STORES: dict[str, Callable[[Path], WeightStore]] = {"files": FileStore}
-"""Functions that open each store in a folder."""
+STORES: dict[str, Callable[[StorePlace], WeightStore]] = {
+    "files": lambda place: FileStore(place.folder),
+    "stream": lambda place: StreamStore(place.chunks),
+}
+"""Functions that open each store, by its name in `weights.store`."""

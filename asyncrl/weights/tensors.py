@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from io import FileIO
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,6 +17,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
+from asyncrl.weights.folders import Folder
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -74,29 +76,31 @@ class Written(NamedTuple):
 
 
 class _Part(NamedTuple):
-    path: Path
+    name: str  # of the file
     tensors: Sequence[HostTensor]
 
 
-def write_tensors(directory: Path, files: Files) -> Written:
-    """Write tensors into a directory and sync them to disk.
+def write_tensors(folder: Folder, files: Files) -> Written:
+    """Write tensors into a folder.
 
     The tensors of a stem that are large become several files, with an index as Hugging Face models have it.
 
     Raises:
         OSError: the disk refused it.
     """
-    parts = [part for stem, tensors in files.items() for part in _parts(directory, stem, tensors)]
-    results = _at_once(_write_part, parts)
-    records = {part.path.name: record for part, (record, _) in zip(parts, results, strict=True)}
+    parts = [part for stem, tensors in files.items() for part in _parts(stem, tensors)]
+    results = _at_once(partial(_write_part, folder), parts)
+    records = {part.name: record for part, (record, _) in zip(parts, results, strict=True)}
     for stem in files:
-        own = [part for part in parts if part.path.name.startswith(f"{stem}-")]
+        own = [part for part in parts if part.name.startswith(f"{stem}-")]
         if own:
-            index = directory / f"{stem}.safetensors.index.json"
-            places = {tensor.name: part.path.name for part in own for tensor in part.tensors}
+            places = {tensor.name: part.name for part in own for tensor in part.tensors}
             total = sum(tensor.content.nbytes for part in own for tensor in part.tensors)
-            index.write_bytes(msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": places}))
-            records[index.name] = file_record(index)
+            index = msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": places})
+            name = f"{stem}.safetensors.index.json"
+            with folder.file(name) as file:
+                file.write(index)
+            records[name] = FileRecord(len(index), xxhash.xxh3_64_hexdigest(index))
     return Written(_manifest([record for _, found in results for record in found]), records)
 
 
@@ -149,7 +153,7 @@ def _at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         return list(pool.map(function, items))
 
 
-def _parts(directory: Path, stem: str, tensors: Sequence[HostTensor]) -> list[_Part]:
+def _parts(stem: str, tensors: Sequence[HostTensor]) -> list[_Part]:
     """Tensors by file: one file, or several where they are large."""
     parts: list[list[HostTensor]] = [[]]
     size = 0
@@ -160,29 +164,24 @@ def _parts(directory: Path, stem: str, tensors: Sequence[HostTensor]) -> list[_P
         parts[-1].append(tensor)
         size += tensor.content.nbytes
     if len(parts) == 1:
-        return [_Part(directory / f"{stem}.safetensors", parts[0])]
+        return [_Part(f"{stem}.safetensors", parts[0])]
     count = len(parts)
-    return [
-        _Part(directory / f"{stem}-{number:05d}-of-{count:05d}.safetensors", part)
-        for number, part in enumerate(parts, 1)
-    ]
+    return [_Part(f"{stem}-{number:05d}-of-{count:05d}.safetensors", part) for number, part in enumerate(parts, 1)]
 
 
-def _write_part(part: _Part) -> tuple[FileRecord, list[TensorRecord]]:
-    digest, records = xxhash.xxh3_64(), list[TensorRecord]()
-    with part.path.open("wb", buffering=0) as file:
-        header = _header(part.tensors)
+def _write_part(folder: Folder, part: _Part) -> tuple[FileRecord, list[TensorRecord]]:
+    header = _header(part.tensors)
+    digest, records, size = xxhash.xxh3_64(header), list[TensorRecord](), len(header)
+    with folder.file(part.name) as file:
         file.write(header)
-        digest.update(header)
         for tensor in part.tensors:
             own = xxhash.xxh3_128()
             for block in _blocks(tensor):
                 own.update(block)
                 digest.update(block)
-                _write_all(file, block)
+                file.write(block)
+            size += tensor.content.nbytes
             records.append(TensorRecord(tensor.name, tensor.dtype, tensor.shape, own.hexdigest()))
-        size = file.tell()
-        os.fsync(file.fileno())
     return FileRecord(size, digest.hexdigest()), records
 
 
@@ -216,12 +215,6 @@ def _blocks(tensor: HostTensor) -> Iterator[memoryview]:
     view = tensor.content.data
     for start in range(0, len(view), _BLOCK_BYTES):
         yield view[start : start + _BLOCK_BYTES]
-
-
-def _write_all(file: FileIO, block: memoryview) -> None:
-    """Write a block; a disk that is nearly full takes a part of it before it refuses the rest."""
-    while block:
-        block = block[file.write(block) :]
 
 
 def _hashed(tensor: HostTensor) -> TensorRecord:

@@ -17,7 +17,19 @@ from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import topic_of
-from topics.topic import ACTORS, BLOBS, FLEET, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, VITALS, Retention, Topic
+from topics.topic import (
+    ACTORS,
+    BLOBS,
+    FLEET,
+    LEDGER_BLOBS,
+    STREAMS,
+    TRAINING,
+    TRAJECTORIES,
+    VITALS,
+    WEIGHTS,
+    Retention,
+    Topic,
+)
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_FAILED,
@@ -73,7 +85,7 @@ class Witness:
         self._readers = [
             LogReader(bus, stream, self._take, headers_only=stream not in _BODIES)
             for stream in STREAMS
-            if stream not in (VITALS, BLOBS, LEDGER_BLOBS)
+            if stream not in (VITALS, BLOBS, WEIGHTS, LEDGER_BLOBS)
         ]
         progress = [PROGRESS_STORED.pattern(bus.run)]
         self._readers.append(LogReader(bus, TRAJECTORIES, self._take_progress, subjects=progress))

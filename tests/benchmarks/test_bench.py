@@ -77,12 +77,14 @@ async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors()
 
 
 @pytest.mark.slow
-async def test_weights_reach_an_engine_and_publication_and_load_are_apart():
-    figures = await bench_weights(mib=8, engines=1, rounds=1)
+@pytest.mark.parametrize("store", ["files", "stream"])
+async def test_weights_reach_an_engine_and_publication_and_load_are_apart(store: str):
+    figures = await bench_weights(store=store, mib=8, engines=1, rounds=1)
 
     assert figures["engines"] == 1
-    assert 0 < figures["files_loaded_s"] < figures["files_first_token_s"]
-    assert figures["files_published_s"] > 0
+    assert 0 < figures[f"{store}_loaded_s"] < figures[f"{store}_first_token_s"]
+    assert figures[f"{store}_published_s"] > 0
+    assert ("stream_eight_readers_mb_per_s" in figures) is (store == "stream")
 
 
 def test_a_table_marks_which_goals_are_met():

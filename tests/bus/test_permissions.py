@@ -23,7 +23,7 @@ from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
 from topics.table import QUEUES, TOPICS
-from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, Stream
+from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, WEIGHTS, Stream
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
@@ -170,7 +170,9 @@ async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(se
             may |= {"knows"} if knows(role, stream) else set()
             may |= {"reads"} if reads(role, stream) else set()
             may |= {"counts"} if role in ("monitor", "supervisor") else set()
-            may |= {"trims"} if role == "supervisor" and stream in (TRAJECTORIES, BLOBS, LEDGER_BLOBS) else set()
+            may |= (
+                {"trims"} if role == "supervisor" and stream in (TRAJECTORIES, BLOBS, WEIGHTS, LEDGER_BLOBS) else set()
+            )
             asked |= calls(stream).keys()
             allowed |= {subject for subject, who in calls(stream).items() if who in may}
 

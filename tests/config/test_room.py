@@ -121,6 +121,25 @@ def test_ledgers_grow_with_steps_trajectories_and_rows():
     assert all(need.ample >= need.least for need in needs(Config(), 100).values())
 
 
+def test_weights_take_room_on_the_server_only_where_they_lie_there():
+    tables = {"learner": {"keep_versions": 5}, "engine": {"count": 3}}
+    beside, there = (needs(config_of(**tables, weights={"store": store}), 10, 10 * MB) for store in ("files", "stream"))
+
+    assert beside["WEIGHTS"].least == MB
+    assert there["WEIGHTS"].least == pytest.approx(8 * 56 * MB, rel=0.02)  # float32, and the tokenizer
+    assert there["WEIGHTS"].ample > there["WEIGHTS"].least + 3 * 56 * MB
+
+
+def test_a_size_without_room_for_the_versions_that_are_kept_is_refused(tmp_path: Path):
+    (tmp_path / "config.toml").write_text(SCRIPTED)
+    words = ["weights.store=stream", "nats.stream_max_mb=50"]
+
+    load_config(str(tmp_path / "config.toml"), overrides=words[1:], further=check_surroundings)
+    found = the_problem(str(tmp_path / "config.toml"), *words, files=True)
+
+    assert "50 MB are too little: the run needs WEIGHTS" in found.message
+
+
 def test_large_batches_and_snapshots_lie_in_blob_streams():
     small, large = [needs(config_of(buffer={"batch_groups": groups}), 10) for groups in (64, 4096)]
 
@@ -233,7 +252,7 @@ async def test_a_server_without_room_is_reported_in_megabytes_and_keeps_nothing(
             await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
-    assert refused.value.wanted == 2 * 30 * MB + 9 * 10 * MB
+    assert refused.value.wanted == 3 * 30 * MB + 9 * 10 * MB
     assert 99 * MB < refused.value.room < 105 * MB  # the server counts in MiB
     assert re.search(r"MB on the NATS server, which has 10[45] MB for them: its max_file_store", str(error.value))
     assert "nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps; learner.steps = 1" in str(error.value)

@@ -181,12 +181,13 @@ import resource, sys
 from pathlib import Path
 import numpy as np
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, write_checkpoint
+from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
 root, checkpoint = Path(sys.argv[1]), Checkpoint(lineage=0, step=12, digest=sys.argv[2], batch_sequence=77)
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 tensor = HostTensor("w", "uint8", [200_000], np.zeros(200_000, np.uint8))
 writers = [
-    lambda directory: write_tensors(directory, {"w": [tensor]}),
+    lambda directory: write_tensors(DiskFolder(directory), {"w": [tensor]}),
     lambda directory: (directory / "w.bin").write_bytes(bytes(200_000)),
 ]
 for write in writers:

@@ -21,6 +21,7 @@ from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import write_model
+from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import write_tensors
 from topics.batches import Objective
 from topics.trajectories import Segment
@@ -100,7 +101,7 @@ def host_tensor(one):
 
 
 def save(trainer, directory):
-    write_tensors(directory, trainer.copy_state().files())
+    write_tensors(DiskFolder(directory), trainer.copy_state().files())
 
 
 def assert_same_bits(first, second):
@@ -311,7 +312,7 @@ def test_an_exported_directory_is_a_model(model, tmp_path):
     trainer = TorchTrainer(model)
     trainer.step(policy_rows(np.random.default_rng(6), 6), policy())
     (tmp_path / "out").mkdir()
-    write_model(tmp_path / "out", trainer.copy_weights().files(), trainer.source)
+    write_model(DiskFolder(tmp_path / "out"), trainer.copy_weights().files(), trainer.source)
 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert_same_bits(copies(trainer), loaded.state_dict())

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.weights.store import STORES, WeightStore
+from asyncrl.weights.files import FileStore
+from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of
 from topics.weights import WeightsPublished
 
@@ -14,20 +15,29 @@ from topics.weights import WeightsPublished
 class MemoryStore:
     """Versions that last as long as the process."""
 
-    def __init__(self, root: Path) -> None:
-        self.versions: dict[str, tuple[int, int]] = {}
+    def __init__(self, place: StorePlace) -> None:
+        self.names: set[str] = set()
 
     def publish(self, tensors, source, *, lineage, version):
         digest = digest_of(manifest_of(tensors))
-        name = f"{lineage}-{version}-{digest}"
-        self.versions[name] = (lineage, version)
-        return WeightsPublished(lineage, version, digest, "memory", name)
+        self.names.add(f"{lineage}-{version}-{digest}")
+        return WeightsPublished(lineage, version, digest, "memory", f"{lineage}-{version}-{digest}")
 
-    def prune(self, keep, newest):
-        old = [name for name, number in self.versions.items() if name not in keep and number <= newest]
-        for name in old:
-            del self.versions[name]
-        return len(old)
+
+class MemoryChunks:
+    """Chunks that last as long as the process."""
+
+    chunk_bytes = 100
+
+    def __init__(self) -> None:
+        self.stored: list[tuple[str, dict[str, str], bytes]] = []
+
+    def put(self, name, headers, body):
+        assert len(body) <= self.chunk_bytes
+        self.stored.append((name, dict(headers), body))
+
+    def flush(self):
+        pass
 
 
 def tensors(value: float) -> dict[str, list[HostTensor]]:
@@ -36,13 +46,19 @@ def tensors(value: float) -> dict[str, list[HostTensor]]:
 
 
 @pytest.mark.parametrize("made", [*STORES.values(), MemoryStore])
-def test_what_every_store_does(made: Callable[[Path], WeightStore], tmp_path: Path):
-    store = made(tmp_path)
+def test_what_every_store_does(made: Callable[[StorePlace], WeightStore], tmp_path: Path):
+    store = made(StorePlace(tmp_path, MemoryChunks()))
     published = [store.publish(tensors(version), None, lineage=0, version=version) for version in range(4)]
 
     assert [message.digest for message in published] == [digest_of(manifest_of(tensors(v))) for v in range(4)]
     assert len({message.location for message in published}) == 4
-    assert store.publish(tensors(3), None, lineage=0, version=3) == published[3]
+    assert store.publish(tensors(3), None, lineage=0, version=3).key == published[3].key
+
+
+def test_old_files_go_and_kept_ones_and_newer_ones_stay(tmp_path: Path):
+    store = FileStore(tmp_path)
+    published = [store.publish(tensors(version), None, lineage=0, version=version) for version in range(4)]
+
     kept = {Path(published[1].location).name}
     assert store.prune(kept, (0, 2)) == 2
     assert store.prune(kept, (0, 2)) == 0

@@ -8,6 +8,7 @@ import xxhash
 from safetensors.numpy import load_file
 
 from asyncrl.weights import tensors
+from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, digest_of, file_record, manifest_of, read_manifest, write_tensors
 
 
@@ -49,7 +50,7 @@ def test_what_is_written_is_read_by_other_programs_and_hashed_on_the_way(tmp_pat
     monkeypatch.setattr(tensors, "_FILE_BYTES", file_bytes)
     monkeypatch.setattr(tensors, "_BLOCK_BYTES", 64)
 
-    written = write_tensors(tmp_path, {"model": HELD, "optimizer": HELD[:1]})
+    written = write_tensors(DiskFolder(tmp_path), {"model": HELD, "optimizer": HELD[:1]})
 
     assert sorted(written.files) == sorted(path.name for path in tmp_path.iterdir())
     assert written.files == {path.name: file_record(path) for path in tmp_path.iterdir()}

@@ -16,7 +16,7 @@ from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES
-from topics.weights import WeightsPublished
+from topics.weights import WeightsPublished, WeightsRefused
 from topics.wire import decode
 
 KEPT = 4  # versions in the store; older ones are gone
@@ -41,9 +41,9 @@ class Player:
         await asyncio.gather(self.running, return_exceptions=True)
         await self._reader.close()
 
-    async def publish(self, version: int) -> None:
+    async def publish(self, version: int, answers: int = 0) -> None:
         location = str(self.context.files.weights.absolute() / f"v{version}")
-        message = WeightsPublished(0, version, f"d{version}", "files", location)
+        message = WeightsPublished(0, version, f"d{version}", "files", location, answers)
         await publish(self.bus, message, headers={WRITER: "a learner"})
         self.newest = version
 
@@ -118,7 +118,7 @@ async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
     assert "0:1:d1" not in inference.loads
 
 
-async def test_the_newest_weights_refused_end_the_actor_with_the_servers_error(
+async def test_the_newest_weights_refused_are_asked_for_once_more_and_then_end_the_actor_with_the_servers_error(
     inference: LikeSGLang, make: Callable[[str], Player]
 ):
     player = make(inference.address)
@@ -129,8 +129,13 @@ async def test_the_newest_weights_refused_end_the_actor_with_the_servers_error(
     inference.refusal = refusal
     await player.publish(1)
     await player.start()
+    await until(lambda: player.versions(WeightsRefused) == [1], "they are asked for")
+    [refused] = [message for message in player.messages if isinstance(message, WeightsRefused)]
+    assert (refused.sequence, refused.version) == (1, 1)
+    assert "no such shape" in refused.reason
+    await player.publish(1, answers=refused.sequence)
 
-    with pytest.raises(ActorDown, match="no such shape"):
+    with pytest.raises(ActorDown, match=r"refused twice: .*no such shape"):
         await asyncio.wait_for(player.running, 20)
 
 

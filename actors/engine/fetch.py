@@ -1,0 +1,159 @@
+"""Versions of weights as directories of this host: those in a shared folder, and those that have to be fetched first.
+
+Fetched versions are shared by all engines of a host. An engine holds a lock on the directory that it uses, which ends
+with its process; one that nobody holds may be removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.bus.chunks import read_chunks, read_newest_chunk
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record
+from asyncrl.crash import crash_point
+from asyncrl.run.directory import RunFiles
+from asyncrl.weights.directories import remove_directory, written_aside
+from asyncrl.weights.stream import Assembly, StreamIndex, TornVersion
+from topics.weights import WEIGHTS_STORED, WeightsPublished
+from topics.wire import WireError
+
+_STREAM_NAME = re.compile(r"lineage\d{1,9}-v\d{6,10}-[0-9a-f]{16}\Z")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")  # fetched files are not synced: another boot may find parts of them
+
+
+class Fetcher:
+    """The versions that one engine asks for."""
+
+    def __init__(self, bus: Bus, files: RunFiles) -> None:
+        self._bus = bus
+        self._store = files.weights.absolute()
+        boot = _BOOT.read_text().strip()[:8] if _BOOT.exists() else "any"
+        self._folder = files.fetched.absolute() / boot
+        self._held: dict[Path, int] = {}  # directories in use here, with the handle that has the lock
+
+    def check(self, published: WeightsPublished) -> None:
+        """Refuse an announcement whose bytes cannot be this run's.
+
+        Raises:
+            WireError: it names another place.
+        """
+        location = published.location
+        if published.store == "stream":
+            if not _STREAM_NAME.match(location):
+                raise WireError(f"its weights lie in {location[:200]!r}, which is no version in the store stream")
+        elif published.store != "files":
+            raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected files or stream")
+        elif not Path(os.path.abspath(location)).is_relative_to(self._store):  # a link in there is the owner's own
+            raise WireError(f"its weights lie in {location[:200]!r}, not in this run's store {self._store}")
+
+    async def directory(self, published: WeightsPublished) -> Path:
+        """Return the Hugging Face directory of a version on this host, which stays until `release`.
+
+        Raises:
+            TornVersion: its bytes are not there, or others.
+            OSError: the disk refused it.
+        """
+        if published.store == "files":
+            return Path(published.location)
+        target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        while not self._hold(target):
+            handle = await asyncio.to_thread(_lock, self._folder / ".fetch")
+            try:
+                if not target.exists():
+                    await self._fetch(published, target)
+            finally:
+                os.close(handle)
+        return target
+
+    def release(self, *, keep: Path) -> None:
+        """Release all directories but one, and remove from this host what no engine uses."""
+        for path in [path for path in self._held if path != keep]:
+            os.close(self._held.pop(path))
+        for path in self._folder.glob("lineage*") if keep in self._held else ():
+            with _opened(path) as handle:
+                if path not in self._held and handle is not None and _is_unused(handle):
+                    remove_directory(path)
+        for other in self._folder.parent.glob("*"):
+            if other != self._folder and self._held:
+                shutil.rmtree(other, ignore_errors=True)  # of another boot
+
+    def close(self) -> None:
+        """Release everything."""
+        for handle in self._held.values():
+            os.close(handle)
+        self._held.clear()
+
+    def _hold(self, target: Path) -> bool:
+        """Lock a directory against its removal; False where it is not there."""
+        if target in self._held:
+            return True
+        try:
+            handle = os.open(target, os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        fcntl.flock(handle, fcntl.LOCK_SH)
+        if not target.exists() or not os.path.samestat(os.fstat(handle), target.stat()):
+            os.close(handle)  # removed meanwhile
+            return False
+        self._held[target] = handle
+        return True
+
+    async def _fetch(self, published: WeightsPublished, target: Path) -> None:
+        """Read a version from the stream."""
+        name = published.location
+        newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, name)
+        try:
+            index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
+        except msgspec.MsgspecError as error:
+            raise TornVersion(f"version {name} is not, or not wholly, in the stream: {error}") from error
+        with written_aside(target, synced=False) as aside:
+            assembly = Assembly(aside.path, index)
+
+            def take(record: Record) -> None:
+                if "file" in record.headers:  # the index has none
+                    assembly.add(record.headers, record.data)
+
+            await read_chunks(self._bus, WEIGHTS_STORED, name, take)
+            crash_point("weights.fetched")
+            await asyncio.to_thread(assembly.close, published.digest)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A handle of a directory; None where it is gone."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _lock(path: Path) -> int:
+    """Wait for a lock, which ends with its handle."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(handle, fcntl.LOCK_EX)
+    return handle
+
+
+def _is_unused(handle: int) -> bool:
+    """Lock a directory for its removal; False where an engine uses it."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
