@@ -17,6 +17,7 @@ from functools import partial
 from typing import NamedTuple
 
 from actors.prompter.data_order import DataOrder
+from asyncrl.bus.errors import BusError
 from asyncrl.cli import checkout
 from asyncrl.cli.audit import findings_text
 from asyncrl.cli.target import add_directory, know_actors, live_run
@@ -24,13 +25,14 @@ from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import opened
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.faults import Rests, Target, choose, drawn, parse_targets, resume, signal_targets, strike
-from asyncrl.run.find import FoundRun
+from asyncrl.run.find import FoundRun, RunNotFound
 from asyncrl.run.processes import Part, parts
-from asyncrl.state.audit.reading import audit_run
+from asyncrl.state.audit.reading import Audited, audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"
 _LOOK_S = 0.2
 _FIND_S = 60.0  # for a process of a wanted role to live
+_RETURN_S = 120.0  # for a frozen server to be noticed and replaced
 
 
 class Plan(NamedTuple):
@@ -70,6 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
     if arguments.run_id is None:
+        if not checkout.has_checkout():
+            raise WrongUsage(
+                "asyncrl chaos CONFIG: campaigns are not installed with the package; run it from a source checkout, or "
+                "take a run that is up: --run RUN"
+            )
         return int(checkout.load(_CAMPAIGN, "asyncrl chaos CONFIG").run(arguments))
     parser, campaign = arguments.parser, arguments.campaign
     given = [name for name in campaign if getattr(arguments, name) != parser.get_default(name)]
@@ -85,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _chaos(found: FoundRun, plan: Plan) -> int:
     counts = await inject(found.files, plan, lambda line: print(line, flush=True))
-    async with opened(found, "chaos") as bus:
-        audited = await audit_run(bus, deep=True, check_rows=partial(DataOrder, base=found.files.base))
     text = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "none"
-    print(f"run {found.run}, seed {plan.seed}: {counts.total()} injections: {text}\n{findings_text(audited)}")
+    print(f"run {found.run}, seed {plan.seed}: {counts.total()} injections: {text}", flush=True)
+    audited = await _audited(found)
+    print(findings_text(audited))
     return 1 if audited.findings.violations else 0
 
 
@@ -105,28 +112,27 @@ async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> 
         AsyncRLError: for a minute no process lived that could be chosen.
     """
     dice, order, rests = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed), Rests()
-    root = files.root
     wake_s = files.read_config().workers.lease_s + 1.0  # another worker may have its work by then
     began_s = found_s = time.monotonic()
     counts: Counter[Target] = Counter()
-    async with asyncio.TaskGroup() as waking:
-        while (now_s := time.monotonic()) - began_s < plan.seconds and counts.total() < plan.most and is_locked(root):
-            target = next(order)
-            chosen = [] if rests.has(target.role) else choose(target.role, parts(root), dice)
-            if not chosen:
-                if now_s - found_s > _FIND_S:
-                    raise AsyncRLError(f"run {root.name}: no process lives of {', '.join(map(str, plan.targets))}")
-                await asyncio.sleep(_LOOK_S)  # no event announces that one is there
-                continue
+    waking: list[asyncio.Task[None]] = []
+    while (now_s := time.monotonic()) - began_s < plan.seconds and counts.total() < plan.most and is_locked(files.root):
+        target = next(order)
+        chosen = [] if rests.has(target.role) else choose(target.role, parts(files.root), dice)
+        if chosen:
             found_s = now_s
             strike(target.kind, chosen)
             counts[target] += 1
             report(f"{now_s - began_s:>8.1f} s  {target.kind} {', '.join(part.name for part in chosen)}")
             for part in chosen:
                 rests.note(part.role)
-                if target.kind == "wake":
-                    waking.create_task(_wake(part, wake_s))
+            waking += [asyncio.create_task(_wake(part, wake_s)) for part in chosen if target.kind == "wake"]
             await asyncio.sleep(plan.every_s)
+        elif now_s - found_s > _FIND_S:
+            raise AsyncRLError(f"run {files.root.name}: no process lives of {', '.join(map(str, plan.targets))}")
+        else:
+            await asyncio.sleep(_LOOK_S)  # no event announces that one is there
+    await asyncio.gather(*waking)
     return counts
 
 
@@ -136,3 +142,20 @@ async def _wake(part: Part, after_s: float) -> None:
         await asyncio.sleep(after_s)
     finally:
         resume(part)
+
+
+async def _audited(found: FoundRun) -> Audited:
+    """Audit the run, as soon as its server is there again.
+
+    Raises:
+        RunNotFound, BusError: it does not come back.
+    """
+    until_s = time.monotonic() + _RETURN_S
+    while True:
+        try:
+            async with opened(found, "chaos") as bus:
+                return await audit_run(bus, deep=True, check_rows=partial(DataOrder, base=found.files.base))
+        except (RunNotFound, BusError):
+            if time.monotonic() > until_s:
+                raise
+            await asyncio.sleep(_LOOK_S)  # no event announces that it answers

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.no_follow and not arguments.from_start:
         raise WrongUsage("--no-follow goes with --from-start: it ends where the logs end now")
     pattern.check_conditions(conditions)
-    asyncio.run((_from_start if arguments.from_start else _live)(arguments, pattern, printer))
+    asyncio.run(_tap(arguments, pattern, printer))
     if printer.fault is not None:
         raise printer.fault
     return 0
@@ -87,26 +87,18 @@ class _Printer:
                 self.shown += 1
 
 
-async def _live(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
-    stop = _on_interrupt()
-    async with connected(live_run(arguments), "tap") as bus:
-        waits = {asyncio.create_task(stop.wait()), asyncio.create_task(run_ended(bus))}
-        try:
-            await _listen(bus, pattern, printer, stop, waits)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
-
-async def _from_start(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
-    stop = _on_interrupt()
-    async with opened(any_run(arguments), "tap") as bus:
+async def _tap(arguments: argparse.Namespace, pattern: Pattern, printer: _Printer) -> None:
+    stop, from_start = _on_interrupt(), arguments.from_start
+    async with opened(any_run(arguments), "tap") if from_start else connected(live_run(arguments), "tap") as bus:
         waits: set[asyncio.Task[Any]] = {asyncio.create_task(stop.wait())}
-        follow = not (arguments.no_follow or await is_over(bus))
+        follow = not (arguments.no_follow or (from_start and await is_over(bus)))
         if follow:
             waits.add(asyncio.create_task(run_ended(bus)))
         try:
-            await _read_logs(bus, pattern, printer, stop, waits, follow=follow)
+            if from_start:
+                await _read_logs(bus, pattern, printer, stop, waits, follow=follow)
+            else:
+                await _listen(bus, pattern, printer, stop, waits)
         finally:
             for wait in waits:
                 wait.cancel()
