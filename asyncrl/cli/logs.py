@@ -8,57 +8,18 @@ import threading
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
 
-import msgspec
 from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import AsyncRLError
+from asyncrl.telemetry.log_file import Line, LogFile
 from topics.roles import ROLE_NAMES
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
 _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
-
-
-class Line(NamedTuple):
-    """One line of an actor's log."""
-
-    time: str  # ISO 8601 in UTC; that of the line before where it has none of its own
-    actor: str
-    level: str
-    event: str
-    fields: dict[str, Any]
-
-
-class LogFile:
-    """The log of one actor, read as it grows."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.actor = path.name.removesuffix(".log")
-        self._at = 0
-        self._time = ""
-
-    def read(self) -> list[Line]:
-        """The whole lines that came since the last call."""
-        with self.path.open("rb") as file:
-            file.seek(self._at)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._at += len(whole)
-        return [self._line(raw) for raw in whole.decode(errors="replace").splitlines() if raw.strip()]
-
-    def _line(self, raw: str) -> Line:
-        try:
-            fields = msgspec.json.decode(raw, type=dict[str, Any])
-        except msgspec.MsgspecError:
-            return Line(self._time, self.actor, "info", raw.rstrip(), {})  # the log lines of libraries
-        self._time = str(fields.pop("timestamp", self._time))
-        fields.pop("actor", None)
-        return Line(self._time, self.actor, str(fields.pop("level", "info")), str(fields.pop("event", "")), fields)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

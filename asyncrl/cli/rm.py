@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import shutil
 from pathlib import Path
 
-from asyncrl.bus.address import BusAddress
-from asyncrl.bus.provision import remove_streams
 from asyncrl.cli.target import add_directory, add_server, given_login
-from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import connected, is_over
-from asyncrl.run.directory import RunFiles, is_locked, made_at
-from asyncrl.run.find import FoundRun, RunNotFound, named_directory
+from asyncrl.run.find import FoundRun
+from asyncrl.run.remove import remove_directory, remove_topics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,58 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
     login = given_login(arguments)
     for name in arguments.run_ids:
         if login is not None:
-            count = asyncio.run(_remove_topics(FoundRun(name, None, login), arguments.force))
+            count = asyncio.run(remove_topics(FoundRun(name, None, login), force=arguments.force))
             print(f"run {name}: {count} streams removed from {login.url}")
         else:
-            print(_remove_directory(Path(arguments.directory), name, arguments.force))
+            print(remove_directory(Path(arguments.directory), name, force=arguments.force))
     return 0
-
-
-def _remove_directory(folder: Path, name: str, force: bool) -> str:
-    root = named_directory(name, folder)
-    if root is None:
-        raise RunNotFound(f"no run called {name} under {folder.absolute()}; `asyncrl runs` lists them")
-    if root.is_symlink():
-        raise AsyncRLError(f"{root} is a link to {root.resolve()}; remove the run there, or delete the link")
-    root = root.resolve()
-    if is_locked(root):
-        raise AsyncRLError(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
-    files, config = RunFiles(root), RunFiles(root).read_config()
-    url = config.nats.url
-    about = ""
-    if url and _owns_topics(root, url, force):  # they lie on an external server
-        try:
-            found = FoundRun(config.run, root, BusAddress.read(files.address))
-            about = f", {asyncio.run(_remove_topics(found, force))} streams from {url}"
-        except (AsyncRLError, OSError) as error:
-            raise AsyncRLError(
-                f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove the directory alone, "
-                f"delete {root}"
-            ) from error
-    shutil.rmtree(root)
-    return f"run {root.name}: removed {root}{about}"
-
-
-def _owns_topics(root: Path, url: str, force: bool) -> bool:
-    """Return whether the topics go with a directory: those of a copy belong to the run that was copied.
-
-    Raises:
-        AsyncRLError: nothing on this machine distinguishes a copy from a run that was moved.
-    """
-    place = made_at(root)
-    if not (force or place == root or place.exists()):
-        raise AsyncRLError(
-            f"{root} was made as {place}: if that is on another machine, the topics on {url} are those of the run "
-            "there; remove both directory and topics with --force, or delete the directory alone"
-        )
-    return place == root or not place.exists()
-
-
-async def _remove_topics(found: FoundRun, force: bool) -> int:
-    async with connected(found, "rm", over_is_fine=True) as bus:
-        if not (force or await is_over(bus)):
-            raise AsyncRLError(
-                f"run {bus.run} has not ended: its supervisor has published no stop; stop it with `asyncrl down "
-                f"{bus.run}`, or remove it with --force if it died"
-            )
-        return await remove_streams(bus)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
-from asyncrl.bus.listen import read_log
+from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
 from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.errors import AsyncRLError
@@ -23,13 +23,12 @@ from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
 
-class Letter:
-    """A dead letter and its number: its place on the log of dead letters."""
+class Letter(NamedTuple):
+    """A dead letter."""
 
-    def __init__(self, number: int, letter: DeadLetter, time_ns: int) -> None:
-        self.number = number
-        self.letter = letter
-        self.time_ns = time_ns
+    number: int  # its place on the log of dead letters
+    letter: DeadLetter
+    time_ns: int  # server's clock
 
     def __str__(self) -> str:
         clock = datetime.fromtimestamp(self.time_ns / 1e9).strftime("%H:%M:%S")
@@ -64,27 +63,19 @@ class Letter:
         return {**self.figures(), "headers": self.letter.headers, "message": decoded["message"], **body}
 
 
-class _Letters:
-    """Takes in the log of dead letters."""
-
-    def __init__(self) -> None:
-        self.found: list[Letter] = []
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """One more."""
-        self.found.append(Letter(record.sequence, message, record.time_ns))
-
-    def refuse(self, record: Record, error: Exception) -> None:
-        """A dead letter that is none itself."""
-        letter = DeadLetter("message.rejected", DEAD.name, record.sequence, str(error), record.headers, record.data)
-        self.found.append(Letter(record.sequence, letter, record.time_ns))
-
-
 async def read_letters(bus: Bus) -> list[Letter]:
     """Every dead letter of a run, in order."""
-    letters = _Letters()
-    await read_log(bus, DEAD, [DEAD_LETTER.pattern(bus.run)], letters)
-    return letters.found
+    found: list[Letter] = []
+
+    def apply(_topic: Topic[Any], message: DeadLetter, record: Record) -> None:
+        found.append(Letter(record.sequence, message, record.time_ns))
+
+    def refuse(record: Record, error: Exception) -> None:  # a dead letter that cannot be read itself
+        letter = DeadLetter("message.rejected", DEAD.name, record.sequence, str(error), record.headers, record.data)
+        found.append(Letter(record.sequence, letter, record.time_ns))
+
+    await Listener(bus, DEAD, apply, refuse, subjects=[DEAD_LETTER.pattern(bus.run)]).read()
+    return found
 
 
 async def letter_numbered(bus: Bus, number: int) -> Letter:
