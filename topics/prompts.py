@@ -38,7 +38,7 @@ class PromptIssued(Message):
     attempt: Attempt = 0  # raised when the prompter issues the trajectory again
     stage: Stage = "rl"
     min_version: Version = 0  # no engine behind this version may sample it
-    seed: int = 0  # of this trajectory's sampling
+    seed: int = 0  # of what the rollout function draws by `context.random`
     origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
     task: Id = ONLY_TASK  # whose row it is; `warmup` for the warm-up
     temperature: Temperature = 1.0  # of its sampling

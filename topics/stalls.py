@@ -35,7 +35,7 @@ Cause: TypeAlias = Literal[
 
 
 class StallFound(Message):
-    """A cause for which the run does not come further."""
+    """A cause that keeps the run from advancing."""
 
     cause: Cause
     object: str  # the object: "reward-1", "p000042-3", "TRAJECTORIES"

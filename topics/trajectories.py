@@ -167,7 +167,7 @@ class TrajectoryGenerated(_OfMember):
     versions: list[VersionCount]
     truncated: bool = False  # the last generation ended at its length limit
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
-    discarded: Count = 0  # tokens sampled in vain: by weights of another name, or behind the end of a stop string
+    discarded: Count = 0  # sampled and thrown away: by weights of another name, or behind the end of a stop string
     outcome: Outcome | None = None  # where the rollout function gave one
 
     def headers(self) -> dict[str, str]:

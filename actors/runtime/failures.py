@@ -22,7 +22,7 @@ def failure(
     worker may be about to finish.
 
     Args:
-        tokens: sampled for it, all in vain.
+        tokens: sampled for it, all of which are lost.
     """
     name = work.trajectory_id
     context.log.warning("trajectory failed", trajectory=name, reason=reason, detail=detail, lapsed=delivery.lapsed)

@@ -111,7 +111,7 @@ class Supervisor:
             raise ActorFault(self._failure)
 
     async def _observe(self) -> None:
-        """Publish the state of the run, and why it does not come further."""
+        """Publish the state of the run, and what keeps it from advancing."""
         watch = await follow_run(self.context)
         await asyncio.gather(
             publish_state(self.context, watch, self.keeper.now),

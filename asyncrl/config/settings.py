@@ -306,8 +306,8 @@ class Config(Settings):
     """A config: which actors run, how many, with what settings."""
 
     run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "run"  # Id of the run, in every topic's subject.
-    # Seed of data order, model initialisation and what rollout functions draw. Servers draw tokens by seeds of their
-    # own, others at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets them.
+    # Seed of data order, model initialisation and what rollout functions draw. Each inference server draws tokens by a
+    # seed of its own, a new one at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets it.
     seed: int = 1
     directory: str = "runs"  # Folder under which the run's directory is made.
     actors: list[str] = []  # Files or modules with actors of your own, each with `ROLE`, `TOPICS` and `main`.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.run.directory import READING, is_locked
 from asyncrl.run.find import FoundRun, RunNotFound
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
@@ -130,11 +132,16 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
 
 
 def _lock(root: Path) -> int | None:
-    """Lock a run directory, so that no other process opens its store meanwhile; None where a live run holds it."""
-    lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    """Lock the store of a run that is over, so that no other process opens it meanwhile; None where one has it."""
+    lock = os.open(root / READING, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        live = is_locked(root)
     except BlockingIOError:
+        live = True
+    if live:
         os.close(lock)
         return None
+    os.truncate(lock, 0)
+    os.write(lock, f"`{' '.join(['asyncrl', *sys.argv[1:]])}` (process {os.getpid()})".encode())
     return lock

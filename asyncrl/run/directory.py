@@ -14,6 +14,8 @@ from asyncrl.config.settings import Config, EngineSettings, ModelSettings
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 
+READING = "reading"  # file in a run directory that a reader of a run that is over locks
+
 
 class _Inside:
     """A path inside the directory."""
@@ -87,8 +89,18 @@ def made_at(root: Path) -> Path:
 
 def is_locked(directory: Path) -> bool:
     """Return whether a living `asyncrl up` holds a run directory."""
+    return _is_taken(directory / "lock")
+
+
+def reader_of(directory: Path) -> str:
+    """Return which process reads the topics of a run that is over, whose server it started; empty where none does."""
+    path = directory / READING
+    return (path.read_text(encoding="utf-8") or "another process") if _is_taken(path) else ""
+
+
+def _is_taken(path: Path) -> bool:
     try:
-        handle = os.open(directory / "lock", os.O_RDWR)
+        handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:
         return False
     try:

@@ -29,7 +29,7 @@ from asyncrl.errors import DamagedFile
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.run.directory import RunFiles, is_locked
+from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.make_model import LaunchError, create_model_aside
 from asyncrl.run.placement import PLACEMENTS, Placed, actor_job
 from asyncrl.run.resume_overrides import longer
@@ -149,7 +149,11 @@ class Launch:
                 f"{root.name}`"
             )
         self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)  # a reader that comes from here on leaves the store alone
+        if reader := reader_of(root):
+            os.close(self._lock)
+            self._lock = -1
+            raise LaunchError(f"{reader} reads run {root.name}; wait until it has ended, or end it")
 
     async def start(self) -> Bus:
         """Start the server if none is given, provision the topics, make the model, start the supervisor.

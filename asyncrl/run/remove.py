@@ -10,7 +10,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import remove_streams
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import connected, is_over
-from asyncrl.run.directory import RunFiles, is_locked, made_at
+from asyncrl.run.directory import RunFiles, is_locked, made_at, reader_of
 from asyncrl.run.find import FoundRun, RunNotFound, named_directory
 
 
@@ -36,6 +36,8 @@ def remove_directory(folder: Path, name: str, *, force: bool) -> str:
     root = root.resolve()
     if is_locked(root):
         raise AsyncRLError(f"run {root.name} is live; stop it with `asyncrl down {root.name}` first")
+    if reader := reader_of(root):
+        raise AsyncRLError(f"{reader} reads run {root.name}; wait until it has ended, or end it")
     files, config = RunFiles(root), RunFiles(root).read_config()
     url = config.nats.url
     about = ""

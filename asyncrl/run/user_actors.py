@@ -37,7 +37,7 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
                 raise ValueError(f"it has {what}; expected ROLE, TOPICS and async def main(context)")
             register(module.ROLE, module.TOPICS)
         except (FunctionError, ValueError) as error:
-            raise ActorsError(f"actors: {spec}: {error}") from error
+            raise ActorsError(f"actors: {error}" if spec in str(error) else f"actors: {spec}: {error}") from error
         _MODULES[module.ROLE.name] = module
 
 

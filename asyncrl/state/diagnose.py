@@ -35,7 +35,7 @@ _BESIDE = ("dead letters", "clock off")  # no process waits for these
 
 
 def diagnose(state: RunState) -> list[Finding]:
-    """Everything that keeps a run from coming further, root causes only.
+    """Everything that keeps a run from advancing, root causes only.
 
     Args:
         state: of the run at one moment; its `now_ns` is the time of the diagnosis.

@@ -1,6 +1,7 @@
 """`asyncrl up` keeps its server and its supervisor alive, and goes on with runs that were stopped or killed."""
 
 import json
+import os
 import socket
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import ConfigError
 from asyncrl.config.settings import Config, SupervisionSettings
 from asyncrl.process import RestartPolicy
+from asyncrl.run.connect import opened
+from asyncrl.run.directory import is_locked
+from asyncrl.run.find import FoundRun
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.state.run_state import RunState
@@ -208,6 +212,22 @@ async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path
     assert msgspec.structs.replace(again.config, learner=first.config.learner) == first.config
     with pytest.raises(LaunchError, match="run demo is running; watch it with `asyncrl status demo`"):
         Launch.of(first.files.root, []).prepare()
+    await again.stop()
+
+
+async def test_a_run_whose_topics_are_being_read_is_not_resumed_and_its_reader_is_named(tmp_path: Path):
+    launch = prepared(tmp_path)
+    bus = await launch.start()
+    await bus.close()
+    await launch.stop()
+    root = launch.files.root
+
+    async with opened(FoundRun("demo", root), "audit"):
+        assert not is_locked(root)  # it is not live
+        with pytest.raises(LaunchError, match=rf"`asyncrl .*` \(process {os.getpid()}\) reads run demo; wait until"):
+            Launch.of(root, []).prepare()
+    again = Launch.of(root, [])
+    again.prepare()
     await again.stop()
 
 
