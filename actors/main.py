@@ -11,12 +11,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.runtime.actor import ActorFault, Login, module_of, open_context, run_actor
+from actors.runtime.actor import Login, module_of, open_context, run_actor
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL
-from asyncrl.run.user_actors import ActorsError
 from asyncrl.telemetry.logs import open_log
 from topics.roles import OWN
 
@@ -32,7 +31,7 @@ async def run(login: Login) -> int:
         log.error("actor did not start", reason=str(error))
         if isinstance(error, BusDenied):
             return DENIED
-        return FATAL if isinstance(error, ActorFault | ActorsError) else 1
+        return FATAL if isinstance(error, AsyncRLError) and error.fatal else 1
     return await run_actor(context, module.main)
 
 

@@ -20,6 +20,8 @@ class DamagedFile(AsyncRLError, ValueError):
 class FunctionError(AsyncRLError):
     """A user's function that cannot be found or loaded."""
 
+    fatal = True
+
 
 def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
     """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""

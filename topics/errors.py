@@ -7,3 +7,4 @@ class AsyncRLError(Exception):
     """Base of every error of asyncrl; the message says which object, what was found, what was expected, what to do."""
 
     exit_code = 1  # of the command that it ends
+    fatal = False  # another start of the actor that it ends would end in the same way

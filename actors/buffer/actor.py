@@ -6,14 +6,15 @@ from actors.buffer.fold import BufferFold, Plan
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from topics.topic import BATCHES
+from topics.wire import Message
 
 
 async def main(context: Context) -> None:
     """Run the buffer until the run ends."""
     fold = BufferFold(Plan.of(context.config))
     keeper = Keeper(context, BATCHES, fold)
-    await keeper.start()
-    while not context.stop.is_set():
+
+    def decide() -> list[Message]:
         decisions = fold.decide(keeper.now())
         context.vitals.update(
             ready_groups=fold.ready,
@@ -24,8 +25,7 @@ async def main(context: Context) -> None:
         )
         if reason := fold.should_give_up():
             raise ActorFault(reason)
-        if decisions:
-            await keeper.append(decisions)
-        else:
-            await keeper.changes(until=fold.next_deadline())
-    await keeper.close()
+        return decisions
+
+    await keeper.start()
+    await keeper.run(decide, until=fold.next_deadline)

@@ -12,9 +12,8 @@ from actors.prompter.fold import PrompterFold, Wanted
 from actors.prompter.sources import HELD_OUT_ROWS, TASK_ROWS, data_of
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
-from actors.runtime.rows import as_faults, open_rows
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_maker import RowMaker
+from asyncrl.data.row_maker import RowMaker, RowSetup
 from topics.actors import Activity
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS
@@ -33,43 +32,40 @@ async def main(context: Context) -> None:
     async with AsyncExitStack() as stack:
         rows: dict[str, RowMaker] = {}
         for name, data in data_of(config).items():
-            opening = open_rows(context, data.spec, data.seed, data.labels_for, on_rows=keeper.wake)
-            rows[name] = await stack.enter_async_context(opening)
+            setup = RowSetup(data.spec, config.task.options, data.seed, str(context.files.base), data.labels_for)
+            rows[name] = await RowMaker.open(setup, limit_s=config.task.row_limit_s, on_rows=keeper.wake)
+            stack.push_async_callback(rows[name].close)
             fold.opened(name, rows[name].opened.rows_per_epoch)
         opened.set()
         await starting
-        with as_faults():
-            await Prompter(context, keeper, fold, rows).run()
-    await keeper.close()
+        await keeper.run(Prompter(context, fold, rows).decide)
 
 
 class Prompter:
     """Issues what there is credit for, and evaluations beside that, as soon as their rows are made."""
 
-    def __init__(self, context: Context, keeper: Keeper, fold: PrompterFold, rows: dict[str, RowMaker]) -> None:
+    def __init__(self, context: Context, fold: PrompterFold, rows: dict[str, RowMaker]) -> None:
         self._context = context
-        self._keeper = keeper
         self._fold = fold
         self._rows = rows[TASK_ROWS]
         self._held_out = rows.get(HELD_OUT_ROWS)
         self._evaluation = ""  # whose rows are being made
         self._waits_for: int | None = None  # a row
 
-    async def run(self) -> None:
-        """Issue prompts until asked to stop."""
+    def decide(self) -> list[PromptIssued]:
+        """Return the prompts that are issued now.
+
+        Raises:
+            DataError: a row that is needed now cannot be made.
+        """
         fold, vitals = self._fold, self._context.vitals
-        while not self._context.stop.is_set():
-            wanted = fold.wanted()
-            vitals["open_groups"] = fold.open_groups
-            vitals["no_more_prompts"] = float(fold.at_end)
-            decisions = self._decide(wanted[:_AT_ONCE])
-            self._report_activity(self._rows.making if wanted and not decisions else None)
-            # Neither waits for the rows of the other.
-            decisions += self._decide_evaluation(list(islice(fold.wanted_evaluations(), _AT_ONCE)))
-            if decisions:
-                await self._keeper.append(decisions)
-            else:
-                await self._keeper.changes()
+        wanted = fold.wanted()
+        vitals["open_groups"] = fold.open_groups
+        vitals["no_more_prompts"] = float(fold.at_end)
+        decisions = self._decide(wanted[:_AT_ONCE])
+        self._report_activity(self._rows.making if wanted and not decisions else None)
+        # Neither waits for the rows of the other.
+        return decisions + self._decide_evaluation(list(islice(fold.wanted_evaluations(), _AT_ONCE)))
 
     def _decide(self, wanted: list[Wanted]) -> list[PromptIssued]:
         """Issue the first of what is wanted, up to the first row that is not made yet.

@@ -7,19 +7,10 @@ from typing import Any
 
 from actors.rollout.ends import EVERY, Ends
 from actors.rollout.execution import Execution, Tools
-from actors.rollout.progress_log import ProgressLog, ProgressReader
-from actors.runtime.actor import ActorFault, Context
-from actors.runtime.engines import follow_engines, open_fleet
-from actors.runtime.poison_guard import PoisonGuard
+from actors.runtime.actor import Context
+from actors.runtime.engines import follow_engines
 from actors.runtime.worker import Delivery, Produced, WorkerLoop
-from asyncrl.bus.group_rows import GroupRows
 from asyncrl.bus.log import Record, last_sequence
-from asyncrl.data.model_dir import ModelError, check_model_directory
-from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.engine.generator import Generator
-from asyncrl.errors import FunctionError
-from asyncrl.rewards.functions import load_rollout
-from asyncrl.rollout.context import RolloutFunction, single_turn
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PromptIssued
@@ -38,39 +29,12 @@ class RolloutWorker:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        config = context.config
-        name = config.task.rollout
-        try:
-            model = check_model_directory(context.files.model_path(config.model))
-            tokenizer = TaskTokenizer.load(context.files.model_path(config.model))
-            function: RolloutFunction = (
-                single_turn if name == "single_turn" else load_rollout(name, base=context.files.base)
-            )
-        except (ModelError, TokenizerError, FunctionError) as error:
-            raise ActorFault(str(error)) from error
-        served = model._replace(context=config.engine.context or model.context)
-        fleet = open_fleet(context)
-        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
-        portion = config.rollout.progress_limit
-        self.tools = Tools(
-            context,
-            fleet,
-            Generator(fleet, served, tokenizer.decode_all, counts=context.vitals, portion=portion),
-            tokenizer,
-            function,
-            set(),
-            PoisonGuard(context),
-            GroupRows(context.bus),
-            model.context,
-            served,
-            ProgressLog(context),
-            ProgressReader(context.bus, context.refuse),
-        )
+        self.loop = WorkerLoop(context, self.handle, context.config.rollout.slots, counts_runs=True)
+        self.tools = Tools(context, self.loop.isolation)
         self._ends = Ends()
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
-        self.loop = WorkerLoop(context, self.handle, config.rollout.slots)
 
     async def run(self) -> None:
         """Work until asked to stop."""
@@ -80,7 +44,6 @@ class RolloutWorker:
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)
         await self.loop.run()
-        await self.tools.suspects.close()
         await self._ends_listener.close()
         await engines.close()
         await self.tools.fleet.close()

@@ -5,32 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from contextlib import AbstractContextManager
-from typing import NamedTuple
 
 import numpy as np
 
 from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import Context
-from actors.runtime.failures import failure
-from actors.runtime.poison_guard import PoisonGuard
+from actors.runtime.engines import open_fleet
+from actors.runtime.isolation import Isolation, WorkFailed
 from actors.runtime.worker import Delivery, Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
-from asyncrl.data.model_dir import ModelInfo
+from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
-from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.errors import AsyncRLError, last_lines
-from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction
+from asyncrl.errors import last_lines
+from asyncrl.rewards.functions import load_rollout
+from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction, single_turn
 from asyncrl.rollout.journal import Diverged
 from topics.actors import Waiting
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
-    FailureReason,
     Outcome,
     Segment,
     TrajectoryGenerated,
@@ -40,25 +38,32 @@ from topics.trajectories import (
 from topics.wire import Int32Array
 
 
-class RolloutFailed(AsyncRLError):
-    """The user's rollout function raised."""
-
-
-class Tools(NamedTuple):
+class Tools:
     """The dependencies that all trajectories of a worker share."""
 
-    context: Context
-    fleet: Fleet
-    generator: Generator
-    tokenizer: TaskTokenizer
-    function: RolloutFunction
-    under_way: set[Progress]
-    suspects: PoisonGuard
-    rows: GroupRows
-    model_context: int  # tokens that the trained model takes
-    served: ModelInfo  # the model as engines serve it
-    log: ProgressLog
-    reader: ProgressReader
+    def __init__(self, context: Context, isolation: Isolation) -> None:
+        """
+        Raises:
+            ModelError, TokenizerError, FunctionError: the model or the rollout function cannot serve.
+        """
+        config, directory = context.config, context.files.model_path(context.config.model)
+        model = check_model_directory(directory)
+        self.context = context
+        self.isolation = isolation
+        self.model_context = model.context  # tokens that the trained model takes
+        self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
+        self.tokenizer = TaskTokenizer.load(directory)
+        self.function: RolloutFunction = single_turn
+        if config.task.rollout != "single_turn":
+            self.function = load_rollout(config.task.rollout, base=context.files.base)
+        self.fleet = open_fleet(context)
+        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
+        portion, decode = config.rollout.progress_limit, self.tokenizer.decode_all
+        self.generator = Generator(self.fleet, self.served, decode, counts=context.vitals, portion=portion)
+        self.rows = GroupRows(context.bus)
+        self.log = ProgressLog(context)
+        self.reader = ProgressReader(context.bus, context.refuse)
+        self.under_way: set[Progress] = set()
 
 
 class Execution(Watch):
@@ -77,6 +82,9 @@ class Execution(Watch):
 
         Args:
             look: whether another worker may have worked on it before.
+
+        Raises:
+            WorkFailed: there is none.
         """
         progress = self._progress
         try:
@@ -85,11 +93,10 @@ class Execution(Watch):
             if self._delivery.at.deliveries > 1:
                 if self._issued.stage != "warmup":
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
-                if self._tools.suspects.doubts(progress.fruitless):
-                    poison = await self._tools.suspects.alone(self._delivery, self._came_to)
-                    return self._failure("poison", poison) if poison else None
+                if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._came_to):
+                    return None
                 await progress.hold()  # from here on the fence refuses every earlier holder
-            return await self._attempt()
+            return [await self._attempt()]
         except asyncio.CancelledError:
             leaves = self._context.stop.is_set() and self._delivery.verdict is None
             if leaves and (progress.unsaved or progress.is_in_vain):
@@ -102,8 +109,7 @@ class Execution(Watch):
         finally:
             progress.close()
 
-    async def _attempt(self) -> Produced:
-        """Run the rollout function and return its result, or the reason why there is none."""
+    async def _attempt(self) -> TrajectoryGenerated:
         try:
             rows = await self._tools.rows.of(self._issued)
             if self._issued.stage == "warmup":
@@ -112,19 +118,13 @@ class Execution(Watch):
                 self._tools.under_way.add(self._progress)
                 result = await self._roll_out(rows)
         except Diverged as error:
-            return self._failure("diverged", str(error))
+            raise WorkFailed("diverged", str(error)) from error
         except (EngineRefused, RowsUnreadable, TokenizerError) as error:
-            return self._failure("refused", str(error))
-        except RolloutFailed as error:
-            return self._failure("rollout", str(error))
+            raise WorkFailed("refused", str(error)) from error
         finally:
             self._tools.under_way.discard(self._progress)
         await self._progress.finish()
-        return [result]
-
-    def _failure(self, reason: FailureReason, detail: str) -> Produced:
-        tokens = self._delivery.tokens + self._progress.discarded
-        return failure(self._context, self._issued, self._delivery, reason, detail, tokens)
+        return result
 
     def _open_progress(self) -> Progress:
         return Progress(self._context, self._issued, self._delivery, self._tools.log, self._tools.reader)
@@ -181,7 +181,7 @@ class Execution(Watch):
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """New tokens came: progress may be due."""
         progress = self._progress
-        progress.discarded += discarded
+        self._delivery.discarded += discarded
         if tokens:
             progress.lineages.add(lineage)
             progress.left -= tokens
@@ -209,12 +209,12 @@ class Execution(Watch):
         except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
             raise
         except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
-            raise RolloutFailed(last_lines(error)) from error
+            raise WorkFailed("rollout", last_lines(error)) from error
         finally:
             self._progress.journal.end(token)
         segments = rollout.segments()
         if not segments:
-            raise RolloutFailed("the rollout function ended without a generate; there is nothing to train on")
+            raise WorkFailed("rollout", "the rollout function ended without a generate; there is nothing to train on")
         return self._result(
             rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=rollout.outcome_given()
         )
@@ -249,6 +249,6 @@ class Execution(Watch):
             versions=count_versions(segments),
             truncated=truncated,
             lineages=sorted(self._progress.lineages),
-            discarded=self._progress.discarded,
+            discarded=self._delivery.discarded,
             outcome=outcome,
         )

@@ -47,7 +47,6 @@ class Progress:
         self.journal = Journal()
         self.lineages: set[int] = set()  # of weights that sampled tokens
         self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
-        self.discarded = 0  # sampled tokens that belong to no answer
         self.left = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.config.rollout.progress_limit
@@ -153,7 +152,7 @@ class Progress:
             offset=self.journal.tokens,
             journal=self.journal.news(),
             lineages=sorted(self.lineages),
-            discarded=self.discarded,
+            discarded=self._delivery.discarded,
             follows=self._entries,
         )
 
@@ -245,7 +244,7 @@ class Progress:
                 self._context.log.warning("progress is not continued", trajectory=self._name, reason=str(error))
                 break
             self.lineages.update(stored.entry.lineages)
-            self.discarded = stored.entry.discarded
+            self._delivery.discarded = stored.entry.discarded
             self._entries += 1
             used.append(stored)
         return used

@@ -56,6 +56,8 @@ _LETTERS_AT_ONCE = 32
 class ActorFault(AsyncRLError):
     """An error that another start would not mend; the message states what to do."""
 
+    fatal = True
+
 
 class ActorDown(AsyncRLError):
     """An actor lost something it needs; another start may help."""
@@ -243,9 +245,9 @@ async def run_actor(context: Context, main: Any) -> int:
         await main(context)
         if context.faults:
             raise context.faults[0]
-    except (ActorFault, ActorDown, BusError) as error:
+    except AsyncRLError as error:
         denied = isinstance(error, BusDenied)
-        reason, code = str(error), FATAL if denied or isinstance(error, ActorFault) else 1
+        reason, code = str(error), FATAL if denied or error.fatal else 1
         context.log.error("actor stopped", reason=reason)
     except Exception as error:  # whatever it is, the supervisor and the log must have it before the process ends
         reason, code = f"{type(error).__name__}: {error}", 1

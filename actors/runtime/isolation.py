@@ -1,39 +1,50 @@
-"""A process of a worker's own role that has one piece of work at a time, watched by the worker.
+"""Isolation: tell work that kills its workers from work that was merely there when they died.
 
-The effect of a piece of work on its process is certain there: the worker survives it, and no other work was in that
-process. When the worker itself is killed, the kernel ends the process with it, and that death is not counted.
+A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
+times and brought nothing is therefore done in a process of its own: only what ends that process, again and again, is
+poison. The worker survives it, and no other work was in that process. When the worker itself is killed, the kernel ends
+the process with it, and that death is not counted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 import socket
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
-import uvloop
-from nats.aio.msg import Msg
 
-from actors.runtime.actor import Context, Login, module_of, open_context
-from actors.runtime.worker import Delivery
-from asyncrl.bus.errors import BusError
-from asyncrl.framing import Frames, pack
+from actors.runtime.actor import Context
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import publish, read
+from asyncrl.errors import AsyncRLError
+from asyncrl.framing import pack, read_frames
 from asyncrl.process import ChildProcess, python
-from asyncrl.telemetry.logs import open_log
-from topics.actors import HeldWork
+from topics.actors import WORK_ISOLATED, HeldWork, Waiting, WorkIsolated
+from topics.topic import ACTORS
+from topics.trajectories import FailureReason
+from topics.wire import WireError
 
+if TYPE_CHECKING:
+    from actors.runtime.worker import Delivery
+
+_SUSPECTED = 3  # runs without progress after which work is done alone
+_AT_ONCE = 4  # processes for work that is done alone
 _START_S = 120.0  # for a process to load what its role needs
 _LEAVE_S = 4.0  # for one that is asked to leave to store the progress of its work
 _LAST_ERROR_S = 1.0  # for what it sent before its end: what it forked may keep the socket open
-_HEARTBEAT_S = 1.0
-_READ_BYTES = 1 << 18
+State: TypeAlias = Literal["ready", "begun", "alive", "over", "left"]  # left: for a reason that is not the work's
+
+
+class WorkFailed(AsyncRLError):
+    """A piece of work of which nothing will come."""
+
+    def __init__(self, reason: FailureReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason: FailureReason = reason
 
 
 class Handed(msgspec.Struct, array_like=True):
@@ -48,7 +59,7 @@ class Handed(msgspec.Struct, array_like=True):
 class WorkResult(msgspec.Struct, array_like=True):
     """A report of the process: at each change, and every second."""
 
-    state: Literal["ready", "begun", "alive", "over", "left"]  # left: for a reason that is not the work's
+    state: State
     held: HeldWork | None = None
 
 
@@ -74,7 +85,7 @@ class IsolatedProcess:
         with theirs:
             words = (context.role, context.actor_id, context.bus.run, str(context.credentials), context.bus.address.url)
             process = await ChildProcess.start(
-                python("-m", "actors.runtime.isolation", *words, str(theirs.fileno())),
+                python("-m", "actors.runtime.isolated", *words, str(theirs.fileno())),
                 own_session=True,
                 inherits=(theirs.fileno(),),
             )
@@ -142,91 +153,96 @@ class IsolatedProcess:
             self._results.put_nowait(None)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        frames = Frames()
-        with contextlib.suppress(OSError):
-            while data := await reader.read(_READ_BYTES):
-                for frame in frames.feed(data):
-                    self._results.put_nowait(msgspec.msgpack.decode(frame, type=WorkResult))
+        async for frame in read_frames(reader):
+            self._results.put_nowait(msgspec.msgpack.decode(frame, type=WorkResult))
 
 
-class Hands:
-    """The process's side: where its work comes from, instead of a queue."""
+async def _nowhere() -> int:
+    return 0
 
-    def __init__(self, context: Context, sock: socket.socket) -> None:
+
+class Isolation:
+    """The work of one worker that is done alone."""
+
+    def __init__(self, context: Context) -> None:
         self._context = context
-        self._sock = sock
-        self._receive: Callable[[Msg], None] = lambda _: None
-        self._writer: asyncio.StreamWriter | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        most = context.config.workers.poison_after
+        self._beside = min(_SUSPECTED, most)  # runs beside other work
+        self._alone = max(1, most - self._beside)  # and alone, after which work is poison
+        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._idle: list[IsolatedProcess] = []
 
-    def open(self, receive: Callable[[Msg], None]) -> Hands:
-        """Return a stand-in for the queue of a worker's loop."""
-        self._receive = receive
-        return self
+    async def done_alone(
+        self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] = _nowhere
+    ) -> bool:
+        """Have suspect work done in a process of its own, again while it ends its process and is not yet poison.
 
-    async def start(self, credit: int) -> None:
-        """Report that work may come, one piece after another whatever the credit."""
-        reader, self._writer = await asyncio.open_connection(sock=self._sock)
-        self._tasks = [asyncio.create_task(self._read(reader)), asyncio.create_task(self._heartbeat())]
-        await self.report("ready")
+        Args:
+            fruitless: how often it was begun without progress.
+            came_to: how far it has come: deaths at another place than this are past.
 
-    def grant(self, count: int = 1) -> None:
-        """The work is over, unless it was a fault that ended it."""
-        if not self._context.faults:
-            self._tasks.append(asyncio.create_task(self.report("over")))
+        Returns:
+            Whether the work is over here; False where it may be done beside other work, or is isolated already.
+
+        Raises:
+            WorkFailed: it is poison.
+        """
+        if self._context.handed is not None or fruitless < self._beside:
+            return False
+        bus, record = self._context.bus, delivery.record
+        place = f"{record.stream.name}-{record.sequence}"
+        while True:
+            at = await came_to()
+            known = await self._deaths(place)
+            tries = known.tries if known is not None and known.at == at else 0
+            if known is not None and tries >= self._alone:
+                poison = f"{self._beside} runs without progress, then {tries} alone that ended in {known.how}"
+                await self._context.reject(record, f"poison: {poison}", poison=True)
+                raise WorkFailed("poison", poison)
+            self._context.count("isolated")
+            how = await self._run(delivery)
+            if not how:
+                return True
+            self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
+            await publish(bus, WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how))
 
     async def close(self) -> None:
-        """Take no more work."""
-        if self._tasks:
-            self._tasks[0].cancel()
+        """End the processes that wait for work."""
+        await asyncio.gather(*(process.end() for process in self._idle))
 
-    async def report(self, state: Literal["ready", "begun", "alive", "over", "left"]) -> None:
-        """Send a state, and what the oldest work is at."""
-        if self._writer is not None:
-            self._writer.write(pack(WorkResult(state, next(iter(self._context.holding()), None))))
-            with contextlib.suppress(OSError):
-                await self._writer.drain()
+    async def _run(self, delivery: Delivery[Any]) -> str:
+        """One run in a process of its own; returns how it ended that process, or nothing."""
+        with delivery.waiting(Waiting("turn")):
+            await self._places.acquire()
+        process = None
+        try:
+            with delivery.waiting(Waiting("isolated")):
+                process = await self._take_process()
+                how = await process.do(delivery) if process is not None else ""
+        except asyncio.CancelledError:
+            if process is not None:
+                await process.end()
+                if delivery.verdict is None:
+                    delivery.verdict = False  # that process gave it back
+            raise
+        finally:
+            self._places.release()
+        if process is not None and process.alive:
+            self._idle.append(process)
+        return how
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        frames = Frames()
-        while data := await reader.read(_READ_BYTES):
-            for frame in frames.feed(data):
-                handed = msgspec.msgpack.decode(frame, type=Handed)
-                await self.report("begun")
-                bus = self._context.bus
-                self._receive(Msg(bus.client, handed.subject, handed.reply, handed.data, handed.headers))
+    async def _take_process(self) -> IsolatedProcess | None:
+        while self._idle:
+            process = self._idle.pop()
+            if process.alive:
+                return process
+            await process.end()
+        return await IsolatedProcess.start(self._context)
 
-    async def _heartbeat(self) -> None:
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            await self.report("alive")
-
-
-async def run_actor(login: Login, sock: socket.socket) -> None:
-    """Do what is handed over until asked to leave.
-
-    Raises:
-        Exception: what a piece of work raised in the program itself: it counts against the work.
-    """
-    context = await open_context(login, open_log(actor=login.actor_id))
-    hands = Hands(context, sock)
-    context.handed = hands.open
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
-    try:
-        await module_of(login.role).main(context)
-        if context.faults:
-            raise context.faults[0]
-    except BusError as error:
-        context.log.error("isolated process left", reason=str(error))
-    await hands.report("left")
-    await context.bus.close()
-
-
-if __name__ == "__main__":
-    loop = uvloop.new_event_loop()
-    try:
-        role, actor_id, run, credentials, address, number = sys.argv[1:]
-        login = Login(role, actor_id, run, Path(credentials), address)
-        loop.run_until_complete(run_actor(login, socket.socket(fileno=int(number))))
-    except SystemExit:  # an exception of the work ends its process: no task of it may report that it is over
-        os._exit(1)
+    async def _deaths(self, place: str) -> WorkIsolated | None:
+        """Return the record of its isolated deaths."""
+        bus = self._context.bus
+        newest = await read_last(bus, ACTORS, WORK_ISOLATED.subject(bus.run, place))
+        with contextlib.suppress(WireError):  # an unreadable entry under its name is ignored
+            return None if newest is None else await read(bus, WorkIsolated, newest)
+        return None

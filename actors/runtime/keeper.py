@@ -86,6 +86,21 @@ class Keeper:
         crash_point("keeper.claimed")
         self.context.doing(Activity())
 
+    async def run(
+        self, decide: Callable[[], Sequence[Message]], *, until: Callable[[], float | None] = lambda: None
+    ) -> None:
+        """Append what is decided, whenever something new is folded, until the actor is asked to stop.
+
+        Args:
+            until: moment of the server's clock, in seconds, at which to decide even without anything new.
+        """
+        while not self.context.stop.is_set():
+            if decisions := decide():
+                await self.append(decisions)
+            else:
+                await self.changes(until())
+        await self.close()
+
     async def close(self) -> None:
         """Stop reading."""
         for listener in self._listeners.values():

@@ -14,6 +14,7 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from actors.runtime.actor import Context
+from actors.runtime.isolation import Isolation, WorkFailed
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, Fenced, publish, publish_if_latest, read
@@ -21,7 +22,15 @@ from asyncrl.bus.pull import Position, Puller, Source, position
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork, Waiting
 from topics.ids import stage_of
+from topics.prompts import PromptIssued
 from topics.table import QUEUES, topic_for
+from topics.trajectories import (
+    TRAJECTORY_FAILED,
+    TrajectoryFailed,
+    TrajectoryGenerated,
+    member_fields,
+    tokens_sampled,
+)
 from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
@@ -39,6 +48,7 @@ class Delivery(Generic[M]):
         "advanced_at",
         "at",
         "began_at",
+        "discarded",
         "fence",
         "lease_s",
         "lost",
@@ -62,6 +72,7 @@ class Delivery(Generic[M]):
         self.lease_s, self.lost = context.config.workers.lease_s, False
         self.waits_for = Waiting()  # for the vital signs
         self.tokens = 0  # sampled so far
+        self.discarded = 0  # sampled, and part of no answer
         self.waiting_on_others = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
         self.task: asyncio.Task[None] | None = None
         self.fence = 0  # sequence of the newest message about what is worked on, on a topic with a fence
@@ -141,10 +152,17 @@ class WorkerLoop(Generic[M]):
     """Holds up to `slots` deliveries at once, one task each.
 
     The handler returns the messages that the work comes to: they are published in order, and then it is acknowledged.
-    None leaves it to its present holder. A `BusError` ends the worker: nothing is assumed stored.
+    None leaves it to its present holder. A `WorkFailed` is published as `trajectory.failed` by those who may. A
+    `BusError` ends the worker: nothing is assumed stored.
     """
 
-    def __init__(self, context: Context, handler: Handler[M], slots: int) -> None:
+    def __init__(self, context: Context, handler: Handler[M], slots: int, *, counts_runs: bool = False) -> None:
+        """
+        Args:
+            counts_runs: the handler itself calls `isolation.done_alone`; else each delivery before counts as a run.
+        """
+        self.isolation = Isolation(context)
+        self._counts_runs = counts_runs
         self._context = context
         self._queue = QUEUES[context.role]
         self._kind: type[M] = self._queue.topic.message
@@ -175,6 +193,7 @@ class WorkerLoop(Generic[M]):
                 await self._idle.wait()
                 if self._acking is not None:
                     await self._acking
+        await self.isolation.close()
 
     def _pull(self, receive: Callable[[Msg], None]) -> Source:
         context, queue = self._context, self._queue
@@ -244,7 +263,7 @@ class WorkerLoop(Generic[M]):
         crash_point("work.received")
         try:
             message = await read(context.bus, self._kind, delivery.record)
-            produced = await self._handler(message, delivery)
+            produced = await self._produced(message, delivery)
             delivery.settled = True
             for output in produced or ():
                 await delivery.publish(output)
@@ -256,6 +275,31 @@ class WorkerLoop(Generic[M]):
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
             return True
+
+    async def _produced(self, message: M, delivery: Delivery[M]) -> Produced:
+        try:
+            if not self._counts_runs and await self.isolation.done_alone(delivery, delivery.at.deliveries - 1):
+                return None
+            return await self._handler(message, delivery)
+        except WorkFailed as error:
+            return self._failure(message, delivery, error)
+
+    def _failure(self, work: Message, delivery: Delivery[M], error: WorkFailed) -> Produced:
+        """The claim that nothing will come of some work; what follows from it is the buffer's decision.
+
+        None if the lease has run out: while a process is frozen calls time out, and another worker may be about to
+        finish.
+        """
+        context, name = self._context, delivery.record.subject.rsplit(".", 1)[1]
+        context.log.warning("work failed", work=name, reason=error.reason, detail=str(error), lapsed=delivery.lapsed)
+        if delivery.lapsed:
+            context.count("lapsed")
+            return None
+        if context.role not in TRAJECTORY_FAILED.publishers or not isinstance(work, PromptIssued | TrajectoryGenerated):
+            return []
+        tokens = delivery.tokens + delivery.discarded if isinstance(work, PromptIssued) else tokens_sampled(work)
+        fields = member_fields(work, delivery.at.deliveries)
+        return [TrajectoryFailed(**fields, reason=error.reason, detail=str(error), tokens=tokens)]
 
     async def _acknowledge(self) -> None:
         """Acknowledge work that is done and published. The server processes acknowledgements in order, so the

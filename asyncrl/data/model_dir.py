@@ -18,6 +18,8 @@ ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
 class ModelError(AsyncRLError):
     """A directory that is no whole model of a supported architecture."""
 
+    fatal = True
+
 
 class ModelInfo(NamedTuple):
     """The contents of a model directory."""

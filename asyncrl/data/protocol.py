@@ -12,6 +12,8 @@ from topics.prompts import PromptRow
 class DataError(AsyncRLError):
     """Data that cannot serve as the prompts of a task."""
 
+    fatal = True
+
 
 class DataSource(Protocol):
     """Rows of a task in a seeded order without end."""

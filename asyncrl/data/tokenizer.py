@@ -24,6 +24,8 @@ from topics.wire import Int32Array, UInt8Array
 class TokenizerError(AsyncRLError):
     """A tokenizer that cannot be loaded, or a row that it cannot turn into tokens."""
 
+    fatal = True
+
 
 class TaskTokenizer:
     """The tokenizer and the chat template of a model directory."""

@@ -25,6 +25,8 @@ _ANSWER_BYTES = 1 << 20
 class GraderError(AsyncRLError):
     """A reward that no grader is known for."""
 
+    fatal = True
+
 
 class GradeResult(msgspec.Struct):
     """The reward of one trajectory."""

@@ -17,6 +17,8 @@ _MODULES: dict[str, ModuleType] = {}  # by role
 class ActorsError(AsyncRLError):
     """A module that the config names holds no actor."""
 
+    fatal = True
+
 
 def load_actors(modules: Iterable[str], base: Path) -> None:
     """Import the user's actors and add their rows to the tables; each once per process.
