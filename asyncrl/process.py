@@ -26,11 +26,6 @@ def python(*words: str) -> list[str]:
     return [sys.executable, "-P", *words]
 
 
-def log_size(log: Path) -> int:
-    """Bytes that a log holds: what follows belongs to the process that is started next."""
-    return log.stat().st_size if log.exists() else 0
-
-
 def log_tail(log: Path, since: int = 0) -> str:
     """The last lines of a log, behind its first `since` bytes."""
     try:
@@ -162,8 +157,8 @@ class ChildProcess:
             own_session: Ctrl-C in the terminal is not for it.
             inherits: file descriptors that stay open in it.
         """
-        logged = log_size(log) if log is not None else 0
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
+        logged = os.fstat(output).st_size if output is not None else 0
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
@@ -171,7 +166,7 @@ class ChildProcess:
                 stdout=asyncio.subprocess.DEVNULL if piped else output,
                 stderr=asyncio.subprocess.PIPE if piped else output,
                 env={**os.environ, **(environment or {})},
-                preexec_fn=partial(die_with, os.getpid()),
+                preexec_fn=with_parent(),
                 start_new_session=own_session,
                 pass_fds=inherits,
             )

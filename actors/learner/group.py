@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.learner.rank import Call, Open, Rank
-from actors.learner.rank_wire import ERRORS, NumberedCall, Reply
+from actors.learner.rank import ERRORS, Call, NumberedCall, Open, Rank, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.framing import pack, read_frames
 from asyncrl.run.placement import Job, Placed

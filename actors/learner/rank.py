@@ -1,4 +1,7 @@
-"""A rank of the learner: one trainer, the rows it fetches, and the calls that the learner makes to it."""
+"""A rank of the learner: one trainer, the rows it fetches, and the calls that the learner makes to it.
+
+To a rank that is a process calls travel as length-prefixed MessagePack over a local socket.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,16 @@ import msgspec
 from actors.learner.payloads import fetch_trajectories
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
+from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.config.settings import Config
+from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.training.checkpoint import Checkpoint
-from asyncrl.training.protocol import Trainer
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError
+from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.ranks import join_ranks
 from asyncrl.training.trainers import open_trainer
@@ -282,3 +287,25 @@ class Export(Call[None]):
 
 
 AnyCall: TypeAlias = Open | Load | Fetch | Step | CopyWeights | CopyState | Digest | Publish | Save | Export
+BEAT_S = 1.0  # seconds between two heartbeats
+ERRORS: dict[str, type[AsyncRLError]] = {
+    error.__name__: error for error in (ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, RowError)
+}
+"""Errors that a rank reports and survives; any other ends it."""
+
+
+class NumberedCall(msgspec.Struct, array_like=True):
+    """A call to a rank."""
+
+    number: int
+    call: AnyCall
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """The answer of a rank to a call; without a number a heartbeat, as which the first one names the rank."""
+
+    rank: int
+    number: int | None = None
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""  # name of a class in `ERRORS`
+    reason: str = ""

@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from actors.learner.rank import Rank
-from actors.learner.rank_wire import BEAT_S, ERRORS, NumberedCall, Reply
+from actors.learner.rank import BEAT_S, ERRORS, NumberedCall, Rank, Reply
 from actors.runtime.actor import Context, Login, open_context
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -43,7 +44,7 @@ from topics.actors import (
     RunOpened,
     Vitals,
 )
-from topics.roles import OWN, ROLE_NAMES, ROLES
+from topics.roles import OWN, ROLE_NAMES, ROLES, SUPERVISOR
 from topics.topic import ACTORS, Stream, Topic
 from topics.wire import WireError
 
@@ -279,21 +280,18 @@ def server_cpu_s() -> float:
 
 
 async def _publish_vitals(context: Context) -> None:
-    started, cpu = time.monotonic(), cpu_s(context.role)
-    server = server_cpu_s() if context.role == "supervisor" else 0.0
     subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
+    meters: dict[str, Callable[[], float]] = {"cpu_share": partial(cpu_s, context.role)}
+    if context.role == SUPERVISOR:
+        meters["nats_cpu_share"] = server_cpu_s
+    before, spent = time.monotonic(), {name: read() for name, read in meters.items()}
     while True:
         message = context.take_vitals()
-        now_cpu = cpu_s(context.role)
-        message.values["cpu_s"] = round(now_cpu, 3)
-        message.values["cpu_share"] = round(max(0.0, now_cpu - cpu) / max(1e-9, time.monotonic() - started), 4)
-        if context.role == "supervisor":
-            now_server = server_cpu_s()
-            message.values["nats_cpu_share"] = round(
-                max(0.0, now_server - server) / max(1e-9, time.monotonic() - started), 4
-            )
-            server = now_server
-        started, cpu = time.monotonic(), now_cpu
+        now, spent_now = time.monotonic(), {name: read() for name, read in meters.items()}
+        for name, seconds in spent_now.items():
+            message.values[name] = round(max(0.0, seconds - spent[name]) / max(1e-9, now - before), 4)
+        message.values["cpu_s"] = round(spent_now["cpu_share"], 3)
+        before, spent = now, spent_now
         message.v = message.V
         if context.bus.client.is_connected:
             await context.bus.send(subject, msgspec.json.encode(message))

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
@@ -40,44 +41,26 @@ _REPORTED = 8  # pieces of held work that the vital signs list
 _REPORTED_AFTER_S = 2.0
 
 
+@dataclass(slots=True, eq=False)
 class Delivery(Generic[M]):
     """One piece of work, leased to this worker."""
 
-    __slots__ = (
-        "_bus",
-        "advanced_at",
-        "at",
-        "began_at",
-        "discarded",
-        "fence",
-        "lease_s",
-        "lost",
-        "message",
-        "record",
-        "renewed_at",
-        "settled",
-        "task",
-        "tokens",
-        "verdict",
-        "waiting_on_others",
-        "waits_for",
-    )
-
-    def __init__(self, context: Context, record: Record, at: Position, raw: Msg) -> None:
-        self._bus = context.bus
-        self.record = record
-        self.at = at
-        self.message = raw
-        self.began_at = self.advanced_at = self.renewed_at = time.monotonic()
-        self.lease_s, self.lost = context.config.workers.lease_s, False
-        self.waits_for = Waiting()  # for the vital signs
-        self.tokens = 0  # sampled so far
-        self.discarded = 0  # sampled, and part of no answer
-        self.waiting_on_others = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
-        self.task: asyncio.Task[None] | None = None
-        self.fence = 0  # sequence of the newest message about what is worked on, on a topic with a fence
-        self.settled = False  # what it came to is being published: nothing interrupts that
-        self.verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
+    _context: Context
+    record: Record
+    at: Position
+    message: Msg
+    began_at: float = field(default_factory=time.monotonic)
+    advanced_at: float = field(default_factory=time.monotonic)
+    renewed_at: float = field(default_factory=time.monotonic)
+    lost: bool = False  # its lease ran out once
+    waits_for: Waiting = field(default_factory=Waiting)  # for the vital signs
+    tokens: int = 0  # sampled so far
+    discarded: int = 0  # sampled, and part of no answer
+    waiting_on_others: int = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
+    task: asyncio.Task[None] | None = None
+    fence: int = 0  # sequence of the newest message about what is worked on, on a topic with a fence
+    settled: bool = False  # what it came to is being published: nothing interrupts that
+    verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
 
     def end(self, *, done: bool) -> None:
         """Stop the work: it is done (and will be acknowledged), or another worker has it."""
@@ -98,9 +81,9 @@ class Delivery(Generic[M]):
         """
         with self.waiting(PUBLISHING):
             if topic_for(message).fenced:
-                self.fence = await publish_if_latest(self._bus, message, self.fence)
+                self.fence = await publish_if_latest(self._context.bus, message, self.fence)
             else:
-                await publish(self._bus, message)
+                await publish(self._context.bus, message)
 
     def advanced(self) -> None:
         """The work came further: its lease deserves renewal."""
@@ -128,12 +111,12 @@ class Delivery(Generic[M]):
     @property
     def lapsed(self) -> bool:
         """Return whether the lease has run out once, as while a process is frozen: another worker may have the work."""
-        return self.lost or time.monotonic() > self.renewed_at + self.lease_s
+        return self.lost or time.monotonic() > self.renewed_at + self._context.config.workers.lease_s
 
     async def renew(self) -> None:
         """Keep the lease for another term."""
         self.lost, self.renewed_at = self.lapsed, time.monotonic()
-        await self._bus.send(self.message.reply, b"+WPI")
+        await self._context.bus.send(self.message.reply, b"+WPI")
 
     def granted_again(self, message: Msg) -> None:
         """Note a delivery to the same worker. One that was frozen cannot know when: a lapsed lease stays lapsed."""
@@ -141,7 +124,7 @@ class Delivery(Generic[M]):
 
     async def give_back(self) -> None:
         """Give it back for immediate redelivery."""
-        await self._bus.send(self.message.reply, b"-NAK")
+        await self._context.bus.send(self.message.reply, b"-NAK")
 
 
 Produced: TypeAlias = Sequence[Message] | None  # None: the work is left to another holder
