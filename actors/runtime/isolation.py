@@ -11,19 +11,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import time
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from actors.runtime.actor import Context
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.errors import AsyncRLError
-from asyncrl.framing import pack, read_frames
+from asyncrl.framing import read_within
 from asyncrl.process import ChildProcess, python
-from topics.actors import WORK_ISOLATED, HeldWork, Waiting, WorkIsolated
+from topics.actors import WORK_ISOLATED, Waiting, WorkIsolated
 from topics.topic import ACTORS
 from topics.trajectories import FailureReason
 from topics.wire import WireError
@@ -33,10 +30,9 @@ if TYPE_CHECKING:
 
 _SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone
-_START_S = 120.0  # for a process to load what its role needs
+_START_S = 60.0  # half of the time for a process to load what its role needs
+_LAST_S = 1.0  # for what it sent before its end
 _LEAVE_S = 4.0  # for one that is asked to leave to store the progress of its work
-_LAST_ERROR_S = 1.0  # for what it sent before its end: what it forked may keep the socket open
-State: TypeAlias = Literal["ready", "begun", "alive", "over", "left"]  # left: for a reason that is not the work's
 
 
 class WorkFailed(AsyncRLError):
@@ -45,116 +41,6 @@ class WorkFailed(AsyncRLError):
     def __init__(self, reason: FailureReason, detail: str) -> None:
         super().__init__(detail)
         self.reason: FailureReason = reason
-
-
-class Handed(msgspec.Struct, array_like=True):
-    """A piece of work, as the queue delivered it."""
-
-    subject: str
-    reply: str
-    headers: dict[str, str]
-    data: bytes
-
-
-class WorkResult(msgspec.Struct, array_like=True):
-    """A report of the process: at each change, and every second."""
-
-    state: State
-    held: HeldWork | None = None
-
-
-class IsolatedProcess:
-    """The worker's side of it."""
-
-    def __init__(
-        self,
-        process: ChildProcess,
-        streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        silence_s: float,
-    ) -> None:
-        self._process = process
-        self._writer = streams[1]
-        self._silence_s = silence_s
-        self._results: asyncio.Queue[WorkResult | None] = asyncio.Queue()  # None: nothing more will come
-        self._following = asyncio.create_task(self._follow(streams[0]))
-
-    @classmethod
-    async def start(cls, context: Context) -> IsolatedProcess | None:
-        """Start one and wait until it is ready; None where it does not come so far."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            words = (context.role, context.actor_id, context.bus.run, str(context.credentials), context.bus.address.url)
-            process = await ChildProcess.start(
-                python("-m", "actors.runtime.isolated", *words, str(theirs.fileno())),
-                own_session=True,
-                inherits=(theirs.fileno(),),
-            )
-        made = cls(process, await asyncio.open_connection(sock=ours), context.config.supervision.silence_s)
-        ready = False
-        try:
-            ready = await made._next(_START_S) is not None
-        finally:
-            if not ready:
-                await made.end()
-                context.log.warning("isolated process did not start", code=process.returncode)
-        return made if ready else None
-
-    @property
-    def alive(self) -> bool:
-        """Return whether it can be given work."""
-        return self._process.returncode is None
-
-    async def do(self, delivery: Delivery[Any]) -> str:
-        """Hand over a piece of work and wait until it is over; a caller that is cancelled meanwhile must `end` the
-        process.
-
-        Returns:
-            How the process ended because of it; empty where it did not: the work is done, or given back.
-        """
-        message, begun = delivery.message, False
-        self._writer.write(pack(Handed(message.subject, message.reply, message.headers or {}, message.data)))
-        while (result := await self._next(self._silence_s)) is not None:
-            begun = (begun or result.state == "begun") and result.state != "left"
-            if result.state == "over":
-                return ""
-            if result.held is not None:
-                delivery.waits_for, delivery.tokens = result.held.waiting, result.held.tokens
-                delivery.advanced_at = time.monotonic() - result.held.quiet_s
-        silent = self.alive
-        await self.end(_LEAVE_S if not silent else 0.0)
-        how = "no heartbeat" if silent else f"exit code {self._process.returncode}"
-        return how if begun else ""
-
-    async def end(self, within_s: float = _LEAVE_S) -> None:
-        """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
-        if within_s:
-            await self._process.end(within_s)
-        self._process.kill_group()
-        await self._process.wait()
-        self._following.cancel()
-        self._writer.close()
-
-    async def _next(self, silence_s: float) -> WorkResult | None:
-        """Return the next report; None where the process is silent or has ended."""
-        for _ in range(2):  # once more: it may have been this process that stood still
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(silence_s):
-                    return await self._results.get()
-        return None
-
-    async def _follow(self, reader: asyncio.StreamReader) -> None:
-        """Collect what it sends until it has ended."""
-        reading = asyncio.create_task(self._read(reader))
-        try:
-            await self._process.wait()
-            await asyncio.wait({reading}, timeout=_LAST_ERROR_S)
-        finally:
-            reading.cancel()
-            self._results.put_nowait(None)
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        async for frame in read_frames(reader):
-            self._results.put_nowait(msgspec.msgpack.decode(frame, type=WorkResult))
 
 
 async def _nowhere() -> int:
@@ -170,7 +56,6 @@ class Isolation:
         self._beside = min(_SUSPECTED, most)  # runs beside other work
         self._alone = max(1, most - self._beside)  # and alone, after which work is poison
         self._places = asyncio.Semaphore(_AT_ONCE)
-        self._idle: list[IsolatedProcess] = []
 
     async def done_alone(
         self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] = _nowhere
@@ -206,38 +91,59 @@ class Isolation:
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
             await publish(bus, WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how))
 
-    async def close(self) -> None:
-        """End the processes that wait for work."""
-        await asyncio.gather(*(process.end() for process in self._idle))
-
     async def _run(self, delivery: Delivery[Any]) -> str:
         """One run in a process of its own; returns how it ended that process, or nothing."""
         with delivery.waiting(Waiting("turn")):
             await self._places.acquire()
         process = None
+        ours, theirs = socket.socketpair()
         try:
-            with delivery.waiting(Waiting("isolated")):
-                process = await self._take_process()
-                how = await process.do(delivery) if process is not None else ""
+            with delivery.waiting(Waiting("isolated")), theirs:
+                process = await self._start(delivery, theirs.fileno())
+                theirs.close()
+                reader, writer = await asyncio.open_connection(sock=ours)
+                how = await self._follow(process, reader)
+                writer.close()
+                return how
         except asyncio.CancelledError:
-            if process is not None:
-                await process.end()
-                if delivery.verdict is None:
-                    delivery.verdict = False  # that process gave it back
+            if process is not None and delivery.verdict is None:
+                delivery.verdict = False  # that process gives it back
             raise
         finally:
             self._places.release()
-        if process is not None and process.alive:
-            self._idle.append(process)
-        return how
+            if process is not None:
+                await process.end(_LEAVE_S)
+                process.kill_group()
 
-    async def _take_process(self) -> IsolatedProcess | None:
-        while self._idle:
-            process = self._idle.pop()
-            if process.alive:
-                return process
-            await process.end()
-        return await IsolatedProcess.start(self._context)
+    async def _start(self, delivery: Delivery[Any], socket_number: int) -> ChildProcess:
+        context = self._context
+        login = (context.role, context.actor_id, context.bus.run, str(context.credentials), context.bus.address.url)
+        command = python("-m", "actors.runtime.isolated", *login, delivery.message.reply, str(socket_number))
+        return await ChildProcess.start(command, own_session=True, inherits=(socket_number,))
+
+    async def _follow(self, process: ChildProcess, reader: asyncio.StreamReader) -> str:
+        """Wait until a process has ended, or sends no more heartbeats; returns how its work did that, or nothing."""
+        begun, ended = False, asyncio.create_task(process.wait())  # what it forked may keep the socket open
+        try:
+            while not ended.done():
+                limit_s = self._context.config.supervision.silence_s if begun else _START_S
+                reading = asyncio.create_task(read_within(reader, limit_s))
+                await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if not reading.done():
+                    reading.cancel()
+                elif reading.result():
+                    begun = True
+                elif reader.at_eof():
+                    await asyncio.wait({ended}, timeout=_LEAVE_S)
+                else:
+                    process.kill_group()
+                    return "no heartbeat" if begun else ""
+        finally:
+            ended.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                begun = begun or bool(await reader.read(1))
+        return f"exit code {process.returncode}" if begun and process.returncode else ""
 
     async def _deaths(self, place: str) -> WorkIsolated | None:
         """Return the record of its isolated deaths."""

@@ -176,7 +176,6 @@ class WorkerLoop(Generic[M]):
                 await self._idle.wait()
                 if self._acking is not None:
                     await self._acking
-        await self.isolation.close()
 
     def _pull(self, receive: Callable[[Msg], None]) -> Source:
         context, queue = self._context, self._queue
