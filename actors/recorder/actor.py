@@ -11,11 +11,12 @@ from actors.recorder.files import MetricsFile
 from actors.recorder.fold import RecorderFold
 from actors.recorder.samples import Sampler
 from actors.runtime.actor import Context
+from actors.runtime.snapshots import check_positions
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_last_of_each, retry_until_deadline
-from asyncrl.bus.provision import stream_states
+from asyncrl.bus.log import Record, last_sequence, read_last_of_each, stream_info
 from asyncrl.telemetry.plot import draw_reward
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
+from topics.wire import WireError
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
 _LOGS = (ACTORS, BATCHES, TRAINING, GRADES, ENGINES)
@@ -69,14 +70,11 @@ class Recorder:
         """Continue from the positions in the files; start anew where there are none, or those of other logs."""
         bus, recorded = self.context.bus, self._file.read()
         if recorded is not None:
-            states = await retry_until_deadline(bus, lambda: stream_states(bus, list(_LOGS)))
-            ends = {name: int(state["last_seq"]) for name, state in states.items()}
-            if recorded.positions.keys() == ends.keys() and all(
-                0 <= position <= ends[name] for name, position in recorded.positions.items()
-            ):
+            try:
+                check_positions(recorded.positions, {log.name: await last_sequence(bus, log) for log in _LOGS})
                 self._positions, self.fold.state = recorded.positions, recorded.state
                 self.context.log.info("metrics go on", rows_bytes=recorded.rows_bytes, **recorded.positions)
-            else:
+            except WireError:
                 recorded = None
         self._file.begin(recorded)
 
@@ -103,7 +101,7 @@ class Recorder:
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less those of its keeper, warm-up and evaluations."""
         bus, config = self.context.bus, self.context.config
-        info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{PROMPTS.full_name(bus.run)}"))
+        info = await stream_info(bus, PROMPTS)
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
         warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)

@@ -7,8 +7,7 @@ from itertools import chain, islice, zip_longest
 from typing import Any
 
 from actors.runtime.actor import Context
-from asyncrl.bus.log import last_sequence, read_next, retry_until_deadline
-from asyncrl.bus.provision import stream_states
+from asyncrl.bus.log import last_sequence, read_next, stream_info
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
@@ -34,8 +33,7 @@ class Sampler:
     async def begin(self) -> None:
         """Take up where the file ends; anew where it is of other logs."""
         if self._count:
-            states = await retry_until_deadline(self._bus, lambda: stream_states(self._bus, [TRAJECTORIES]))
-            self._first = int(states[TRAJECTORIES.name]["first_seq"])
+            self._first = int((await stream_info(self._bus, TRAJECTORIES))["state"]["first_seq"])
             self._after = self._file.begin()
             ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}
             if any(self._after[event] > end for event, end in ends.items()):

@@ -18,7 +18,7 @@ from actors.runtime.snapshots import Snapshots
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.fold import Fold, Input
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_message, read_newest, retry_until_deadline
+from asyncrl.bus.log import Record, last_sequence, read_message, read_newest
 from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
@@ -259,14 +259,13 @@ class Keeper:
 
     async def _catch_up(self) -> None:
         """Fold all that is on the own log now, and learn the sequence of its end."""
-        bus = self.context.bus
-        info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{self.own.full_name(bus.run)}"))
+        last = await last_sequence(self.context.bus, self.own)
         # The newest records may be heartbeats that have expired: the end itself is never read back.
         newest = await read_newest(self.context.bus, self.own)
         sequence = newest.sequence if newest is not None else 0
         await self._read_back(sequence)
         if self._own_log.last >= sequence:
-            self._tail = max(self._tail, int(info["state"]["last_seq"]))
+            self._tail = max(self._tail, last)
 
     async def _read_back(self, sequence: int) -> None:
         if self._own_log.last >= sequence or self.context.stop.is_set():

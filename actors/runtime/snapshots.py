@@ -75,17 +75,26 @@ class Snapshots:
             ends = {stream.name: await last_sequence(bus, stream) for stream in streams} | {
                 self._own.name: record.sequence - 1
             }
-            if snapshot.positions.keys() != ends.keys():
-                raise WireError(f"it folds {sorted(snapshot.positions)}, not {sorted(ends)}")
-            for name, position in snapshot.positions.items():
-                if not 0 <= position <= ends[name]:
-                    raise WireError(f"it has folded {name} up to {position}, which ends at {ends[name]}")
+            check_positions(snapshot.positions, ends)
             self._fold.state = decode(type(self._fold.state), snapshot.state)
         except (WireError, BlobMissing) as error:
             log.warning("snapshot unusable", sequence=record.sequence, reason=str(error))
             return {}
         log.info("snapshot restored", sequence=record.sequence, **snapshot.positions)
         return snapshot.positions
+
+
+def check_positions(positions: Mapping[str, int], ends: Mapping[str, int]) -> None:
+    """Compare how far some logs were folded with their ends, by name.
+
+    Raises:
+        WireError: these are no positions in these logs.
+    """
+    if positions.keys() != ends.keys():
+        raise WireError(f"it folds {sorted(positions)}, not {sorted(ends)}")
+    for name, position in positions.items():
+        if not 0 <= position <= ends[name]:
+            raise WireError(f"it has folded {name} up to {position}, which ends at {ends[name]}")
 
 
 def format_of(kind: type[msgspec.Struct]) -> str:

@@ -67,7 +67,6 @@ class Supervisor:
         self.context = context
         self.fold = SupervisorFold(context.config)
         self._children: dict[str, _Child] = {}
-        self._failed = asyncio.Event()
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
         self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
         self._failure = ""
@@ -91,7 +90,7 @@ class Supervisor:
         else:
             self._reconcile()
         finished_at = 0.0
-        while not (self.context.stop.is_set() or self._state.stopping or self._failed.is_set()):
+        while not (self.context.stop.is_set() or self._state.stopping):
             if self._state.asked:
                 asked, self._state.asked = self._state.asked, {}
                 wanted = {role: min(count, self._most(role)) for role, count in asked.items()}
@@ -163,37 +162,28 @@ class Supervisor:
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
             )
-            if code == DENIED:
-                await self._publish_denied(child, reason)
+            if code == DENIED:  # the server refuses its login: it cannot publish that itself
+                await publish(self.context.bus, ActorStopped(child.role, child.actor_id, reason, denied=True))
             if code in (FATAL, DENIED) or child.deaths.should_give_up:
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
-                self._failed.set()
                 self.context.stop.set()
                 return
             self.context.count("restarts")
             await child.deaths.pause()
 
-    async def _publish_denied(self, child: _Child, reason: str) -> None:
-        """Publish the end of an actor whose login the server refuses."""
-        await publish(self.context.bus, ActorStopped(child.role, child.actor_id, reason, denied=True))
-
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""
-        try:
-            await self._start(child)
-        except OSError as error:  # no process, no memory, no file left: it may be another time
-            return 1, f"it cannot be started: {error}"
-        assert child.process is not None
-        return await child.process.wait(), child.process.end_text
-
-    async def _start(self, child: _Child) -> None:
         context = self.context
         job = actor_job(context.files.credentials, context.config.run, child.role, child.actor_id)
-        child.process = await context.placement.start(job)
+        try:
+            process = child.process = await context.placement.start(job)
+        except OSError as error:  # no process, no memory, no file left: it may be another time
+            return 1, f"it cannot be started: {error}"
         crash_point("actor.started")
         self._liveness.begin(child.actor_id)
         if child.leaving:
-            child.process.terminate()
+            process.terminate()
+        return await process.wait(), process.end_text
 
     def _on_silent(self, actor_id: str) -> None:
         """Kill a process that stopped sending heartbeats: a stopped process does not handle SIGTERM."""

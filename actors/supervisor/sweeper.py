@@ -19,7 +19,7 @@ from typing import Any
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_message, retry_until_deadline
+from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
 from asyncrl.bus.publish import BLOB, CHUNKS, Blob, blob_named, blob_owner
 from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
 from topics.weights import WEIGHTS_STORED
@@ -113,17 +113,13 @@ class Sweeper:
         found: dict[str, list[str]] = defaultdict(list)
         offset, total = 0, 1
         while offset < total:
-            info = await self._info(stream, {"subjects_filter": pattern, "offset": offset})
+            info = await stream_info(self._bus, stream, {"subjects_filter": pattern, "offset": offset})
             subjects = info["state"].get("subjects") or {}
             for subject in subjects:
                 key = subject.rsplit(".", 1)[1]
                 found[key.rpartition("-")[0]].append(key)
             offset, total = offset + len(subjects), info.get("total", 0) if subjects else 0
         return found
-
-    async def _info(self, stream: Stream, body: dict[str, Any]) -> dict[str, Any]:
-        call = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
-        return await retry_until_deadline(self._bus, lambda: self._bus.api(call, body))
 
 
 async def purge_blobs(bus: Bus, stream: Stream, blobs: Iterable[Blob]) -> int:

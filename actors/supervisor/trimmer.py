@@ -18,7 +18,7 @@ from actors.runtime.keeper import Keeper
 from actors.supervisor.sweeper import Sweeper, purge, purge_blobs, purge_versions
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline
+from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline, stream_info
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
@@ -106,13 +106,13 @@ class Trimmer:
                 self.fold.apply(topic, None, record)
 
     async def _look(self) -> None:
-        fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        fills = await self._fills()
         share = max(fill.share for fill in fills)
         due = self.fold.kept_step > self._trimmed_for
         waited = time.monotonic() > self._trimmed_at + _TRIM_S
         if self._trims and (due or (share > TRIM_SHARE and waited)):
             await self._trim(pressed=share > TRIM_SHARE, full=share > PAUSE_SHARE)
-            fills = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+            fills = await self._fills()
         await self._press(max(fills, key=lambda fill: fill.share))
         await self._sweeper.sweep()
         await self._prune()
@@ -126,7 +126,7 @@ class Trimmer:
         self._trimmed_for = kept_step
         if pressed:
             self.fold.disown(await self._strangers())
-        before = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        before = await self._fills()
         contained = await self._contained() if full else self.fold.kept_step
         gone = self.fold.needless(end, contained, pressed=pressed)
         if gone.below <= before[0].first and not (gone.logs or gone.ended):
@@ -136,14 +136,14 @@ class Trimmer:
         messages = await self._purge_messages(gone)
         crash_point("trim.purged")
         self.fold.forget(gone)
-        after = [await self._fill(TRAJECTORIES), await self._fill(BLOBS)]
+        after = await self._fills()
         freed = sum(fill.bytes for fill in before) - sum(fill.bytes for fill in after)
         message = StreamTrimmed(TRAJECTORIES.name, gone.below, messages, max(0, freed), chunks)
         self._context.log.info("stream trimmed", below=gone.below, messages=messages, chunks=chunks, bytes=freed)
         await self._keeper.append_until_stored([message])
 
-    async def _arrived(self) -> bool:
-        """Wait until everything that the payload stream holds now was folded; False if that does not come."""
+    async def _end(self) -> int | None:
+        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
         fill = await self._fill(TRAJECTORIES)
         try:
             async with asyncio.timeout(_NEWS_S):
@@ -152,13 +152,6 @@ class Trimmer:
                     await self._received.wait()
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
-            return False
-        return True
-
-    async def _end(self) -> int | None:
-        """The sequence below which everything was folded and nothing waits for a reward; None if that does not come."""
-        fill = await self._fill(TRAJECTORIES)
-        if not await self._arrived():
             return None
         queue = QUEUES["reward"]
         subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
@@ -226,7 +219,9 @@ class Trimmer:
         self._context.count("pruned", removed)
 
     async def _fill(self, stream: Stream) -> _Fill:
-        subject = f"STREAM.INFO.{stream.full_name(self._bus.run)}"
-        info = await retry_until_deadline(self._bus, lambda: self._bus.api(subject))
+        info = await stream_info(self._bus, stream)
         state, most = info["state"], info["config"]["max_bytes"]
         return _Fill(stream.name, state["bytes"], most, state["first_seq"], state["last_seq"])
+
+    async def _fills(self) -> list[_Fill]:
+        return [await self._fill(stream) for stream in (TRAJECTORIES, BLOBS)]

@@ -230,8 +230,12 @@ async def read_newest(bus: Bus, stream: Stream) -> Record | None:
 
 async def last_sequence(bus: Bus, stream: Stream) -> int:
     """Sequence of the last message that a log was given, also where that is gone by now; 0 for none."""
-    info = await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}"))
-    return int(info["state"]["last_seq"])
+    return int((await stream_info(bus, stream))["state"]["last_seq"])
+
+
+async def stream_info(bus: Bus, stream: Stream, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The server's description of a stream: its `config` and `state`, with what `body` asks for besides."""
+    return await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}", body))
 
 
 async def read_last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> list[Record]:
