@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import msgspec
 
@@ -132,7 +131,7 @@ class LearnerFold(Fold):
         steps = [saved.step for saved in self.state.checkpoints]
         return min(steps) if len(steps) > 1 else self._origin
 
-    def recall(self, topic: Topic[Any], packed: BatchPacked, record: Record) -> None:
+    def recall(self, _topic: Topic[BatchPacked], packed: BatchPacked, record: Record) -> None:
         """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
         self.state.batches[packed.step] = record.sequence
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, stream_info
 from asyncrl.telemetry.plot import draw_reward
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
-from topics.wire import WireError
+from topics.wire import Message, WireError
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
 _LOGS = (ACTORS, BATCHES, TRAINING, GRADES, ENGINES)
@@ -107,7 +106,7 @@ class Recorder:
         warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
-    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         self.fold.apply(topic, message, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES

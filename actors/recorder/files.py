@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -46,7 +45,7 @@ class MetricsFile:
         with self.path.open("ab") as file:
             file.truncate(recorded.rows_bytes if recorded is not None else 0)
 
-    def append(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, rows: list[dict[str, object]]) -> None:
         """Write rows at the end."""
         with self.path.open("ab") as file:
             file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))

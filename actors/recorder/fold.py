@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -42,11 +41,19 @@ class Packed(msgspec.Struct):
     figures: dict[str, float]
 
 
+class Score(msgspec.Struct):
+    """The part of an evaluation that the summary needs."""
+
+    version: int
+    versions: dict[int, int]  # tokens of each version that answered
+    accuracy: float
+
+
 class RecorderState(msgspec.Struct):
     """The whole state as plain data. A field whose meaning changes gets another name."""
 
-    first_eval: dict[str, Any] | None = None  # of the lowest version
-    last_eval: dict[str, Any] | None = None  # of the highest
+    first_eval: Score | None = None  # of the lowest version
+    last_eval: Score | None = None  # of the highest
     evaluated: int = 0  # prompts of all evaluations
     lags: dict[int, int] = {}  # trained tokens per lag
     dropped: dict[str, int] = {}  # ends without training, by reason
@@ -77,7 +84,7 @@ class RecorderFold(Fold):
     """Rows for the metrics file and the figures of the summary."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []  # not yet written
+        self.rows: list[dict[str, object]] = []  # not yet written
         self.state = RecorderState()
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
 
@@ -118,7 +125,7 @@ class RecorderFold(Fold):
     def _on_opened(self, opened: RunOpened, _record: Record) -> None:
         self.state.steps_wanted = opened.steps
 
-    def summary(self, run: str, steps: Sequence[StepRow]) -> dict[str, Any]:
+    def summary(self, run: str, steps: Sequence[StepRow]) -> dict[str, object]:
         """The figures of a run, named with their units.
 
         Args:
@@ -140,9 +147,9 @@ class RecorderFold(Fold):
                 (_mean(rewards[end - _WINDOW : end]) or 0.0 for end in range(_WINDOW, len(rewards) + 1)), default=None
             ),
             "steps_without_spread": state.flat_steps,
-            "greedy_accuracy_before": first["accuracy"] if first is not None else None,
-            "greedy_accuracy_after": last["accuracy"] if last is not None and last != first else None,
-            "evaluated_versions_after": last["versions"] if last is not None else None,
+            "greedy_accuracy_before": first.accuracy if first is not None else None,
+            "greedy_accuracy_after": last.accuracy if last is not None and last != first else None,
+            "evaluated_versions_after": last.versions if last is not None else None,
             "trajectories_issued": self.issued,
             "trajectories_trained": state.trajectories_trained,
             "trajectories_failed": sum(state.failed.values()),
@@ -181,7 +188,7 @@ class RecorderFold(Fold):
         if state.trained is not None and message.step <= state.trained:
             return  # trained again on a new lineage: the figures are those of the first time
         state.trained = message.step
-        row = {
+        row: dict[str, object] = {
             "step": message.step,
             "stage": message.stage,
             "lineage": message.lineage,
@@ -222,21 +229,24 @@ class RecorderFold(Fold):
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         state = self.state
-        found = {
+        score = Score(message.version, message.versions, message.accuracy)
+        if state.first_eval is None or score.version <= state.first_eval.version:
+            state.first_eval = score
+        if state.last_eval is None or score.version >= state.last_eval.version:
+            state.last_eval = score
+        state.evaluated += message.prompts
+        row = {
+            "event": "eval",
+            "time_s": round((record.time_ns - state.first_ns) / 1e9, 3),
             "version": message.version,
-            "versions": {str(version): count for version, count in message.versions.items()},
+            "versions": message.versions,
             "accuracy": message.accuracy,
             "prompts": message.prompts,
             "failed": message.failed,
             "seconds": message.seconds,
             **message.metrics,
         }
-        state.evaluated += message.prompts
-        if state.first_eval is None or message.version <= state.first_eval["version"]:
-            state.first_eval = found
-        if state.last_eval is None or message.version >= state.last_eval["version"]:
-            state.last_eval = found
-        self.rows.append({"event": "eval", "time_s": round((record.time_ns - state.first_ns) / 1e9, 3), **found})
+        self.rows.append(row)
 
     def _seconds_to(self, reward: float, steps: Sequence[StepRow]) -> float | None:
         """Seconds of RL until the mean of five steps reached a reward."""

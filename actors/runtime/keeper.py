@@ -11,7 +11,6 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
@@ -200,7 +199,7 @@ class Keeper:
         take, refuse, headers_only = self._take, self._refuse, entry.headers_only
         return Listener(bus, stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
 
-    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         self._check_claim(topic, record)
         if topic.message not in _OWN_RECORDS:
             self._fold.apply(topic, message, record)
@@ -230,7 +229,7 @@ class Keeper:
             positions = {stream.name: listener.last for stream, listener in self._listeners.items()}
             self.context.watch(asyncio.create_task(self._publish_snapshot(self._snapshots.take(positions))))
 
-    def _check_claim(self, topic: Topic[Any], record: Record) -> None:
+    def _check_claim(self, topic: Topic[Message], record: Record) -> None:
         if topic.message is not KeeperClaimed or record.stream is not self.own:
             return
         if record.headers[NONCE] == self.nonce:

@@ -34,6 +34,7 @@ from topics.streams import (
 from topics.table import QUEUES, topic_of
 from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.wire import Message
 
 _LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
@@ -93,7 +94,7 @@ class Trimmer:
         finally:
             await self._stored.close()
 
-    def _take(self, topic: Topic[Any], message: Any, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         self._received.set()
         self.fold.apply(topic, message, record)
 
