@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from actors.runtime.actor import Context as Context
+    from actors.runtime.delivery import Delivery as Delivery
     from actors.runtime.keeper import Keeper as Keeper
-    from actors.runtime.worker import Delivery as Delivery
     from actors.runtime.worker import WorkerLoop as WorkerLoop
     from asyncrl.bus.fold import Fold as Fold
     from asyncrl.bus.fold import on as on
@@ -35,7 +35,7 @@ _MODULES = {
     "AsyncRLError": "asyncrl.errors",
     "Config": "asyncrl.config.settings",
     "Context": "actors.runtime.actor",
-    "Delivery": "actors.runtime.worker",
+    "Delivery": "actors.runtime.delivery",
     "Fold": "asyncrl.bus.fold",
     "Generated": "asyncrl.rollout.context",
     "GradeRequest": "asyncrl.rewards.score",

@@ -93,6 +93,10 @@ class Topic(Generic[M]):
         """The subjects of all its messages."""
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
 
+    def fence(self, run: str, key: str) -> str:
+        """The subjects of all messages about a key of its noun, whatever happened to it."""
+        return f"asyncrl.{run}.{self.name.partition('.')[0]}.*.{key}"
+
     def ingest(self, run: str, key: str = "") -> str:
         """The subject that one message is published to."""
         return self.stream.ingest(self.subject(run, key))

@@ -8,8 +8,9 @@ from contextlib import nullcontext
 import xxhash
 
 from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
-from actors.runtime.worker import Delivery, WorkerLoop
+from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.publish import body_of
 from asyncrl.rewards.graders import Grader, GradeRequest, GradeResult, RewardFailed, open_grader
 from topics.actors import Waiting

@@ -8,8 +8,9 @@ from typing import Any
 from actors.rollout.ends import EVERY, Ends
 from actors.rollout.execution import Execution, Tools
 from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
 from actors.runtime.engines import follow_engines
-from actors.runtime.worker import Delivery, Produced, WorkerLoop
+from actors.runtime.worker import Produced, WorkerLoop
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped

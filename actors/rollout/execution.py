@@ -11,9 +11,10 @@ import numpy as np
 from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
 from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
 from actors.runtime.engines import open_fleet
 from actors.runtime.isolation import Isolation, WorkFailed
-from actors.runtime.worker import Delivery, Produced
+from actors.runtime.worker import Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced

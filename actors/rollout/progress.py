@@ -10,16 +10,16 @@ import asyncio
 
 from actors.rollout.progress_log import ProgressLog, ProgressReader, StoredEntry
 from actors.runtime.actor import Context
-from actors.runtime.worker import PUBLISHING, Delivery
-from asyncrl.bus.log import Record, read_last
+from actors.runtime.delivery import PUBLISHING, Delivery
+from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued
 from topics.table import topic_of
-from topics.topic import TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
     Holding,
     ProgressEntry,
     TrajectoryProgressed,
@@ -58,7 +58,6 @@ class Progress:
         self._before: list[Holding] = []  # the progress that this delivery continues
         self._is_held = False  # the fence names this worker's log
         self._is_stored = False  # and something is there
-        self._reconnects = context.bus.reconnects  # when the fence was last known to be held here
         self._stored_tokens = 0
         self._entries = 0  # stored, those that this delivery continues among them
         self._holding = asyncio.Lock()
@@ -92,7 +91,7 @@ class Progress:
 
     async def look(self) -> bool:
         """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""
-        newest = await self._read_newest()
+        newest = await self._delivery.newest(TRAJECTORY_PROGRESSED)
         if newest is None:
             return False
         if (attempt := attempt_of(newest)) is None:
@@ -110,7 +109,7 @@ class Progress:
         """Have the fence name this worker: from here on nothing that another worker stores counts."""
         async with self._holding:
             if self._is_held:
-                await self._check_fence()
+                await self._delivery.check_fence(TRAJECTORY_PROGRESSED)
                 return
             message = TrajectoryProgressed(
                 trajectory_id=self._name,
@@ -121,9 +120,8 @@ class Progress:
                 before=self._before,
                 fruitless=self.fruitless + 1,
             )
-            reconnects = self._context.bus.reconnects
             await self._delivery.publish(message)
-            self._is_held, self._reconnects = True, reconnects
+            self._is_held = True
             crash_point("progress.held")
 
     async def keep(self) -> None:
@@ -137,7 +135,7 @@ class Progress:
         if self.unsaved < _COMPANY * self._limit or not self._can_exceed or self._over or self._is_offered:
             return
         self._is_offered = True
-        if self._is_held and self._is_certain:
+        if self._is_held and self._delivery.holds_fence:
             self._log.offer(self)
         else:
             self._background = asyncio.create_task(self.keep())
@@ -181,20 +179,6 @@ class Progress:
         """Return whether the requests under way may still bring more tokens than the limit allows to lose."""
         return self.unsaved + self.left > self._limit
 
-    @property
-    def _is_certain(self) -> bool:
-        """Return whether no other worker can have taken it over since the fence was last known to be held here."""
-        return not self._delivery.lapsed and self._context.bus.reconnects == self._reconnects
-
-    async def _check_fence(self) -> None:
-        """Ask the server, where the lease has run out once, or a server that lost it may have given it to another."""
-        if self._is_certain:
-            return
-        reconnects, newest = self._context.bus.reconnects, await self._read_newest()
-        if newest is None or newest.sequence != self._delivery.fence:
-            raise Fenced(f"{self._name}: another worker went on with it")
-        self._reconnects = reconnects
-
     def _kept(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:
             return
@@ -203,10 +187,6 @@ class Progress:
         else:
             self._context.fail(error)
         self._delivery.end(done=False)
-
-    async def _read_newest(self) -> Record | None:
-        bus = self._context.bus
-        return await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.{self._name}")
 
     async def _resume(self, newest: Record) -> None:
         """Go on from what is stored, or from the start where it cannot be read."""

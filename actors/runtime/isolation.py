@@ -12,9 +12,10 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.errors import AsyncRLError
@@ -24,9 +25,6 @@ from topics.actors import WORK_ISOLATED, Waiting, WorkIsolated
 from topics.topic import ACTORS
 from topics.trajectories import FailureReason
 from topics.wire import WireError
-
-if TYPE_CHECKING:
-    from actors.runtime.worker import Delivery
 
 _SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone

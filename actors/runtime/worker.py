@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
@@ -15,13 +13,14 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import Isolation, WorkFailed
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BlobMissing, Fenced, publish, publish_if_latest, read
-from asyncrl.bus.pull import Position, Puller, Source, position
+from asyncrl.bus.publish import BlobMissing, Fenced, read
+from asyncrl.bus.pull import Puller, Source, position
 from asyncrl.crash import crash_point
-from topics.actors import HeldWork, Waiting
+from topics.actors import HeldWork
 from topics.ids import stage_of
 from topics.prompts import PromptIssued
 from topics.table import QUEUES, topic_for
@@ -36,95 +35,8 @@ from topics.wire import Message, WireError, prepare
 
 M = TypeVar("M", bound=Message)
 
-PUBLISHING = Waiting("publish")  # a message has nats.publish_deadline_s to be stored
 _REPORTED = 8  # pieces of held work that the vital signs list
 _REPORTED_AFTER_S = 2.0
-
-
-@dataclass(slots=True, eq=False)
-class Delivery(Generic[M]):
-    """One piece of work, leased to this worker."""
-
-    _context: Context
-    record: Record
-    at: Position
-    message: Msg
-    began_at: float = field(default_factory=time.monotonic)
-    advanced_at: float = field(default_factory=time.monotonic)
-    renewed_at: float = field(default_factory=time.monotonic)
-    lost: bool = False  # its lease ran out once
-    waits_for: Waiting = field(default_factory=Waiting)  # for the vital signs
-    tokens: int = 0  # sampled so far
-    discarded: int = 0  # sampled, and part of no answer
-    waiting_on_others: int = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
-    task: asyncio.Task[None] | None = None
-    fence: int = 0  # sequence of the newest message about what is worked on, on a topic with a fence
-    settled: bool = False  # what it came to is being published: nothing interrupts that
-    verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
-
-    def end(self, *, done: bool) -> None:
-        """Stop the work: it is done (and will be acknowledged), or another worker has it."""
-        self.verdict = done
-        self.cancel()
-
-    def cancel(self) -> None:
-        """Stop the work, unless its outcome is being published."""
-        if self.task is not None and not self.settled:
-            self.task.cancel()
-
-    async def publish(self, message: Message) -> None:
-        """Publish what it came to, so far or at its end.
-
-        Raises:
-            Fenced: another worker went on with it.
-            BusError: it cannot be stored.
-        """
-        with self.waiting(PUBLISHING):
-            if topic_for(message).fenced:
-                self.fence = await publish_if_latest(self._context.bus, message, self.fence)
-            else:
-                await publish(self._context.bus, message)
-
-    def advanced(self) -> None:
-        """The work came further: its lease deserves renewal."""
-        self.advanced_at = time.monotonic()
-
-    @contextmanager
-    def waiting(self, waits_for: Waiting) -> Iterator[None]:
-        """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
-        self.waiting_on_others += 1
-        self.waits_for = waits_for
-        try:
-            yield
-        finally:
-            self.waiting_on_others -= 1
-            if self.waits_for == waits_for:
-                self.waits_for = Waiting()
-            self.advanced()
-
-    def vitals_entry(self, now: float) -> HeldWork:
-        """Return its entry in the vital signs."""
-        name = self.record.subject.rsplit(".", 1)[1]
-        held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
-        return HeldWork(name, held_s, quiet_s, self.waits_for, self.tokens)
-
-    @property
-    def lapsed(self) -> bool:
-        """Return whether the lease has run out once, as while a process is frozen: another worker may have the work."""
-        return self.lost or time.monotonic() > self.renewed_at + self._context.config.workers.lease_s
-
-    async def renew(self) -> None:
-        """Keep the lease for another term."""
-        self.lost, self.renewed_at = self.lapsed, time.monotonic()
-        await self._context.bus.send(self.message.reply, b"+WPI")
-
-    def granted_again(self, message: Msg) -> None:
-        """Note a delivery to the same worker. One that was frozen cannot know when: a lapsed lease stays lapsed."""
-        self.lost, self.message, self.renewed_at = self.lapsed, message, time.monotonic()
-
-    async def give_back(self) -> None:
-        """Give it back for immediate redelivery."""
-        await self._context.bus.send(self.message.reply, b"-NAK")
 
 
 Produced: TypeAlias = Sequence[Message] | None  # None: the work is left to another holder
@@ -237,8 +149,7 @@ class WorkerLoop(Generic[M]):
 
     def _takes_slot(self, delivery: Delivery[M]) -> bool:
         """Return whether it counts against the slots. Evaluations run beside them, so that training waits for none."""
-        name = delivery.record.subject.rsplit(".", 1)[1]
-        return stage_of(name) != "eval" or self._context.handed is not None
+        return stage_of(delivery.name) != "eval" or self._context.handed is not None
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context
@@ -272,7 +183,7 @@ class WorkerLoop(Generic[M]):
         None if the lease has run out: while a process is frozen calls time out, and another worker may be about to
         finish.
         """
-        context, name = self._context, delivery.record.subject.rsplit(".", 1)[1]
+        context, name = self._context, delivery.name
         context.log.warning("work failed", work=name, reason=error.reason, detail=str(error), lapsed=delivery.lapsed)
         if delivery.lapsed:
             context.count("lapsed")

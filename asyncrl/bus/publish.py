@@ -93,8 +93,7 @@ async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
     """
     topic = topic_for(message)
     body, key = pack(message, topic), topic.key_of(message)
-    noun = topic.name.split(".", maxsplit=1)[0]
-    fence = f"asyncrl.{bus.run}.{noun}.*.{key}"
+    fence = topic.fence(bus.run, key)
     headers = _headers(topic, message, body) | {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
         return await _store(bus, topic, key, body, headers)

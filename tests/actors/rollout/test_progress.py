@@ -8,7 +8,7 @@ from nats.aio.msg import Msg
 
 from actors.rollout.progress import Progress
 from actors.rollout.progress_log import ProgressLog, ProgressReader
-from actors.runtime.worker import Delivery
+from actors.runtime.delivery import Delivery
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next

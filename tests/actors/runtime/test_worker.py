@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from actors.runtime.actor import Context
-from actors.runtime.worker import Delivery, WorkerLoop
+from actors.runtime.delivery import Delivery
+from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_message

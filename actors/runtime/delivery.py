@@ -1,0 +1,141 @@
+"""A piece of work, leased to this worker: its lease, its fence, and what it came to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from nats.aio.msg import Msg
+
+from actors.runtime.actor import Context
+from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.publish import Fenced, publish, publish_if_latest
+from asyncrl.bus.pull import Position
+from topics.actors import HeldWork, Waiting
+from topics.table import topic_for
+from topics.topic import Topic
+from topics.wire import Message
+
+M = TypeVar("M", bound=Message)
+
+PUBLISHING = Waiting("publish")  # a message has nats.publish_deadline_s to be stored
+
+
+@dataclass(slots=True, eq=False)
+class Delivery(Generic[M]):
+    """One piece of work, leased to this worker."""
+
+    _context: Context
+    record: Record
+    at: Position
+    message: Msg
+    began_at: float = field(default_factory=time.monotonic)
+    advanced_at: float = field(default_factory=time.monotonic)
+    renewed_at: float = field(default_factory=time.monotonic)
+    lost: bool = False  # its lease ran out once
+    waits_for: Waiting = field(default_factory=Waiting)  # for the vital signs
+    tokens: int = 0  # sampled so far
+    discarded: int = 0  # sampled, and part of no answer
+    waiting_on_others: int = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
+    task: asyncio.Task[None] | None = None
+    fence: int = 0  # sequence of the newest message about what is worked on, on a topic with a fence
+    settled: bool = False  # what it came to is being published: nothing interrupts that
+    verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
+    _reconnects: int = -1  # of the connection, when the fence was last known to be held here
+
+    @property
+    def name(self) -> str:
+        """The key of its message: the trajectory."""
+        return self.record.subject.rsplit(".", 1)[1]
+
+    def end(self, *, done: bool) -> None:
+        """Stop the work: it is done (and will be acknowledged), or another worker has it."""
+        self.verdict = done
+        self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the work, unless its outcome is being published."""
+        if self.task is not None and not self.settled:
+            self.task.cancel()
+
+    async def publish(self, message: Message) -> None:
+        """Publish what it came to, so far or at its end.
+
+        Raises:
+            Fenced: another worker went on with it.
+            BusError: it cannot be stored.
+        """
+        with self.waiting(PUBLISHING):
+            if topic_for(message).fenced:
+                reconnects = self._context.bus.reconnects
+                self.fence = await publish_if_latest(self._context.bus, message, self.fence)
+                self._reconnects = reconnects
+            else:
+                await publish(self._context.bus, message)
+
+    async def newest(self, topic: Topic[Any]) -> Record | None:
+        """Read the newest message inside the fence of the work, which a topic has."""
+        bus = self._context.bus
+        return await read_last(bus, topic.stream, topic.fence(bus.run, self.name))
+
+    @property
+    def holds_fence(self) -> bool:
+        """Return whether no other worker can have taken it over since the fence was last known to be held here."""
+        return not self.lapsed and self._context.bus.reconnects == self._reconnects
+
+    async def check_fence(self, topic: Topic[Any]) -> None:
+        """Ask the server, where the lease has run out once, or a server that lost it may have given it to another.
+
+        Raises:
+            Fenced: another worker went on with it.
+        """
+        if self.holds_fence:
+            return
+        reconnects, newest = self._context.bus.reconnects, await self.newest(topic)
+        if newest is None or newest.sequence != self.fence:
+            raise Fenced(f"{self.name}: another worker went on with it")
+        self._reconnects = reconnects
+
+    def advanced(self) -> None:
+        """The work came further: its lease deserves renewal."""
+        self.advanced_at = time.monotonic()
+
+    @contextmanager
+    def waiting(self, waits_for: Waiting) -> Iterator[None]:
+        """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
+        self.waiting_on_others += 1
+        self.waits_for = waits_for
+        try:
+            yield
+        finally:
+            self.waiting_on_others -= 1
+            if self.waits_for == waits_for:
+                self.waits_for = Waiting()
+            self.advanced()
+
+    def vitals_entry(self, now: float) -> HeldWork:
+        """Return its entry in the vital signs."""
+        held_s, quiet_s = round(now - self.began_at, 1), round(now - self.advanced_at, 1)
+        return HeldWork(self.name, held_s, quiet_s, self.waits_for, self.tokens)
+
+    @property
+    def lapsed(self) -> bool:
+        """Return whether the lease has run out once, as while a process is frozen: another worker may have the work."""
+        return self.lost or time.monotonic() > self.renewed_at + self._context.config.workers.lease_s
+
+    async def renew(self) -> None:
+        """Keep the lease for another term."""
+        self.lost, self.renewed_at = self.lapsed, time.monotonic()
+        await self._context.bus.send(self.message.reply, b"+WPI")
+
+    def granted_again(self, message: Msg) -> None:
+        """Note a delivery to the same worker. One that was frozen cannot know when: a lapsed lease stays lapsed."""
+        self.lost, self.message, self.renewed_at = self.lapsed, message, time.monotonic()
+
+    async def give_back(self) -> None:
+        """Give it back for immediate redelivery."""
+        await self._context.bus.send(self.message.reply, b"-NAK")
