@@ -59,16 +59,15 @@ class Frames:
 async def read_frames(reader: asyncio.StreamReader, silence_s: float | None = None) -> AsyncIterator[bytes]:
     """The frames of a stream, until it ends or nothing comes for twice the seconds of silence."""
     frames = Frames()
-    with contextlib.suppress(OSError):
-        while data := await read_within(reader, silence_s):
-            for frame in frames.feed(data):
-                yield frame
+    while data := await read_within(reader, silence_s):
+        for frame in frames.feed(data):
+            yield frame
 
 
 async def read_within(reader: asyncio.StreamReader, silence_s: float | None) -> bytes:
     """Return what comes next; nothing where the stream ends, or nothing comes for twice the seconds of silence."""
     for _ in range(2):  # once more: it may have been this process that stood still
-        with contextlib.suppress(TimeoutError):
+        with contextlib.suppress(OSError):  # a TimeoutError is one
             async with asyncio.timeout(silence_s):
                 return await reader.read(_STREAM_BYTES)
     return b""

@@ -29,7 +29,6 @@ from topics.wire import WireError
 _SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone
 _START_S = 60.0  # half of the time for a process to load what its role needs
-_LAST_S = 1.0  # for what it sent before its end
 _LEAVE_S = 4.0  # for one that is asked to leave to store the progress of its work
 
 
@@ -100,9 +99,8 @@ class Isolation:
                 process = await self._start(delivery, theirs.fileno())
                 theirs.close()
                 reader, writer = await asyncio.open_connection(sock=ours)
-                how = await self._follow(process, reader)
-                writer.close()
-                return how
+                with contextlib.closing(writer):
+                    return await self._follow(process, reader)
         except asyncio.CancelledError:
             if process is not None and delivery.verdict is None:
                 delivery.verdict = False  # that process gives it back
@@ -121,26 +119,16 @@ class Isolation:
 
     async def _follow(self, process: ChildProcess, reader: asyncio.StreamReader) -> str:
         """Wait until a process has ended, or sends no more heartbeats; returns how its work did that, or nothing."""
-        begun, ended = False, asyncio.create_task(process.wait())  # what it forked may keep the socket open
-        try:
-            while not ended.done():
-                limit_s = self._context.config.supervision.silence_s if begun else _START_S
-                reading = asyncio.create_task(read_within(reader, limit_s))
-                await asyncio.wait({ended, reading}, return_when=asyncio.FIRST_COMPLETED)
-                if not reading.done():
-                    reading.cancel()
-                elif reading.result():
-                    begun = True
-                elif reader.at_eof():
-                    await asyncio.wait({ended}, timeout=_LEAVE_S)
-                else:
-                    process.kill_group()
-                    return "no heartbeat" if begun else ""
-        finally:
-            ended.cancel()
+        begun, silence_s = False, self._context.config.supervision.silence_s
+        while await read_within(reader, silence_s if begun else _START_S):
+            begun = True
+        over = reader.at_eof() or reader.exception() is not None or process.returncode is not None
+        if not over:
+            process.kill_group()
+            return "no heartbeat" if begun else ""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_S):
-                begun = begun or bool(await reader.read(1))
+            async with asyncio.timeout(_LEAVE_S):
+                await process.wait()
         return f"exit code {process.returncode}" if begun and process.returncode else ""
 
     async def _deaths(self, place: str) -> WorkIsolated | None:
