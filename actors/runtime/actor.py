@@ -25,7 +25,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish, read
+from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish, read, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
@@ -35,7 +35,6 @@ from asyncrl.run.placement import PLACEMENTS, Placement
 from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import (
     RUN_OPENED,
-    VITALS_TAKEN,
     Activity,
     ActorStarted,
     ActorStopped,
@@ -280,7 +279,6 @@ def server_cpu_s() -> float:
 
 
 async def _publish_vitals(context: Context) -> None:
-    subject = VITALS_TAKEN.ingest(context.bus.run, context.actor_id)
     meters: dict[str, Callable[[], float]] = {"cpu_share": partial(cpu_s, context.role)}
     if context.role == SUPERVISOR:
         meters["nats_cpu_share"] = server_cpu_s
@@ -292,7 +290,5 @@ async def _publish_vitals(context: Context) -> None:
             message.values[name] = round(max(0.0, seconds - spent[name]) / max(1e-9, now - before), 4)
         message.values["cpu_s"] = round(spent_now["cpu_share"], 3)
         before, spent = now, spent_now
-        message.v = message.V
-        if context.bus.client.is_connected:
-            await context.bus.send(subject, msgspec.json.encode(message))
+        await send(context.bus, message)
         await asyncio.sleep(min(VITALS_S, context.config.supervision.silence_s / 4))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-import msgspec
-
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusError
+from asyncrl.bus.publish import send
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import Watch
-from topics.runs import RUN_STATE
 
 _EVERY_S = 1.0
 _LISTED = 256  # actors, and engines
@@ -40,11 +38,7 @@ async def publish_state(context: Context, watch: Watch, now: Callable[[], float]
         watch: of the run.
         now: the server's clock, seconds since the epoch.
     """
-    bus = context.bus
     while not context.stop.is_set():
-        if bus.client.is_connected:
-            message = run_status(watch.state, int(now() * 1e9), most=_LISTED)
-            message.v = message.V
-            await bus.send(RUN_STATE.ingest(bus.run), msgspec.json.encode(message))
+        await send(context.bus, run_status(watch.state, int(now() * 1e9), most=_LISTED))
         await asyncio.sleep(_EVERY_S)
     await watch.close()

@@ -85,6 +85,13 @@ async def publish(
     return await _store(bus, topic, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 
 
+async def send(bus: Bus, message: Message) -> None:
+    """Publish a message that another one follows soon: without an acknowledgement, and not while the server is away."""
+    topic = topic_for(message)
+    if bus.client.is_connected:
+        await bus.send(topic.ingest(bus.run, topic.key_of(message)), pack(message, topic))
+
+
 async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
     """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
 
