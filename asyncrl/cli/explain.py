@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read what was published about it, and print it in order of time."""
     name = arguments.trajectory
     if _ID.fullmatch(name) is None:
-        raise WrongUsage(f"{name!r} is no trajectory; they are called as p000042-3 is")
+        raise WrongUsage(f"{name!r} is no trajectory; their ids look like p000042-3")
     found = any_run(arguments)
     history, sample = read_topics(found, "explain", lambda bus: _read(bus, found, name))
     print(history_text(history))

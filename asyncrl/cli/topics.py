@@ -1,20 +1,27 @@
-"""`asyncrl topics`: the table of all topics: publishers, subscribers, and how long each is kept."""
+"""`asyncrl topics`: the table of all topics, or one of them with its fields."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
 
 from asyncrl.cli.output import print_json
 from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
-from asyncrl.config.topics_reference import KEPT, roles, topics_markdown
+from asyncrl.config.topics_reference import roles, topic_section, topics_markdown
+from asyncrl.errors import WrongUsage
 from asyncrl.run.user_actors import load_actors
-from topics.table import TOPICS, subscribers_of
+from topics.table import BY_NAME, TOPICS, subscribers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
+    parser.add_argument("topic", nargs="?", default="", help="show this one with all its fields")
     parser.add_argument("--config", default="", help="with the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
@@ -28,27 +35,28 @@ def run(arguments: argparse.Namespace) -> int:
         load_actors(loaded.config.actors, loaded.base)
     if arguments.asyncapi:
         print_json(asyncapi())
+    elif arguments.markdown:
+        print(topics_markdown().rstrip("\n"))
+    elif arguments.topic:
+        if arguments.topic not in BY_NAME:
+            close = (
+                ", ".join(difflib.get_close_matches(arguments.topic, BY_NAME))
+                or "the names that `asyncrl topics` lists"
+            )
+            raise WrongUsage(f"no topic is called {arguments.topic!r}; expected {close}")
+        Console().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
     else:
-        print((topics_markdown() if arguments.markdown else topics_text()).rstrip("\n"))
+        Console().print(topics_table())
     return 0
 
 
-def topics_text() -> str:
-    """The table for a terminal: one topic a line, columns aligned."""
-    rows = [("TOPIC", "MESSAGE", "STREAM", "KEPT", "PUBLISHERS", "SUBSCRIBERS", "ABOUT")]
+def topics_table() -> Table:
+    """The table for a terminal."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("topic", "stream", "publishers", "subscribers", "about"):
+        table.add_column(column, no_wrap=column in ("topic", "stream"))
     for topic in TOPICS:
-        rows.append(
-            (
-                topic.name,
-                topic.message.__name__,
-                topic.stream.name,
-                KEPT[topic.stream.keep],
-                roles(topic.publishers),
-                roles(subscribers_of(topic)),
-                about(topic.message),
-            )
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    )
+        first, _, _ = about(topic.message).partition(". ")
+        of_topic = (topic.name, topic.stream.name, roles(topic.publishers), roles(subscribers_of(topic)))
+        table.add_row(*of_topic, first.removesuffix("."))
+    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -149,18 +150,26 @@ def text_settings() -> set[str]:
     return {setting.key for table in documented_tables() for setting in table.settings if setting.type == "string"}
 
 
-def settings_text() -> str:
-    """The tree for a terminal."""
+def settings_text(prefix: str = "", columns: int = 100) -> str:
+    """The tree for a terminal, or the settings whose keys begin with a prefix, wrapped to a width in columns.
+
+    Raises:
+        LookupError: no key begins with the prefix.
+    """
     lines = []
     for table in documented_tables():
-        lines += [f"[{table.key}]  {table.doc}" if table.key else table.doc, ""]
-        for setting in table.settings:
+        chosen = [setting for setting in table.settings if setting.key.startswith(prefix)]
+        if chosen:
+            lines += [*textwrap.wrap(f"[{table.key}]  {table.doc}" if table.key else table.doc, columns), ""]
+        for setting in chosen:
             unit = f" {setting.unit}" if setting.unit else ""
-            lines += [
-                f"  {setting.key} = {toml_text(setting.default)}{unit}  ({setting.expected})",
-                f"      {setting.doc}",
-            ]
-        lines.append("")
+            head = f"{setting.key} = {toml_text(setting.default)}{unit}  ({setting.expected})"
+            lines += textwrap.wrap(head, columns, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+            lines += textwrap.wrap(setting.doc, columns, initial_indent="      ", subsequent_indent="      ")
+        if chosen:
+            lines.append("")
+    if not lines:
+        raise LookupError(f"no setting begins with {prefix!r}; `asyncrl settings` lists all")
     return "\n".join(lines)
 
 

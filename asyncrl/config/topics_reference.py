@@ -78,7 +78,7 @@ def topics_markdown() -> str:
     columns = ("topic", "message", "stream", "publishers", "subscribers")
     lines += ["", "## All topics", "", *markdown_table(columns, topics)]
     for topic in TOPICS:
-        lines += ["", *_topic_section(topic)]
+        lines += ["", *topic_section(topic)]
     lines += ["", "## Parts of messages"]
     for part in dict.fromkeys(part for topic in TOPICS for part in parts_of(topic.message)):
         lines += ["", f"### {part.__name__}", "", about(part), "", *_field_table(part)]
@@ -90,7 +90,8 @@ def roles(names: Sequence[str]) -> str:
     return "all" if names is ROLE_NAMES else ", ".join(names)
 
 
-def _topic_section(topic: Topic[Any]) -> list[str]:
+def topic_section(topic: Topic[Any]) -> list[str]:
+    """Lines about a topic and the fields of its message, as Markdown."""
     key = f".<{topic.key}>" if topic.key else ""
     where = f"in `{topic.stream.name}`, kept {KEPT[topic.stream.keep]}"
     lines = [

@@ -110,7 +110,7 @@ async def reissue(bus: Bus, name: str) -> str:
 async def _reissue_prompt(bus: Bus, name: str) -> str:
     prompt_id = name.rsplit("-", 1)[0]
     if prompt_id[:1] not in ("p", "r") or not prompt_id[1:].isdecimal():
-        raise AsyncRLError(f"{name!r} is no prompt of RL; they are called as p000042 is")
+        raise AsyncRLError(f"{name!r} is no prompt of RL; their ids look like p000042")
     issued = await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{prompt_id}-0"))
     if issued is None:
         raise AsyncRLError(f"{prompt_id} was never issued")

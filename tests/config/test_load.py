@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.cli.main import run
+from asyncrl.cli.main import run as run_command
 from asyncrl.config.hints import hints
 from asyncrl.config.load import SHIPPED, ConfigError, key_lines, load_config
 from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
@@ -302,6 +303,15 @@ def test_the_settings_page_is_fresh(capsys):
 def test_every_setting_and_table_has_a_sentence():
     assert all(table.doc and all(setting.doc for setting in table.settings) for table in documented_tables())
     assert all(key in settings_text() and key in settings_markdown() for key in known_settings())
+
+
+def test_settings_are_shown_by_the_beginning_of_their_keys(capsys):
+    assert run_command(["settings", "learner.lr"]) == 0
+    shown = capsys.readouterr().out
+    assert "learner.lr = " in shown
+    assert "buffer.max_lag" not in shown
+    assert run_command(["settings", "learnr"]) == 2
+    assert "no setting begins with 'learnr'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from asyncrl.cli.main import main
-from asyncrl.cli.topics import topics_text
+from asyncrl.cli.main import run as run_command
+from asyncrl.cli.topics import topics_table
 from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import fields_of
 from asyncrl.config.topics_reference import headers_of, topics_markdown
@@ -45,10 +46,13 @@ def test_the_page_about_topics_is_generated_from_the_source():
     )
 
 
-def test_every_topic_has_one_line_in_the_table():
-    lines = topics_text().splitlines()
+def test_every_topic_has_a_row_in_the_table_and_one_is_shown_with_its_fields(capsys):
+    assert list(topics_table().columns[0].cells) == [topic.name for topic in TOPICS]
 
-    assert [line.split()[0] for line in lines[1:]] == [topic.name for topic in TOPICS]
+    assert run_command(["topics", "batch.trained"]) == 0
+    assert "batch_sequence" in capsys.readouterr().out
+    assert run_command(["topics", "batch.train"]) == 2
+    assert "no topic is called 'batch.train'; expected batch.trained" in capsys.readouterr().err
 
 
 def test_fields_carry_their_comments_types_and_defaults():
