@@ -39,10 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(topics_markdown().rstrip("\n"))
     elif arguments.topic:
         if arguments.topic not in BY_NAME:
-            close = (
-                ", ".join(difflib.get_close_matches(arguments.topic, BY_NAME))
-                or "the names that `asyncrl topics` lists"
-            )
+            close = ", ".join(difflib.get_close_matches(arguments.topic, BY_NAME)) or "one that `asyncrl topics` lists"
             raise WrongUsage(f"no topic is called {arguments.topic!r}; expected {close}")
         Console().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
     else:
@@ -53,10 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
 def topics_table() -> Table:
     """The table for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("topic", "stream", "publishers", "subscribers", "about"):
-        table.add_column(column, no_wrap=column in ("topic", "stream"))
+    for column in ("topic", "publishers", "subscribers", "about"):
+        table.add_column(column, no_wrap=column == "topic")
     for topic in TOPICS:
         first, _, _ = about(topic.message).partition(". ")
-        of_topic = (topic.name, topic.stream.name, roles(topic.publishers), roles(subscribers_of(topic)))
+        of_topic = (topic.name, roles(topic.publishers), roles(subscribers_of(topic)))
         table.add_row(*of_topic, first.removesuffix("."))
     return table
