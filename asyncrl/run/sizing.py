@@ -180,8 +180,7 @@ class Plan:
             keeps = {Retention.LEDGER: "never by training", Retention.PAYLOAD: "never: purged behind checkpoints"}
             return keeps.get(need.stream.keep, "never: in memory, one message for each actor")
         steps = config.learner.steps + (size - need.least) // need.step
-        trajectories = (steps - config.start.step) * config.buffer.batch_groups * config.rollout.group_size
-        return f"after step {steps:,} (of {config.learner.steps:,}), {trajectories:,} trajectories"
+        return f"after step {steps:,} (of {config.learner.steps:,})"
 
     def _fewer(self, short: list[Need], given: int) -> str:
         """Return the number of steps that would fit, where that is any."""
