@@ -12,7 +12,7 @@ from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of
-from topics.stalls import StallEnded, StallFound
+from topics.stalls import StallEnded
 from topics.table import topic_for
 from topics.wire import Message
 
@@ -47,9 +47,7 @@ async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, train
         if context.stop.is_set():
             return  # an actor that leaves now was asked to
         findings = {(finding.cause, finding.object): finding for finding in found_now}
-        decisions: list[Message] = [
-            StallFound(*key, new.evidence, new.advice) for key, new in findings.items() if key not in state.stalls
-        ]
+        decisions: list[Message] = [new for key, new in findings.items() if key not in state.stalls]
         decisions += [StallEnded(old.cause, old.object) for key, old in state.stalls.items() if key not in findings]
         found = bool(findings)
         for decision in decisions:

@@ -8,8 +8,8 @@ import asyncio
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, live_run
 from asyncrl.state.diagnose import diagnose, headline
-from asyncrl.state.findings import Finding
 from asyncrl.state.watch import look
+from topics.stalls import StallFound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,12 +24,12 @@ def run(arguments: argparse.Namespace) -> int:
     state = asyncio.run(look(found.address, found.run, found.root))
     findings = diagnose(state)
     line = headline(state)
-    values = {"run": found.run, "state": line, "findings": [_values(finding) for finding in findings]}
+    values = {"run": found.run, "state": line, "findings": findings}
     show(arguments, values, lambda: findings_text(found.run, line, findings))
     return 1 if findings else 0
 
 
-def findings_text(run: str, line: str, findings: list[Finding]) -> str:
+def findings_text(run: str, line: str, findings: list[StallFound]) -> str:
     """Return the findings as text."""
     if not findings:
         return f"run {run}: {line}"
@@ -38,12 +38,3 @@ def findings_text(run: str, line: str, findings: list[Finding]) -> str:
         for finding in findings
     ]
     return "\n".join([f"run {run}: {len(findings)} finding{'s' if len(findings) > 1 else ''}", *texts])
-
-
-def _values(finding: Finding) -> dict[str, str]:
-    return {
-        "cause": finding.cause,
-        "object": finding.object,
-        "evidence": finding.evidence,
-        "advice": finding.advice,
-    }

@@ -11,12 +11,12 @@ import statistics
 from collections.abc import Iterator
 from itertools import pairwise
 
-from asyncrl.state.facts import faults
-from asyncrl.state.findings import Finding
+from asyncrl.state.facts import blockers, faults
+from asyncrl.state.findings import finding
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState
-from asyncrl.state.words import activity_text, waiting_text
-from topics.actors import Activity, HeldWork
+from topics.actors import Activity, HeldWork, Waiting
+from topics.stalls import StallFound
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than so many steps
@@ -32,9 +32,32 @@ _FLAT_STEPS = 5  # with equal rewards, before that is worth a remark
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
 _BESIDE = ("dead letters", "clock off")  # no process waits for these
+_WAITING = {
+    "function": "in the rollout function",
+    "engine": "{name}",
+    "retry": "{name} after {fault}",
+    "version": "an engine with version {version}",
+    "tool": "tool {name}",
+    "reward": "its reward",
+    "evaluation": "answers and their rewards",
+    "publish": "a publish",
+    "turn": "its turn",
+    "isolated": "in a process of its own",
+}
+_ACTIVITIES = {
+    "": "has not reported its activity",
+    "loading": "loads the model",
+    "training": "trains batch {number}",
+    "publishing": "copies version {number}",
+    "saving": "copies checkpoint {number}",
+    "awaiting batch": "waits for batch {number}",
+    "making row": "makes row {number}",
+    "standby": "stands by",
+    "taking over": "takes over",
+}
 
 
-def diagnose(state: RunState) -> list[Finding]:
+def diagnose(state: RunState) -> list[StallFound]:
     """Everything that keeps a run from advancing, root causes only.
 
     Args:
@@ -43,11 +66,11 @@ def diagnose(state: RunState) -> list[Finding]:
     Returns:
         Findings, in the order in which to look at them; none for a run that is well, or over.
     """
-    found = list(faults(state))
-    if state.finished or state.stop_requested:
-        return [finding for finding in found if finding.blocks]  # processes and servers leave one after the other
-    if not state.opened_ns or any(finding.blocks for finding in found):
+    found = list(blockers(state))
+    ending = state.finished or state.stop_requested  # then processes and servers leave one after the other
+    if found or ending or not state.opened_ns:
         return found
+    found += faults(state)
     if stalled_s(state) > patience_s(state) and not _compiles(state):
         found += _stall(state, found)
     return found
@@ -72,7 +95,7 @@ def _pace_s(state: RunState) -> float | None:
     """Seconds between two steps of the stage that the run is in; None as long as it has done few of them."""
     warm = state.trained < 0
     recent = [step for step in state.steps[-_PACE_STEPS:] if step.time_ns >= state.opened_ns]
-    steps = [step for step in recent if (step.stage == "warmup") is warm]
+    steps = [step for step in recent if (step.message.stage == "warmup") is warm]
     if len(steps) <= _FEW_STEPS:
         return None
     return statistics.median((after.time_ns - before.time_ns) / 1e9 for before, after in pairwise(steps))
@@ -87,14 +110,14 @@ def headline(state: RunState) -> str:
         return "starting: not opened yet"
     if newest is None or newest.time_ns < state.opened_ns:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
-    total = f" of {state.total}" if newest.stage == "rl" else " (warm-up)"
-    learnt = [step.spread for step in state.steps[-_PACE_STEPS:] if step.stage == "rl"]
+    total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"
+    learnt = [step.message.rewards[1] for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
     flat = len(learnt) >= _FLAT_STEPS and not any(learnt)
     remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
-    return f"healthy: step {newest.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
+    return f"healthy: step {newest.message.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
 
 
-def _stall(state: RunState, known: list[Finding]) -> list[Finding]:
+def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
     """Return the causes for which no batch is trained."""
     if state.trained >= state.total:
         return []
@@ -105,11 +128,11 @@ def _stall(state: RunState, known: list[Finding]) -> list[Finding]:
         return list(_learner(state))
     if _starts(state) or _explains(known, "buffer", "prompter"):
         return []
-    ill = {finding.object for finding in known}
+    ill = {one.object for one in known}
     found = [*_idle(state), *_reward(state, ill), *_rollout(state, ill)]
     if not _explains(known, "engine"):
         found += _version(state, ill)
-    if not (found or _recovers(state) or any(finding.cause not in _BESIDE for finding in known)):
+    if not (found or _recovers(state) or any(one.cause not in _BESIDE for one in known)):
         found += _credit(state)
     return found
 
@@ -125,13 +148,13 @@ def _compiles(state: RunState) -> bool:
     """Return whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
     if state.config.engine.kind in ("embedded", "scripted"):
         return False
-    begun = any(step.stage == "rl" and step.time_ns > state.opened_ns for step in state.steps)
+    begun = any(step.message.stage == "rl" and step.time_ns > state.opened_ns for step in state.steps)
     ready = min((engine.ready_ns for engine in state.engines.values() if engine.ready_ns), default=0)
     return not begun and bool(ready) and state.since_s(max(ready, state.opened_ns)) < _COMPILING_S
 
 
-def _explains(known: list[Finding], *roles: str) -> bool:
-    return any(finding.object.rsplit("-", 1)[0] in roles for finding in known)
+def _explains(known: list[StallFound], *roles: str) -> bool:
+    return any(one.object.rsplit("-", 1)[0] in roles for one in known)
 
 
 def _recovers(state: RunState) -> bool:
@@ -146,9 +169,9 @@ def _held(state: RunState, role: str, ill: set[str]) -> list[tuple[Actor, HeldWo
     return [(actor, work) for actor, work in state.held(role) if actor.actor_id not in ill]
 
 
-def _learner(state: RunState) -> Iterator[Finding]:
+def _learner(state: RunState) -> Iterator[StallFound]:
     """A batch waits for the learner: is it slow?"""
-    slowest_s = max((step.train_s for step in state.steps), default=0.0)
+    slowest_s = max((step.message.metrics.get("train_s", 0.0) for step in state.steps), default=0.0)
     for actor in state.of_role("learner")[:1]:
         doing = actor.vitals.doing if actor.vitals is not None else Activity()
         busy_s = actor.gauge("doing_s") or 0.0
@@ -160,11 +183,11 @@ def _learner(state: RunState) -> Iterator[Finding]:
         if busy_s <= bound_s:
             continue
         batch = f"batch {state.trained + 1} is packed" if state.packed_ns else "no batch is packed yet"
-        evidence = f"{batch}; the learner {activity_text(doing)} for {busy_s:.0f} s"
-        yield Finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
+        evidence = f"{batch}; the learner {_activity_text(doing)} for {busy_s:.0f} s"
+        yield finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
 
 
-def _idle(state: RunState) -> Iterator[Finding]:
+def _idle(state: RunState) -> Iterator[StallFound]:
     """Find work that waits in a queue without a consumer."""
     for role in ("rollout", "reward"):
         queue = state.queues.get(role, {})
@@ -173,10 +196,10 @@ def _idle(state: RunState) -> Iterator[Finding]:
             wanted = state.wanted.get(role, 0)
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
             evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
-            yield Finding("no worker", role, evidence)
+            yield finding("no worker", role, evidence)
 
 
-def _reward(state: RunState, ill: set[str]) -> Iterator[Finding]:
+def _reward(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Trajectories that are being graded for too long."""
     seen: set[str] = set()
     for actor, work in _held(state, "reward", ill):
@@ -190,7 +213,7 @@ def _reward(state: RunState, ill: set[str]) -> Iterator[Finding]:
             f"{queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; reward.time_limit_s is "
             f"{state.config.reward.time_limit_s:g}"
         )
-        yield Finding("reward hanging", actor.actor_id, evidence)
+        yield finding("reward hanging", actor.actor_id, evidence)
 
 
 def _patient_s(work: HeldWork) -> float:
@@ -203,7 +226,7 @@ def _at_engine(work: HeldWork) -> bool:
     return work.waiting.on in ("engine", "retry")
 
 
-def _version(state: RunState, ill: set[str]) -> Iterator[Finding]:
+def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Trajectories that wait for an engine, and none may serve them; before version 0 is published none can."""
     waiting = [work for _, work in _held(state, "rollout", ill) if work.waiting.on == "version"]
     if not waiting or state.version is None:
@@ -215,7 +238,7 @@ def _version(state: RunState, ill: set[str]) -> Iterator[Finding]:
             f"{waiting[0].id} waits for version {least}, which was trained {late_s:.0f} s ago and is not published"
         )
         learners = [actor for actor in state.of_role("learner") if actor.actor_id not in ill]
-        yield from [Finding("learner behind", actor.actor_id, evidence) for actor in learners]
+        yield from [finding("learner behind", actor.actor_id, evidence) for actor in learners]
         return
     of_role = state.of_role("engine")
     started_engines = [(state.engines.get(actor.actor_id), actor.starts) for actor in of_role]
@@ -228,14 +251,14 @@ def _version(state: RunState, ill: set[str]) -> Iterator[Finding]:
     if not ready:
         ages = [state.since_s(actor.starts[-1]) for actor in of_role]
         started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
-        yield Finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")
+        yield finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")
     elif all(engine.version is not None and engine.version < least for engine in ready):
         newest = max(engine.version or 0 for engine in ready)
         evidence += f"; engines have {newest} at most, the newest published is {state.version}"
-        yield Finding("version not loaded", f"version {least}", evidence)
+        yield finding("version not loaded", f"version {least}", evidence)
 
 
-def _rollout(state: RunState, ill: set[str]) -> Iterator[Finding]:
+def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Trajectories that their groups wait for: those that hang, and those that are slow."""
     held = _held(state, "rollout", ill)
     works = [
@@ -257,16 +280,18 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[Finding]:
     if not stuck and (len(late) < len({work.id.rsplit("-", 1)[0] for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: what is missing is credit
     for actor_id, pieces in hanging.items():
-        evidence = f"{_times(pieces[0])} {waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang for seconds"
-        yield Finding("rollout hanging", actor_id, evidence)
+        evidence = (
+            f"{_times(pieces[0])} {_waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang for seconds"
+        )
+        yield finding("rollout hanging", actor_id, evidence)
     for actor, work in list(late.values())[:_BRIEF]:
         size, done = state.config.rollout.group_size, _mates(state, work.id)
-        where = f"on {actor.actor_id}, {waiting_text(work.waiting)}"
+        where = f"on {actor.actor_id}, {_waiting_text(work.waiting)}"
         evidence = f"{done} of its group of {size} are done; {_times(work)} {where}"
-        yield Finding("straggler", work.id, evidence)
+        yield finding("straggler", work.id, evidence)
 
 
-def _credit(state: RunState) -> Iterator[Finding]:
+def _credit(state: RunState) -> Iterator[StallFound]:
     """Nothing is stuck: is there credit, are there prompts, is everything thrown away?"""
     config, warm = state.config, state.trained < 0
     groups = config.warmup.batch_rows // config.warmup.rows_per_trajectory if warm else config.buffer.batch_groups
@@ -278,19 +303,19 @@ def _credit(state: RunState) -> Iterator[Finding]:
     doing = next(activities, Activity())
     if doing.kind == "making row":
         waits_s = state.gauge("prompter", "doing_s") or 0.0
-        evidence = f"it {activity_text(doing)} of {config.task.source} for {waits_s:.0f} s"
+        evidence = f"it {_activity_text(doing)} of {config.task.source} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} groups are open, {limit} may be, and a batch takes {groups}"
-        yield Finding("slow data", "prompter", evidence)
+        yield finding("slow data", "prompter", evidence)
     elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times = f"{config.task.epochs} time{'s' * (config.task.epochs > 1)}"
         evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
-        yield Finding("end of data", "prompter", evidence)
+        yield finding("end of data", "prompter", evidence)
     elif dropped >= groups:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in state.drops.items())
-        yield Finding("groups dropped", "buffer", f"{dropped:,} groups were dropped since the last batch: {reasons}")
+        yield finding("groups dropped", "buffer", f"{dropped:,} groups were dropped since the last batch: {reasons}")
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
-        yield Finding("end of data", "prompter", evidence)
+        yield finding("end of data", "prompter", evidence)
     elif open_groups is not None and open_groups >= limit and _too_slow(state) and not _ends(state):
         works = [work for _, work in state.held("rollout")]
         held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
@@ -299,10 +324,10 @@ def _credit(state: RunState) -> Iterator[Finding]:
             f"{open_groups:.0f} groups are open, {limit} may be; {ready} are complete, a batch takes "
             f"{groups}; {held['rollout']:,} trajectories under way, {held['reward']:,} graded{longest}"
         )
-        yield Finding("no credit", "prompter", evidence)
+        yield finding("no credit", "prompter", evidence)
     elif stalled_s(state) > max(_UNEXPLAINED_S, 4 * patience_s(state)):
         evidence = f"nothing was trained for {stalled_s(state):.0f} s; {open_groups} groups open, {ready} complete"
-        yield Finding("unexplained", state.run, evidence)
+        yield finding("unexplained", state.run, evidence)
 
 
 def _too_slow(state: RunState) -> bool:
@@ -333,3 +358,13 @@ def _mates(state: RunState, name: str) -> int:
 def _times(work: HeldWork) -> str:
     tokens = f" at {work.tokens:,} tokens" if work.tokens else ""
     return f"{work.id} is under way for {work.held_s:.0f} s, came no further for {work.quiet_s:.0f} s{tokens}"
+
+
+def _waiting_text(waiting: Waiting) -> str:
+    """Return what a piece of work waits for, or where it runs."""
+    return _WAITING[waiting.on].format(name=waiting.name, version=waiting.version, fault=waiting.fault)
+
+
+def _activity_text(activity: Activity) -> str:
+    """Return what an actor does."""
+    return _ACTIVITIES[activity.kind].format(number=activity.number)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.room import MB, RESERVE_MB
-from asyncrl.state.findings import Finding
+from asyncrl.state.findings import finding
 from asyncrl.state.parts import Actor, Engine
 from asyncrl.state.run_state import RunState
 from topics.actors import Waiting
+from topics.stalls import StallFound
+from topics.topic import STREAMS
 
 _SILENT_S = 6.0  # three vital signs
 _START_S = 90.0  # for a process to publish its first message
@@ -23,17 +25,27 @@ _UPDATES = 5.0  # an update that takes so many times as long as the one before i
 _FIRST_UPDATE_S = 30.0
 
 
-def faults(state: RunState) -> Iterator[Finding]:
-    """Everything that is wrong by itself; what merely follows from something else is left out."""
-    outer = [*_machine(state), *_streams(state)]
-    yield from outer
-    if any(finding.blocks for finding in outer) or not state.opened_ns:
-        return
+def blockers(state: RunState) -> Iterator[StallFound]:
+    """Faults of the machine and the server: each alone explains that nothing is trained."""
+    for disk in state.disks:
+        if disk.free < RESERVE_MB * MB:
+            evidence = f"{disk.free // MB:,} of {disk.total // MB:,} MB are free"
+            yield finding("disk full", disk.path, evidence)
+    if state.denied:
+        yield finding("permission missing", "doctor", state.denied)
+    if state.unreachable:
+        yield finding("server unreachable", state.run, state.unreachable)
+    yield from _streams(state, _FULL, 2.0)
+
+
+def faults(state: RunState) -> Iterator[StallFound]:
+    """Everything else that is wrong by itself; what merely follows from something else is left out."""
+    yield from _streams(state, _NEARLY_FULL, _FULL)
     yield from _letters(state)
     ill: set[str] = set()
-    for finding in _actors(state):
-        ill.add(finding.object)
-        yield finding
+    for one in _actors(state):
+        ill.add(one.object)
+        yield one
     yield from _keepers(state, ill)
     for engine_id in [actor.actor_id for actor in state.of_role("engine") if actor.live]:
         if engine_id not in ill:
@@ -41,25 +53,14 @@ def faults(state: RunState) -> Iterator[Finding]:
     yield from _mislabelled(state)
 
 
-def _machine(state: RunState) -> Iterator[Finding]:
-    for disk in state.disks:
-        if disk.free < RESERVE_MB * MB:
-            evidence = f"{disk.free // MB:,} of {disk.total // MB:,} MB are free"
-            yield Finding("disk full", disk.path, evidence, blocks=True)
-    if state.denied:
-        yield Finding("permission missing", "doctor", state.denied, blocks=True)
-    if state.unreachable:
-        yield Finding("server unreachable", state.run, state.unreachable, blocks=True)
-
-
-def _streams(state: RunState) -> Iterator[Finding]:
+def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound]:
     for name, fill in state.streams.items():
-        if fill.share >= _NEARLY_FULL and name != "VITALS":
+        if least <= fill.share < below and name != "VITALS":
             room = f"{fill.bytes / 1e6:,.1f} of {fill.max_bytes / 1e6:,.0f} MB are taken"
-            yield Finding("stream full", name, f"{room} by {fill.messages:,} messages", blocks=fill.share >= _FULL)
+            yield finding("stream full", name, f"{room} by {fill.messages:,} messages")
 
 
-def _letters(state: RunState) -> Iterator[Finding]:
+def _letters(state: RunState) -> Iterator[StallFound]:
     recent = [letter for letter in state.letters if state.since_s(letter.time_ns) < _RECENT_S]
     if recent:
         last = recent[-1]
@@ -67,10 +68,10 @@ def _letters(state: RunState) -> Iterator[Finding]:
             f"{state.streams['DEAD'].messages:,} in all; the last {state.since_s(last.time_ns):.0f} s ago, "
             f"{last.topic}: {last.reason}"
         )
-        yield Finding("dead letters", "DEAD", evidence)
+        yield finding("dead letters", "DEAD", evidence)
 
 
-def _actors(state: RunState) -> Iterator[Finding]:
+def _actors(state: RunState) -> Iterator[StallFound]:
     for role in state.wanted or {actor.role: 1 for actor in state.actors.values()}:
         for actor in state.of_role(role):
             yield from _actor(state, actor)
@@ -78,21 +79,21 @@ def _actors(state: RunState) -> Iterator[Finding]:
         waited_s = state.since_s(max(state.opened_ns, state.scaled_ns))
         if missing > 0 and waited_s > _START_S:
             evidence = f"{missing} of {state.wanted[role]} never started, {waited_s:.0f} s after they were asked for"
-            yield Finding("actor silent", role, evidence)
+            yield finding("actor silent", role, evidence)
     for actor in state.actors.values():
         if actor.denied and not actor.starts:  # its login was refused: it has published nothing
-            yield Finding("permission missing", actor.actor_id, actor.last_error)
+            yield finding("permission missing", actor.actor_id, actor.last_error)
     supervisor = state.actors.get("supervisor-1")
     if supervisor is not None:
         yield from _actor(state, supervisor)
 
 
-def _actor(state: RunState, actor: Actor) -> Iterator[Finding]:
+def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
     """The one thing that is wrong with an actor, the deepest first."""
     words = actor.last_error if state.since_s(actor.stopped_ns) < _RECENT_S else ""
     denied = actor.vitals.denied if actor.vitals is not None else ""
     if denied or (words and actor.denied):
-        yield Finding("permission missing", actor.actor_id, denied or words)
+        yield finding("permission missing", actor.actor_id, denied or words)
         return
     quick, silent_s = actor.quick_starts(state.now_ns, state.opened_ns), state.since_s(actor.since_ns)
     ended_s = state.since_s(actor.stopped_ns)
@@ -101,9 +102,9 @@ def _actor(state: RunState, actor: Actor) -> Iterator[Finding]:
         evidence = f"started {quick} times in the last minute; {text}"
         failed = _failed_version(state, actor)
         if failed:
-            yield Finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
+            yield finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
         else:
-            yield Finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
+            yield finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
         return
     if not actor.live:
         return
@@ -113,15 +114,15 @@ def _actor(state: RunState, actor: Actor) -> Iterator[Finding]:
         evidence = f"no vital sign for {silent_s:.0f} s; {process}"
         asked = _asked_of_learner(state) if actor.role == "learner" else ""
         if asked:
-            yield Finding("learner behind", actor.actor_id, f"{asked}; {evidence}")
+            yield finding("learner behind", actor.actor_id, f"{asked}; {evidence}")
         else:
-            yield Finding("actor silent", actor.actor_id, evidence)
+            yield finding("actor silent", actor.actor_id, evidence)
         return
     if actor.vitals is not None and abs(skew_s := actor.vitals.at_s - actor.seen_ns / 1e9) > _CLOCK_S:
         evidence = (
             f"the clock of {actor.host} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
         )
-        yield Finding("clock off", actor.actor_id, evidence)
+        yield finding("clock off", actor.actor_id, evidence)
 
 
 def _asked_of_learner(state: RunState) -> str:
@@ -131,14 +132,9 @@ def _asked_of_learner(state: RunState) -> str:
     return f"version {state.owed} is trained and not published" if state.owed is not None else ""
 
 
-def _keepers(state: RunState, ill: set[str]) -> Iterator[Finding]:
+def _keepers(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Check that a keeper's log grows: a writer appends a heartbeat every few seconds."""
-    for stream, role in (
-        ("PROMPTS", "prompter"),
-        ("BATCHES", "buffer"),
-        ("TRAINING", "learner"),
-        ("FLEET", "supervisor"),
-    ):
+    for stream, role in [(stream.name, stream.keeper) for stream in STREAMS if stream.keeper]:
         fill, actors = state.streams.get(stream), state.of_role(role)
         if fill is None or any(actor.actor_id in ill for actor in actors):
             continue
@@ -147,10 +143,10 @@ def _keepers(state: RunState, ill: set[str]) -> Iterator[Finding]:
         quiet_s = state.since_s(newest)
         if starts and quiet_s > state.config.supervision.silence_s + _SILENT_S:
             evidence = f"no writer has appended to {stream} for {quiet_s:.0f} s; a {role} writes every 3 s"
-            yield Finding("no writer", role, evidence)
+            yield finding("no writer", role, evidence)
 
 
-def _engine(state: RunState, engine_id: str) -> Iterator[Finding]:
+def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     """Return the faults of an inference server whose actor is healthy."""
     actor, engine = state.actors[engine_id], state.engines.get(engine_id, Engine(engine_id))
     updating = engine.state == "updating" and engine.updating_ns > actor.starts[-1]
@@ -161,7 +157,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[Finding]:
         return  # it was asked to leave: one that is restarted comes back, one that is not wanted is not looked at
     if silent_s > bound_s or left:
         text = f"the server at {engine.address or 'its address'} has not answered for {silent_s:.0f} s"
-        yield Finding("engine dead", engine_id, text if silent_s > bound_s else f"it is gone: {engine.reason}")
+        yield finding("engine dead", engine_id, text if silent_s > bound_s else f"it is gone: {engine.reason}")
         return
     stuck_s = actor.ago_s("moved_at_s")
     asks = Waiting("engine", engine_id)
@@ -171,7 +167,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[Finding]:
             f"the server at {engine.address} answers, holds {actor.gauge('requests') or 0:.0f} requests and has "
             f"sampled no token for {stuck_s:.0f} s; {waits[0].id} waits for {waits[0].quiet_s:.0f} s"
         )
-        yield Finding("engine paused", engine_id, evidence)
+        yield finding("engine paused", engine_id, evidence)
         return
     began_ns = actor.starts[-1]
     if max(engine.ready_ns, engine.updating_ns) < began_ns:
@@ -182,10 +178,10 @@ def _engine(state: RunState, engine_id: str) -> Iterator[Finding]:
     if state.version is not None and loaded != state.version and late_s > patient_s:
         has = "none" if loaded is None else f"version {loaded}"
         evidence = f"it should have version {state.version} for {late_s:.0f} s; it has {has} ({engine.state})"
-        yield Finding("version not loaded", engine_id, evidence)
+        yield finding("version not loaded", engine_id, evidence)
 
 
-def _mislabelled(state: RunState) -> Iterator[Finding]:
+def _mislabelled(state: RunState) -> Iterator[StallFound]:
     """Find servers whose weights another client changed in the last minute, by their actors or rollout workers."""
     mislabelled = [engine for engine in state.engines.values() if engine.found]
     mislabelled = [engine for engine in mislabelled if state.since_s(engine.found_ns) < _RECENT_S]
@@ -194,14 +190,14 @@ def _mislabelled(state: RunState) -> Iterator[Finding]:
             f"{state.since_s(engine.found_ns):.0f} s ago the server at {engine.address} had weights called "
             f"{engine.found!r}, which this run did not give it: it was restarted, or another client loads weights"
         )
-        yield Finding("mislabelled", engine.engine_id, evidence)
+        yield finding("mislabelled", engine.engine_id, evidence)
     for worker in [] if mislabelled else state.of_role("rollout"):
         if worker.gauge("mislabelled_at_s") is not None and (ago_s := worker.ago_s("mislabelled_at_s")) < _RECENT_S:
             evidence = (
                 f"an engine sampled with other weights than it reports, {ago_s:.0f} s ago; "
                 f"{worker.gauge('mislabelled_tokens') or 0:,.0f} tokens were thrown away"
             )
-            yield Finding("mislabelled", worker.actor_id, evidence)
+            yield finding("mislabelled", worker.actor_id, evidence)
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, get_args
-
-from topics.stalls import Cause
-
-CAUSES: tuple[Cause, ...] = get_args(Cause)
+from topics.stalls import Cause, StallFound
 
 ADVICE: dict[Cause, str] = {
     "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
@@ -35,15 +31,6 @@ ADVICE: dict[Cause, str] = {
 }
 
 
-class Finding(NamedTuple):
-    """A reason why a run does not advance, or soon will not."""
-
-    cause: Cause
-    object: str  # the object: "reward-1", "p000042-3", "TRAJECTORIES"
-    evidence: str  # the evidence, with numbers
-    blocks: bool = False  # whether it alone explains that nothing is trained
-
-    @property
-    def advice(self) -> str:
-        """Return the advice."""
-        return ADVICE[self.cause]
+def finding(cause: Cause, object: str, evidence: str) -> StallFound:
+    """A reason why a run does not advance, or soon will not: of what, and its evidence with numbers."""
+    return StallFound(cause, object, evidence, ADVICE[cause])

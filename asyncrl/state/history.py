@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY
 from asyncrl.run.find import RunNotFound
-from topics.actors import RUN_OPENED
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.evals import EVAL_SCORED, EvalScored
-from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.prompts import PROMPT_ISSUED
-from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Topic
+from topics.actors import RunOpened
+from topics.batches import BatchPacked, BatchTrained
+from topics.evals import EvalScored
+from topics.groups import GroupDropped
+from topics.prompts import PromptIssued
+from topics.table import topic_of_type
+from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
-    PROGRESS_STORED,
-    TRAJECTORY_DROPPED,
-    TRAJECTORY_FAILED,
-    TRAJECTORY_GENERATED,
-    TRAJECTORY_GRADED,
-    TRAJECTORY_PROGRESSED,
     ProgressStored,
     TrajectoryDropped,
     TrajectoryFailed,
+    TrajectoryGenerated,
     TrajectoryGraded,
+    TrajectoryProgressed,
 )
+from topics.wire import Message
 
 
 class HistoryEvent(NamedTuple):
@@ -40,85 +38,118 @@ class HistoryEvent(NamedTuple):
     about: str
 
 
-class TrajectoryHistory:
-    """Collects the messages about one trajectory, in whatever order the logs are read."""
+class TrajectoryHistory(Fold):
+    """Collects the messages about one trajectory or its group; the batches are read before what was trained of them."""
 
     def __init__(self, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id
-        self.began_ns = 0  # when the run was opened, or its first message was published
+        self.began_ns = 0  # when the run was opened
         self.logs: set[str] = set()  # progress logs with entries of it
         self.result = 0  # sequence of its newest result
         self._events: list[HistoryEvent] = []
-        self._trained: list[tuple[int, HistoryEvent]] = []  # of every batch: which one is ours is known in the end
         self._steps: set[int] = set()  # batches that hold it
-        self._describe: Mapping[str, Callable[[Any, Record], str]] = {
-            PROMPT_ISSUED.name: _issued,
-            TRAJECTORY_PROGRESSED.name: self._progressed,
-            PROGRESS_STORED.name: self._stored,
-            TRAJECTORY_GENERATED.name: self._generated,
-            TRAJECTORY_GRADED.name: _graded,
-            TRAJECTORY_FAILED.name: _failed,
-            TRAJECTORY_DROPPED.name: _dropped,
-            GROUP_DROPPED.name: _group_dropped,
-            BATCH_PACKED.name: self._packed,
-            EVAL_SCORED.name: self._scored,
-        }
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold in one message of those about this trajectory or its group, and of all that are about batches."""
-        if topic is RUN_OPENED:
-            self.began_ns = self.began_ns or record.time_ns
-        elif topic is BATCH_TRAINED:
-            self._trained.append((message.step, _event(record, "trained", _trained(message))))
-        elif topic.name in self._describe and (about := self._describe[topic.name](message, record)):
-            self._events.append(_event(record, topic.name.split(".")[1], about))
-
-    def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
-        self._events.append(_event(record, "unreadable", str(error)))
 
     def events(self) -> list[HistoryEvent]:
         """All of it in order of time."""
-        trained = [event for step, event in self._trained if step in self._steps]
-        return sorted([*self._events, *trained])
+        return sorted(self._events)
 
     @property
     def ended(self) -> bool:
         """Return whether a batch or a score holds it, or it was dropped."""
         return any(event.what in ("packed", "dropped", "scored") for event in self._events)
 
-    def _progressed(self, _: None, record: Record) -> str:
-        headers = record.headers
-        self.logs.add(headers["log"])
-        offset = int(headers["offset"])
-        at = f"continued at {offset:,} tokens" if offset else "from its start"
-        return f"attempt {headers['attempt']}, delivery {headers['delivery']}, {at}, stored in log {headers['log']}"
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read."""
+        self._add(record, str(error), "unreadable")
 
-    def _stored(self, message: ProgressStored, _: Record) -> str:
-        found = [entry for entry in message.entries if entry.trajectory_id == self.trajectory_id]
-        return "; ".join(
-            f"attempt {entry.attempt}, delivery {entry.delivery}, {entry.offset:,} tokens so far" for entry in found
+    def _add(self, record: Record, about: str, what: str = "") -> None:
+        by = f"by {record.headers[BY]}: " if BY in record.headers else ""
+        what = what or record.subject.split(".")[3]
+        self._events.append(HistoryEvent(record.time_ns, record.stream.name, record.sequence, what, by + about))
+
+    @on(RunOpened)
+    def _on_opened(self, _: RunOpened, record: Record) -> None:
+        self.began_ns = self.began_ns or record.time_ns
+
+    @on_headers(PromptIssued)
+    def _on_issued(self, record: Record) -> None:
+        headers = record.headers
+        again = f", the row of {headers['origin']} again" if "origin" in headers else ""
+        group = f"{headers['stage']}, group of {headers['group-size']}"
+        self._add(
+            record, f"attempt {headers['attempt']}, {group}, for version {headers['min-version']} or newer{again}"
         )
 
-    def _generated(self, _: None, record: Record) -> str:
+    @on_headers(TrajectoryProgressed)
+    def _on_progressed(self, record: Record) -> None:
+        headers, offset = record.headers, int(record.headers["offset"])
+        self.logs.add(headers["log"])
+        at = f"continued at {offset:,} tokens" if offset else "from its start"
+        self._add(record, f"{_attempt_text(record)}, {at}, stored in log {headers['log']}")
+
+    @on(ProgressStored)
+    def _on_stored(self, message: ProgressStored, record: Record) -> None:
+        found = [
+            f"attempt {entry.attempt}, delivery {entry.delivery}, {entry.offset:,} tokens so far"
+            for entry in message.entries
+            if entry.trajectory_id == self.trajectory_id
+        ]
+        if found:
+            self._add(record, "; ".join(found))
+
+    @on_headers(TrajectoryGenerated)
+    def _on_generated(self, record: Record) -> None:
         self.result = record.sequence
-        return _generated(record)
+        counts = [count.split(":") for count in record.headers["versions"].split(",") if count]
+        tokens = ", ".join(
+            f"{int(tokens):,} tokens " + ("of a teacher" if version == "-1" else f"by version {version}")
+            for version, tokens in counts
+        )
+        self._add(record, f"{_attempt_text(record)}, {tokens or 'no trainable token'}")
 
-    def _packed(self, message: BatchPacked, _: Record) -> str:
+    @on(TrajectoryGraded)
+    def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
+        of = f"for message {message.payload.sequence} of TRAJECTORIES"
+        self._add(record, f"{_attempt_text(record)}, reward {message.reward:g}, {of}")
+
+    @on(TrajectoryFailed)
+    def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
+        who = "reward" if message.reason == "reward" else "rollout"
+        attempt = f"attempt {message.attempt}, delivery {message.delivery}"
+        self._add(record, f"{attempt}, claimed by a {who} worker, {message.reason}: {message.detail}")
+
+    @on(TrajectoryDropped)
+    def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
+        lag = f", lag {message.lag}" if message.reason == "lag" else ""
+        detail = f": {message.detail}" if message.detail else ""
+        self._add(record, f"attempt {message.attempt}, {message.reason}{lag}{detail}")
+
+    @on(GroupDropped)
+    def _on_group_dropped(self, message: GroupDropped, record: Record) -> None:
+        self._add(record, f"with its group, {message.reason}")
+
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, record: Record) -> None:
+        masked = message.min_version > 0 and message.stage == "rl"
+        rule = f"; tokens older than version {message.min_version} are masked" if masked else ""
         for group in message.groups:
-            for member in group.members:
-                if member.trajectory_id == self.trajectory_id:
-                    self._steps.add(message.step)
-                    masked = f"; tokens older than version {message.min_version} are masked" * (message.min_version > 0)
-                    return (
-                        f"batch {message.step}, attempt {member.attempt}, one of {len(group.members)} of its group, "
-                        f"reward {member.reward:g}, {member.tokens:,} tokens{masked if message.stage == 'rl' else ''}"
-                    )
-        return ""
+            for member in [one for one in group.members if one.trajectory_id == self.trajectory_id]:
+                self._steps.add(message.step)
+                where = f"batch {message.step}, attempt {member.attempt}, one of {len(group.members)} of its group"
+                self._add(record, f"{where}, reward {member.reward:g}, {member.tokens:,} tokens{rule}")
 
-    def _scored(self, message: EvalScored, _: Record) -> str:
-        found = [member for member in message.members if member.trajectory_id == self.trajectory_id]
-        return f"evaluation of version {message.version}, reward {found[0].reward:g}" if found else ""
+    @on(BatchTrained)
+    def _on_trained(self, message: BatchTrained, record: Record) -> None:
+        if message.step in self._steps:
+            where = "skipped, without effect on" if message.skipped else "in"
+            self._add(
+                record, f"batch {message.step} on lineage {message.lineage}, {where} version {max(0, message.step)}"
+            )
+
+    @on(EvalScored)
+    def _on_scored(self, message: EvalScored, record: Record) -> None:
+        for member in [one for one in message.members if one.trajectory_id == self.trajectory_id]:
+            self._add(record, f"evaluation of version {message.version}, reward {member.reward:g}")
 
 
 async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
@@ -127,71 +158,26 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     Raises:
         RunNotFound: there is no message about it.
     """
-    run, prompt_id = bus.run, trajectory_id.rsplit("-", 1)[0]
+
+    def subject(kind: type[Message], key: str = "") -> str:
+        return topic_of_type(kind).subject(bus.run, key)
+
     history = TrajectoryHistory(trajectory_id)
-    progress = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED)]
-    claims = [topic.subject(run, trajectory_id) for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)]
-    drops = [TRAJECTORY_DROPPED.subject(run, trajectory_id), GROUP_DROPPED.subject(run, prompt_id)]
-    await read_log(bus, ACTORS, [RUN_OPENED.subject(run)], history)
-    await read_log(bus, PROMPTS, [PROMPT_ISSUED.subject(run, trajectory_id)], history, headers_only=True)
+    progress = [subject(kind, trajectory_id) for kind in (TrajectoryProgressed, TrajectoryGenerated)]
+    claims = [subject(kind, trajectory_id) for kind in (TrajectoryGraded, TrajectoryFailed)]
+    drops = [subject(TrajectoryDropped, trajectory_id), subject(GroupDropped, trajectory_id.rsplit("-", 1)[0])]
+    await read_log(bus, ACTORS, [subject(RunOpened)], history)
+    await read_log(bus, PROMPTS, [subject(PromptIssued, trajectory_id)], history, headers_only=True)
     await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)
     if history.logs:
-        await read_log(bus, TRAJECTORIES, [PROGRESS_STORED.subject(run, log) for log in sorted(history.logs)], history)
+        await read_log(bus, TRAJECTORIES, [subject(ProgressStored, log) for log in sorted(history.logs)], history)
     await read_log(bus, GRADES, claims, history)
     if not history.events():
-        raise RunNotFound(f"run {run}: there is no message about a trajectory {trajectory_id}")
-    await read_log(bus, BATCHES, [*drops, BATCH_PACKED.subject(run), EVAL_SCORED.subject(run)], history)
-    await read_log(bus, TRAINING, [BATCH_TRAINED.subject(run)], history)
+        raise RunNotFound(f"run {bus.run}: there is no message about a trajectory {trajectory_id}")
+    await read_log(bus, BATCHES, [*drops, subject(BatchPacked), subject(EvalScored)], history)
+    await read_log(bus, TRAINING, [subject(BatchTrained)], history)
     return history
 
 
-def _event(record: Record, what: str, about: str) -> HistoryEvent:
-    by = f"by {record.headers[BY]}: " if BY in record.headers else ""
-    return HistoryEvent(record.time_ns, record.stream.name, record.sequence, what, by + about)
-
-
-def _issued(_: None, record: Record) -> str:
-    headers = record.headers
-    again = f", the row of {headers['origin']} again" if "origin" in headers else ""
-    return (
-        f"attempt {headers['attempt']}, {headers['stage']}, group of {headers['group-size']}, "
-        f"for version {headers['min-version']} or newer{again}"
-    )
-
-
-def _generated(record: Record) -> str:
-    headers = record.headers
-    counts = [count.split(":") for count in headers["versions"].split(",") if count]
-    tokens = ", ".join(
-        f"{int(tokens):,} tokens " + ("of a teacher" if version == "-1" else f"by version {version}")
-        for version, tokens in counts
-    )
-    return f"attempt {headers['attempt']}, delivery {headers['delivery']}, {tokens or 'no trainable token'}"
-
-
-def _graded(message: TrajectoryGraded, _: Record) -> str:
-    return (
-        f"attempt {message.attempt}, delivery {message.delivery}, reward {message.reward:g}, "
-        f"for message {message.payload.sequence} of TRAJECTORIES"
-    )
-
-
-def _failed(message: TrajectoryFailed, _: Record) -> str:
-    who = "reward" if message.reason == "reward" else "rollout"
-    reason = f"{message.reason}: {message.detail}"
-    return f"attempt {message.attempt}, delivery {message.delivery}, claimed by a {who} worker, {reason}"
-
-
-def _dropped(message: TrajectoryDropped, _: Record) -> str:
-    lag = f", lag {message.lag}" if message.reason == "lag" else ""
-    detail = f": {message.detail}" if message.detail else ""
-    return f"attempt {message.attempt}, {message.reason}{lag}{detail}"
-
-
-def _group_dropped(message: GroupDropped, _: Record) -> str:
-    return f"with its group, {message.reason}"
-
-
-def _trained(message: BatchTrained) -> str:
-    where = "skipped, without effect on" if message.skipped else "in"
-    return f"batch {message.step} on lineage {message.lineage}, {where} version {max(0, message.step)}"
+def _attempt_text(record: Record) -> str:
+    return f"attempt {record.headers['attempt']}, delivery {record.headers['delivery']}"

@@ -1,4 +1,4 @@
-"""Parts of the state of a run: actors, engines, steps, streams, disks. Times are the server's clock, ns."""
+"""Parts of the state of a run: actors, engines, steps, streams, disks, events. Times are the server's clock, ns."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from topics.actors import ActorStarted, ActorStopped, Vitals
-from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.batches import BatchTrained
 
+EventKind: TypeAlias = Literal["step", "news", "warning"]
 Process: TypeAlias = Literal["", "stopped", "gone"]  # "": lives, or is on another machine
 
 _SOON_S = 60.0  # starts that count as one trouble lie within this
@@ -111,33 +112,12 @@ class Engine:
         """Return the version that it has, or is taking."""
         return self.updating if self.state == "updating" else self.version
 
-    def on_ready(self, message: EngineReady, time_ns: int) -> None:
-        """Take in that it takes requests."""
-        self.address, self.version, self.update_s = message.address, message.version, message.update_s
-        self.ready_ns = time_ns
-
-    def on_updating(self, message: EngineUpdating, time_ns: int) -> None:
-        """Take in that it takes another version."""
-        self.updating, self.updating_ns = message.version, time_ns
-        if message.found:
-            self.found, self.found_ns = message.found, time_ns
-
-    def on_gone(self, message: EngineGone, time_ns: int) -> None:
-        """Take in that it takes no more requests."""
-        self.gone_ns, self.reason, self.asked = time_ns, message.reason, message.asked
-
 
 class Step(NamedTuple):
     """One optimiser step."""
 
-    step: int
-    stage: str
+    message: BatchTrained
     time_ns: int
-    train_s: float
-    reward: float
-    spread: float  # standard deviation of the rewards of its batch
-    lags: dict[int, int]  # trained tokens per lag
-    trajectories: int
 
 
 class Letter(NamedTuple):
@@ -169,3 +149,35 @@ class StreamFill:
     def share(self) -> float:
         """0 to 1."""
         return self.bytes / self.max_bytes if self.max_bytes > 0 else 0.0
+
+
+class Event(NamedTuple):
+    """Something worth a line."""
+
+    kind: EventKind
+    time_ns: int  # server's clock
+    text: str
+
+
+class Trouble:
+    """Count of a fault's occurrences, and its newest text."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what  # "trajectories failed"
+        self.count = 0
+        self.last = ""
+
+    def add(self, last: str) -> bool:
+        """Count one; True when the count deserves a line: the first, the tenth, the hundredth ..."""
+        self.count += 1
+        self.last = last
+        return str(self.count).strip("0") == "1"
+
+    def __str__(self) -> str:
+        return f"{self.count:,} {self.what}; last: {self.last}"
+
+
+def one_line(text: str, command: str) -> str:
+    """The first and the last line of a text of several, and the command that shows all of it."""
+    first, *rest = text.strip().splitlines()
+    return f"{first} ... {rest[-1].strip()} (more: asyncrl {command})" if rest else text

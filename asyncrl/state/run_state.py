@@ -11,8 +11,7 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.events import Event, EventKind, Trouble, one_line
-from asyncrl.state.parts import Actor, Disk, Engine, Letter, Step, StreamFill
+from asyncrl.state.parts import Actor, Disk, Engine, Event, EventKind, Letter, Step, StreamFill, Trouble, one_line
 from topics.actors import (
     ActorStarted,
     ActorStopped,
@@ -57,7 +56,6 @@ class RunState(Fold):
         self.stop_requested = False
         self.finished_at: int | None = None  # step at which training was reported finished
         self.steps: list[Step] = []  # the newest few, each once
-        self.newest_batch: BatchTrained | None = None
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
         self.version: int | None = None  # newest published
@@ -130,14 +128,14 @@ class RunState(Fold):
         return self.finished_at is not None and self.finished_at >= self.total
 
     @property
-    def newest(self) -> Step | None:
+    def newest(self) -> BatchTrained | None:
         """The newest optimiser step."""
-        return self.steps[-1] if self.steps else None
+        return self.steps[-1].message if self.steps else None
 
     @property
     def trained(self) -> int:
         """Newest step in the weights."""
-        return self.steps[-1].step if self.steps else self.config.origin
+        return self.steps[-1].message.step if self.steps else self.config.origin
 
     @property
     def owed(self) -> int | None:
@@ -150,7 +148,7 @@ class RunState(Fold):
         """Trained tokens per lag over the recent RL steps."""
         found: dict[int, int] = {}
         for step in self.steps[-RECENT_STEPS:]:
-            for lag, tokens in step.lags.items() if step.stage == "rl" else ():
+            for lag, tokens in step.message.lags.items() if step.message.stage == "rl" else ():
                 found[lag] = found.get(lag, 0) + tokens
         return dict(sorted(found.items()))
 
@@ -160,11 +158,6 @@ class RunState(Fold):
         lags = self.lags
         tokens = sum(lags.values())
         return sum(lag * count for lag, count in lags.items()) / tokens if tokens else None
-
-    @property
-    def restarts(self) -> int:
-        """Return how often an actor was started again."""
-        return sum(actor.restarts for actor in self.actors.values())
 
     @property
     def fleet(self) -> list[Actor]:
@@ -180,7 +173,7 @@ class RunState(Fold):
     @property
     def metrics(self) -> dict[str, float]:
         """Of the newest step: of the learner, and of the trajectories of its batch."""
-        return (self.newest_batch.metrics if self.newest_batch is not None else {}) | self.figures
+        return (self.steps[-1].message.metrics if self.steps else {}) | self.figures
 
     @property
     def payloads(self) -> dict[str, StreamFill]:
@@ -195,11 +188,11 @@ class RunState(Fold):
         if sampled:
             found["sampled_tokens"] = sampled
         stage = self.newest.stage if self.newest is not None else None
-        steps = [step for step in self.steps if step.stage == stage and step.time_ns >= self.opened_ns]
+        steps = [step for step in self.steps if step.message.stage == stage and step.time_ns >= self.opened_ns]
         seconds = (steps[-1].time_ns - steps[0].time_ns) / 1e9 if steps else 0.0
         if seconds > 0:
-            found["trained_tokens"] = sum(sum(step.lags.values()) for step in steps[1:]) / seconds
-            found["trajectories"] = sum(step.trajectories for step in steps[1:]) / seconds
+            found["trained_tokens"] = sum(sum(step.message.lags.values()) for step in steps[1:]) / seconds
+            found["trajectories"] = sum(step.message.trajectories for step in steps[1:]) / seconds
             found["steps"] = (len(steps) - 1) / seconds
         return found
 
@@ -226,19 +219,17 @@ class RunState(Fold):
 
     @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
-        reward, spread = message.rewards
-        train_s, time_ns = message.metrics.get("train_s", 0.0), record.time_ns
-        new = Step(message.step, message.stage, time_ns, train_s, reward, spread, message.lags, message.trajectories)
-        self.newest_batch = message
-        self.steps = [*(step for step in self.steps if step.step < new.step), new][-RECENT_STEPS - 1 :]
+        before = [step for step in self.steps if step.message.step < message.step]
+        self.steps = [*before, Step(message, record.time_ns)][-RECENT_STEPS - 1 :]
         if message.stage == "warmup":
             return
+        reward = message.rewards[0]
         self.rewards.append(reward)
         total = f" of {self.total}" if self.total else ""
         lag = "" if self.mean_lag is None else f"  lag {self.mean_lag:.2f}"
         rate = self.rates().get("trained_tokens")
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
-        self.report("step", time_ns, f"step {new.step}{total}  reward {reward:.3f}{lag}{speed}")
+        self.report("step", record.time_ns, f"step {message.step}{total}  reward {reward:.3f}{lag}{speed}")
 
     @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
@@ -326,15 +317,21 @@ class RunState(Fold):
 
     @on(EngineReady)
     def _on_ready(self, message: EngineReady, record: Record) -> None:
-        self._engine(message.engine_id).on_ready(message, record.time_ns)
+        engine = self._engine(message.engine_id)
+        engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
+        engine.ready_ns = record.time_ns
 
     @on(EngineUpdating)
     def _on_updating(self, message: EngineUpdating, record: Record) -> None:
-        self._engine(message.engine_id).on_updating(message, record.time_ns)
+        engine = self._engine(message.engine_id)
+        engine.updating, engine.updating_ns = message.version, record.time_ns
+        if message.found:
+            engine.found, engine.found_ns = message.found, record.time_ns
 
     @on(EngineGone)
     def _on_engine_gone(self, message: EngineGone, record: Record) -> None:
-        self._engine(message.engine_id).on_gone(message, record.time_ns)
+        engine = self._engine(message.engine_id)
+        engine.reason, engine.asked, engine.gone_ns = message.reason, message.asked, record.time_ns
 
     @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:

@@ -6,13 +6,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from asyncrl.state.events import Event
+from asyncrl.state.parts import Event
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import duration, render
 from asyncrl.state.status import run_status
@@ -20,16 +19,6 @@ from asyncrl.state.status import run_status
 REFRESH_S = 0.5
 _STEP_LINE_S = 1.0  # between two lines about steps
 _STYLES = {"step": "", "news": "bold", "warning": "yellow"}
-
-
-class Show(Protocol):
-    """The display of a run."""
-
-    def refresh(self, state: RunState) -> None:
-        """Show what is new."""
-
-    def close(self, state: RunState) -> None:
-        """Show the rest, and leave the terminal as it was."""
 
 
 class Lines:
@@ -94,7 +83,7 @@ def event_line(event: Event, state: RunState) -> str:
 @contextlib.asynccontextmanager
 async def shown(state: RunState, console: Console) -> AsyncIterator[None]:
     """Show a run for as long as the block runs."""
-    show: Show = Screen(console) if console.is_terminal else Lines()
+    show = Screen(console) if console.is_terminal else Lines()
 
     async def refresh() -> None:
         while True:

@@ -184,7 +184,7 @@ class Watch:
 
     async def _count(self) -> None:
         await self._count_messages(_PAYLOADS)
-        newest = self.state.newest_batch
+        newest = self.state.newest
         if newest is not None and newest.batch_sequence != self._batch:
             self._batch, self.state.figures = newest.batch_sequence, await self._figures(newest.batch_sequence)
 

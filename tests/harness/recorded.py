@@ -148,8 +148,7 @@ class Recorded:
     def findings(self, *, deep: bool = True, queues: dict[str, Queue] | None = None) -> Findings:
         """Audit what is there, as `asyncrl audit` reads it."""
         results = self.logs[TRAJECTORIES.name]
-        ends = (results[0].sequence, results[-1].sequence) if results else (0, 0)
-        ledger = Ledger(first_result=ends[0], last_result=ends[1])
+        ledger = Ledger(first_result=results[0].sequence if results else 0)
         for stream in FIRST:
             self._feed(ledger, self.logs[stream.name], deep=True)
         assert ledger.opening.config is not None

@@ -1,4 +1,7 @@
-"""One group compared with itself: its ends with its issues, its batch with its grades, its grades with its results."""
+"""One group compared with itself: ends with issues, its batch with grades, grades with results, drops with causes.
+
+What ends without training has failed, is too old or too late, or teaches nothing.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,34 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
+from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.lag import fresh_share
+from asyncrl.config.settings import Config
 from asyncrl.state.audit.batch import Batch
-from asyncrl.state.audit.group import Group, Key, Stored, end_text
+from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
 from asyncrl.state.audit.violations import Violation
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.trajectories import TrajectoryGraded, VersionCount
 
+_SKEW_S = 2.0  # between the clocks that a deadline is measured with
+_BEHIND_S = 30.0  # that the buffer may be behind the grades
+_OLD = "tokens that are older than the next batch may hold"
+
 
 def group_violations(
-    group: Group, batches: Mapping[int, Batch], stored: Mapping[int, Stored], *, one_lineage: bool
+    group: Group,
+    batches: Mapping[int, Batch],
+    stored: Mapping[int, Stored],
+    config: Config | None,
+    *,
+    one_lineage: bool,
 ) -> Iterator[Violation]:
     """Return what contradicts itself in a group.
 
     Args:
         stored: results by sequence, this group's and others'.
+        config: of the run, where it is known.
         one_lineage: whether no lineage ended: versions only rise.
     """
     yield from _ends(group)
@@ -41,6 +57,8 @@ def group_violations(
                 "damaged payload", str(result.key), result.fault, f"{result.versions}, as its header has it"
             )
     yield from _rows(group, stored)
+    if config is not None:
+        yield from _drops(group, config)
 
 
 def _ends(group: Group) -> Iterator[Violation]:
@@ -137,3 +155,59 @@ def versions_text(counts: Sequence[VersionCount]) -> str:
 
 def _grade_text(grade: TrajectoryGraded | BatchMember) -> str:
     return f"reward {grade.reward:g} of message {grade.payload.sequence} (digest {grade.payload.digest})"
+
+
+def _drops(group: Group, config: Config) -> Iterator[Violation]:
+    """Members and groups that were dropped for a reason that the logs do not bear out."""
+    for key, drop in group.drops.items():
+        if key in group.issues and (expected := _missing_cause(group, key, drop, config)):
+            yield Violation("dropped without cause", str(key), end_text(drop.reason), expected)
+    if group.dropped is not None and group.issues and (expected := _missing_group_cause(group, group.dropped, config)):
+        found = f"{end_text(group.dropped.reason)} as a group"
+        yield Violation("dropped without cause", group.prompt_id, found, expected)
+
+
+def _missing_cause(group: Group, key: Key, drop: Drop, config: Config) -> str:
+    """Return the missing cause of a member's drop; "" where there is one."""
+    first = group.claims[key][0] if key in group.claims else None
+    if drop.reason == "deadline":
+        known = first is not None and first.time_ns < _seen_ns(drop)
+        return "no grade or failure before its deadline" if known else _before_deadline(group, drop, config)
+    if drop.reason == "lag":
+        return "" if first is not None and first.grade and _is_old(first.grade, drop, config) else _OLD
+    if first is None or first.grade is not None or first.reason != drop.reason:
+        return f"a failure ({drop.reason}) before any grade"
+    return ""
+
+
+def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
+    """As `_missing_cause`, for a group as a whole."""
+    live, least = group.live(), min(2, group.size)
+    if drop.reason == "deadline":
+        known = len(group.live(_seen_ns(drop))) >= least
+        return f"fewer than {least} graded members at its deadline" if known else _before_deadline(group, drop, config)
+    if drop.reason == "failed":
+        return f"fewer than {least} members that are graded, found {len(live)}" if len(live) >= least else ""
+    if drop.reason == "lag":
+        fresh = [grade for grade in live.values() if not _is_old(grade, drop, config)]
+        return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
+    if drop.reason not in config.learner.filters:
+        return "a reason that is known, or a filter of learner.filters"
+    return "" if FILTERS[drop.reason](list(live.values())) else "a group that this filter drops"
+
+
+def _is_old(grade: TrajectoryGraded, drop: Drop, config: Config) -> bool:
+    """Return whether the batch that was next could not take it."""
+    buffer = config.buffer
+    least = buffer.min_fresh if buffer.stale == "mask" else 1.0
+    return fresh_share(grade.versions, min_version=drop.step - 1 - buffer.max_lag) < least
+
+
+def _seen_ns(drop: Drop) -> float:
+    """Server's clock before which the buffer must have seen all grades."""
+    return drop.time_ns - _BEHIND_S * 1e9
+
+
+def _before_deadline(group: Group, drop: Drop, config: Config) -> str:
+    early_s = config.buffer.group_deadline_s - (drop.time_ns - group.issued_ns) / 1e9
+    return f"its deadline, {early_s:,.1f} s later" if early_s > _SKEW_S else ""

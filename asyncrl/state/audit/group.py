@@ -124,11 +124,6 @@ class Group:
             return False
         return self.dropped is None or self.dropped.reason == "deadline" or self.complete_ns() is not None
 
-    @property
-    def newest_payload(self) -> int:
-        """Greatest sequence of a result that its batch names; 0 for none."""
-        return max((member.payload.sequence for member in self.packed.values()), default=0)
-
     def complete_ns(self) -> int | None:
         """Server's clock when every member had a grade, a failure or an end; None while one is open."""
         least, times = self._least_attempts(), {}

@@ -5,7 +5,7 @@ Memory follows from what is open and not from how long the run is.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ import xxhash
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.batch import Batch
-from asyncrl.state.audit.causes import drop_violations
 from asyncrl.state.audit.comparison import group_violations, versions_text
 from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Stored, end_text, key_of_member
 from asyncrl.state.audit.training import Training
@@ -47,13 +46,10 @@ class Needed(NamedTuple):
 class Groups(Fold):
     """All groups, of which those that have ended are names in few spans."""
 
-    def __init__(
-        self, training: Training, writers: Writers, violations: Violations, *, first_result: int, last_result: int
-    ) -> None:
+    def __init__(self, training: Training, writers: Writers, violations: Violations, *, first_result: int) -> None:
         """
         Args:
             first_result: sequence of the oldest result before the logs were read.
-            last_result: of the newest one that will be read, if not of a later one.
         """
         self.kept: dict[str, Group] = {}  # not folded away
         self.stored: dict[int, Stored] = {}  # their results, by sequence
@@ -69,12 +65,10 @@ class Groups(Fold):
         self.on_issue: Callable[[PromptIssued, str], None] | None = None  # takes each issue and the digest of its rows
         self._training, self._writers, self._violations = training, writers, violations
         self.batches: dict[int, Batch] = {}  # by step
-        self._last_result = last_result
-        self._newest_result = max(0, first_result - 1)  # sequence up to which results were read
+        self._first_result = first_result
         self._packed = PromptIdSet()  # folded and in a batch
         self._owed: set[Key] = set()  # attempts of folded groups that may have a result still
         self._again: dict[Key, End | None] = {}  # attempts of folded groups that may be issued still, with their end
-        self._waiting: deque[Group] = deque()  # until the results are read as far as their batch names them
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""
@@ -84,7 +78,6 @@ class Groups(Fold):
     def on_torn(self, record: Record, error: Exception) -> None:
         """A result without all chunks of its body."""
         key = _key_of(record)
-        self._newest_result = max(self._newest_result, record.sequence)
         self._group(key.prompt_id).torn[record.sequence] = (key, str(error))
 
     def on_packed(self, message: BatchPacked, batch: Batch) -> None:
@@ -164,7 +157,6 @@ class Groups(Fold):
         """A result; the message is None where only headers are read."""
         key, versions = _key_of(record), record.headers["versions"]
         self.results += 1
-        self._newest_result = max(self._newest_result, record.sequence)
         if key.prompt_id in self.folded:
             if key in self._owed:
                 self._owed.discard(key)
@@ -179,8 +171,7 @@ class Groups(Fold):
             if before != record.sequence:
                 found = f"messages {before} and {record.sequence}"
                 self._violations.add("generated twice", key, found, "one result an attempt")
-        while self._waiting and not self._awaits_results(self._waiting[0]):
-            self._fold_if_whole(self._waiting.popleft())
+            self._fold_if_whole(group)
 
     @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
@@ -274,10 +265,7 @@ class Groups(Fold):
 
     def _fold_if_whole(self, group: Group) -> None:
         """Compare a group that has ended, once all that its end is about was read, and keep nothing of it."""
-        if group.end is None or not group.whole or self.kept.get(group.prompt_id) is not group:
-            return
-        if self._awaits_results(group):
-            self._waiting.append(group)
+        if group.end is None or not group.whole or not all(map(self._is_read, group.packed.values())):
             return
         self._compare(group)
         self.folded.add(group.prompt_id)
@@ -290,15 +278,13 @@ class Groups(Fold):
             del self.stored[sequence]
         del self.kept[group.prompt_id]
 
-    def _awaits_results(self, group: Group) -> bool:
-        """Return whether results that its batch names are still to be read."""
-        return self._newest_result < min(group.newest_payload, self._last_result)
+    def _is_read(self, member: BatchMember) -> bool:
+        """Return whether the result that a batch names was read, or gone before."""
+        return member.payload.sequence < self._first_result or member.payload.sequence in self.stored
 
     def _compare(self, group: Group) -> None:
-        one_lineage = not self._training.lineage
-        self._violations += group_violations(group, self.batches, self.stored, one_lineage=one_lineage)
-        if self._training.opening.config is not None:
-            self._violations += drop_violations(group, self._training.opening.config)
+        config, one_lineage = self._training.opening.config, not self._training.lineage
+        self._violations += group_violations(group, self.batches, self.stored, config, one_lineage=one_lineage)
         for key, member in group.packed.items():
             step, grade = group.ends[key], group.used(key, member)
             if not isinstance(step, int):

@@ -29,18 +29,16 @@ class Ledger(Fold):
     The order between those decides how much is held at once, and nothing else: little when the oldest comes first.
     """
 
-    def __init__(self, *, first_result: int = 0, last_result: int = 2**63) -> None:
+    def __init__(self, *, first_result: int = 0) -> None:
         """
         Args:
-            first_result, last_result: as for `Groups`.
+            first_result: as for `Groups`.
         """
         self.violations = Violations()
         self.opening = Opening(self.violations)
         self.training = Training(self.opening, self.violations)
         self.writers = Writers(self.violations)
-        self.groups = Groups(
-            self.training, self.writers, self.violations, first_result=first_result, last_result=last_result
-        )
+        self.groups = Groups(self.training, self.writers, self.violations, first_result=first_result)
         self.batches = self.groups.batches
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
         self.letters: dict[tuple[str, int], DeadLetter] = {}  # without what they hold, by stream and sequence

@@ -68,7 +68,7 @@ async def audit_run(
         states |= await stream_states(bus, [stream])
     ends = {stream: int(states[stream.name]["last_seq"]) for stream in _ORDER}
     results = states[TRAJECTORIES.name]
-    ledger = Ledger(first_result=int(results["first_seq"]), last_result=ends[TRAJECTORIES])
+    ledger = Ledger(first_result=int(results["first_seq"]))
     notes: list[str] = []
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
