@@ -30,28 +30,24 @@ class Pattern:
     """
 
     def __init__(self, text: str) -> None:
-        parts = ["*", "*"] if text in ("*", ">") else text.split(".", 2)
-        if len(parts) == 1:
-            parts.append("*")
-        self._name = ".".join(parts[:2])
-        self._key = parts[2] if len(parts) == 3 else None
-        self._topics = [topic for topic in TOPICS if fnmatchcase(topic.name, self._name)]
+        self._text = "*" if text == ">" else text
+        self._parts = self._text.split(".", 2)
+        name = ".".join(self._parts[:2])
+        self._topics = [one for one in TOPICS if fnmatchcase(one.name, name) or fnmatchcase(one.name, f"{name}.*")]
         if not self._topics:
             names = ", ".join(topic.name for topic in TOPICS)
             raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
 
     def subjects(self, run: str) -> list[str]:
         """Return every subject that may match, in the table or not."""
-        noun, participle = ("*" if set(part) & set("*?[") else part for part in self._name.split("."))
-        base = f"asyncrl.{run}.{noun}.{participle}"
-        return [f"{base}.>"] if self._key is not None else [base, f"{base}.>"]
+        tokens = ["*" if set(part) & set("*?[") else part for part in self._parts[:2]]
+        base = ".".join(["asyncrl", run, *tokens])
+        return [base, f"{base}.>"] if len(self._parts) == 2 else [f"{base}.>"]
 
     def matches(self, subject: str) -> bool:
         """Return whether a subject is meant."""
-        parts = subject.split(".", 4)
-        if not fnmatchcase(".".join(parts[2:4]), self._name):
-            return False
-        return self._key is None or fnmatchcase(parts[4] if len(parts) == 5 else "", self._key)
+        rest = subject.split(".", 2)[2]
+        return fnmatchcase(rest, self._text) or fnmatchcase(rest, f"{self._text}.*")
 
     def check_conditions(self, conditions: Iterable[Condition]) -> None:
         """Refuse conditions that no message of these topics can meet.
@@ -64,7 +60,7 @@ class Pattern:
             if not kinds and key not in _HEADERS:
                 fields = {field for topic in self._topics for field in topic.message.__struct_fields__} - {"v"}
                 known = ", ".join(sorted(fields))
-                raise WrongUsage(f"--where {key}=...: no message of {self._name} has a {key!r}; fields: {known}")
+                raise WrongUsage(f"--where {key}=...: no message of {self._text} has a {key!r}; fields: {known}")
             if kinds and not any(may_be(kind, value) for _, kind in kinds):
                 name, kind = kinds[0]
                 raise WrongUsage(f"--where {key}={value}: {key} of {name} is {described(kind)}")
