@@ -29,6 +29,7 @@ class EngineReady(Message):
     digest: str
     slots: Annotated[int, Meta(ge=1, le=2**20)]  # requests it runs at once
     update_s: Seconds = 0.0  # seconds from engine.updating to here
+    delta: bool = False  # its files were a difference to the version before
     fetch_s: Seconds = 0.0  # seconds until its host had the version, while it still sampled from the one before
 
     @property
@@ -67,7 +68,7 @@ ENGINE_READY = Topic(
     EngineReady,
     ENGINES,
     publishers=("engine",),
-    subscribers=_SUBSCRIBERS,
+    subscribers=("learner", *_SUBSCRIBERS),
     key="engine_id",
     repeats=True,
 )

@@ -22,6 +22,8 @@ Cause: TypeAlias = Literal[
     "engine paused",
     "version not loaded",
     "mislabelled",
+    "weights unchanged",
+    "weights not finite",
     "learner behind",
     "reward hanging",
     "rollout hanging",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topics.topic import ENGINES, TRAINING, WEIGHTS, Topic
-from topics.wire import Count, Id, Message, Sequence, Step, Version
+from topics.wire import Count, Id, Message, Seconds, Sequence, Step, Version
 
 
 class WeightsPublished(Message):
@@ -13,7 +13,13 @@ class WeightsPublished(Message):
     version: Version
     digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
     store: str  # a name in asyncrl.weights.store.STORES
-    location: str  # directory with a Hugging Face model and its manifest.jsonl, or its name among `weights.stored`
+    location: str  # directory with its files, or its name among `weights.stored`
+    base: str = ""  # key of the version that its files are a difference to; "": they are a Hugging Face model
+    full: Count = 0  # sequence of the full version that its chain of differences begins with; 0 for a full one
+    bytes: Count = 0  # of its tensors, or of their difference
+    encode_s: Seconds = 0.0  # to compute the difference, also where it was not used
+    write_s: Seconds = 0.0  # to write it
+    choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
 
     @property
@@ -40,6 +46,14 @@ class WeightsRefused(Message):
     lineage: Count
     version: Version
     sequence: Sequence  # of the weights.published that it followed
+    reason: str
+
+
+class WeightsRejected(Message):
+    """A version that the learner did not publish: its weights are no numbers. It stops with an error."""
+
+    lineage: Count
+    version: Version
     reason: str
 
 
@@ -94,6 +108,14 @@ WEIGHTS_REFUSED = Topic(
     subscribers=("learner", "recorder", "supervisor"),
     key="engine_id",
     repeats=True,
+)
+WEIGHTS_REJECTED = Topic(
+    "weights.rejected",
+    WeightsRejected,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("recorder", "supervisor"),
+    id=("lineage", "version"),
 )
 CHECKPOINT_SAVED = Topic(
     "checkpoint.saved",

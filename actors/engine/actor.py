@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 from actors.engine.fetch import Fetcher
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import publish
+from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
-from asyncrl.weights.stream import TornVersion
+from asyncrl.weights.verify import TornVersion
 from topics.engines import (
     EngineGone,
     EngineReady,
@@ -24,7 +24,7 @@ from topics.engines import (
 )
 from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished, WeightsRefused
-from topics.wire import Message
+from topics.wire import Message, WireError
 
 _NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
 
@@ -64,8 +64,7 @@ class EngineActor:
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        newest = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
-        await self._listener.start(newest.sequence - 1 if newest is not None else 0)  # those before do not matter
+        await self._listener.start(await self._first() - 1)  # those before do not matter
         stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:
@@ -90,13 +89,31 @@ class EngineActor:
                 task.cancel()
             await self._leave()
 
+    async def _first(self) -> int:
+        """Sequence of the newest version, or of the full one that its chain of differences begins with."""
+        newest = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        if newest is None:
+            return 1
+        with contextlib.suppress(WireError, BlobMissing):  # the listener rejects it
+            return (await read(self.context.bus, WeightsPublished, newest)).full or newest.sequence
+        return newest.sequence
+
     def _wants(self, target: Announced) -> bool:
-        return target.version.key != self._loaded and target is not self._refused and self._answers
+        return target.version.key != self._loaded and target != self._refused and self._answers
 
     def _on_published(self, _topic: Topic[Any], published: WeightsPublished, record: Record) -> None:
         self._fetcher.check(published)
+        self._fetcher.note(published)
         self._target = Announced(published, record.sequence)
         self._news.set()
+
+    async def _look(self) -> None:
+        """Look for the newest version by itself: whatever became of its message here, it only comes later."""
+        record = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        if record is not None and (self._target is None or record.sequence > self._target.sequence):
+            with contextlib.suppress(WireError, BlobMissing):  # the listener rejects it
+                message = await read(self.context.bus, WeightsPublished, record)
+                self._on_published(WEIGHTS_PUBLISHED, message, record)
 
     async def _watch_end(self) -> None:
         words = await self._server.ended()
@@ -113,6 +130,7 @@ class EngineActor:
                     if await self._server.health():
                         answered_at = time.monotonic()
                         await self._compare()
+                        await self._look()
             if self._updating and not self._server.frozen:
                 answered_at = time.monotonic()  # it may not answer while it loads, for engine.update_deadline_s
             silent_s = began - answered_at
@@ -244,6 +262,7 @@ class EngineActor:
             target.digest,
             self.settings.max_running,
             update_s=seconds,
+            delta=bool(target.base),
             fetch_s=round(fetch_s, 4),
         )
         await self._publish(ready)

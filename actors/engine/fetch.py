@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,10 +21,11 @@ import msgspec
 from asyncrl.bus.chunks import read_chunks, read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.crash import crash_point
 from asyncrl.run.directory import RunFiles
+from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.stream import Assembly, StreamIndex, TornVersion
+from asyncrl.weights.stream import Assembly, StreamIndex
+from asyncrl.weights.verify import TornVersion, check_version
 from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import WireError
 
@@ -39,6 +41,7 @@ class Fetcher:
         self._store = files.weights.absolute()
         boot = _BOOT.read_text().strip()[:8] if _BOOT.exists() else "any"
         self._folder = files.fetched.absolute() / boot
+        self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
         self._held: dict[Path, int] = {}  # directories in use here, with the handle that has the lock
 
     def check(self, published: WeightsPublished) -> None:
@@ -56,6 +59,12 @@ class Fetcher:
         elif not Path(os.path.abspath(location)).is_relative_to(self._store):  # a link in there is the owner's own
             raise WireError(f"its weights lie in {location[:200]!r}, not in this run's store {self._store}")
 
+    def note(self, published: WeightsPublished) -> None:
+        """Take note of a version that others may be a difference to."""
+        if not published.base:
+            self._known.clear()
+        self._known[published.key] = published
+
     async def directory(self, published: WeightsPublished) -> Path:
         """Return the Hugging Face directory of a version on this host, which stays until `release`.
 
@@ -63,15 +72,16 @@ class Fetcher:
             TornVersion: its bytes are not there, or others.
             OSError: the disk refused it.
         """
-        if published.store == "files":
+        if published.store == "files" and not published.base:
             return Path(published.location)
+        base = await self._base(published) if published.base else None
         target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
         self._folder.mkdir(parents=True, exist_ok=True)
         while not self._hold(target):
             handle = await asyncio.to_thread(_lock, self._folder / ".fetch")
             try:
                 if not target.exists():
-                    await self._fetch(published, target)
+                    await self._make(published, base, target)
             finally:
                 os.close(handle)
         return target
@@ -109,24 +119,44 @@ class Fetcher:
         self._held[target] = handle
         return True
 
-    async def _fetch(self, published: WeightsPublished, target: Path) -> None:
-        """Read a version from the stream."""
-        name = published.location
+    async def _base(self, published: WeightsPublished) -> Path:
+        """Return the directory of the version that another one is a difference to."""
+        base = self._known.get(published.base)
+        if base is None:
+            raise TornVersion(f"it is a difference to version {published.base}, which is not known here")
+        return await self.directory(base)
+
+    async def _make(self, published: WeightsPublished, base: Path | None, target: Path) -> None:
+        """Make the directory of a version, aside at first: what it is made of stays as it is."""
+        with (
+            written_aside(target, synced=False) as aside,
+            tempfile.TemporaryDirectory(dir=self._folder, prefix=".read-") as scratch,
+        ):
+            source = Path(published.location)
+            if published.store == "stream":
+                source = aside.path if base is None else Path(scratch)
+                await self._read(published.location, source)
+            if base is None:
+                await asyncio.to_thread(check_version, aside.path, published.digest)
+            else:
+                expected = DeltaRecord(self._bus.run, published.base, published.key, [])
+                await asyncio.to_thread(apply_delta, source, base, aside.path, expected=expected)
+
+    async def _read(self, name: str, directory: Path) -> None:
+        """Read the files of a version from the stream."""
         newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, name)
         try:
             index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
         except msgspec.MsgspecError as error:
             raise TornVersion(f"version {name} is not, or not wholly, in the stream: {error}") from error
-        with written_aside(target, synced=False) as aside:
-            assembly = Assembly(aside.path, index)
+        assembly = Assembly(directory, index)
 
-            def take(record: Record) -> None:
-                if "file" in record.headers:  # the index has none
-                    assembly.add(record.headers, record.data)
+        def take(record: Record) -> None:
+            if "file" in record.headers:  # the index has none
+                assembly.add(record.headers, record.data)
 
-            await read_chunks(self._bus, WEIGHTS_STORED, name, take)
-            crash_point("weights.fetched")
-            await asyncio.to_thread(assembly.close, published.digest)
+        await read_chunks(self._bus, WEIGHTS_STORED, name, take)
+        assembly.close()
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import RestartPolicy
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from asyncrl.training.protocol import NonFiniteLoss, RowError
+from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 from topics.actors import Activity
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
 from topics.evals import EvalRequested
@@ -44,6 +44,7 @@ from topics.weights import (
     CheckpointSaved,
     TrainingFinished,
     WeightsPublished,
+    WeightsRejected,
 )
 
 
@@ -88,7 +89,7 @@ class Learner:
             if self.context.stop.is_set():
                 return
             await self._train_whatever_dies()
-        except (AlgorithmError, NonFiniteLoss, RowError, CheckpointError, ActorFault) as error:
+        except (AlgorithmError, NonFiniteLoss, NonFiniteWeights, RowError, CheckpointError, ActorFault) as error:
             await self.outbox.ended()
             raise ActorFault(self._advice(error)) from error
         finally:
@@ -138,7 +139,7 @@ class Learner:
         step, saved = self.step + 1, self.fold.state.checkpoints
         reason = str(error).removeprefix(f"batch {step}: ")
         words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
-        if isinstance(error, CheckpointError) or step <= self.fold.state.trained:
+        if isinstance(error, CheckpointError | NonFiniteWeights) or step <= self.fold.state.trained:
             return words
         command = f"asyncrl up --resume {self.context.files.root} --skip-batch {step}"
         return f"{words}; to go on without this batch: {command}"
@@ -275,13 +276,21 @@ class Learner:
         await self._written()
         self.context.doing(Activity("publishing", self.step))
         await self.group.do(CopyWeights())
-        self._version = self.outbox.begin(self._write_version(self.lineage, self.step, answers))
+        base, full = self.fold.base(self.config.weights, self.lineage), self.fold.state.full
+        self._version = self.outbox.begin(self._write_version(Publish(self.lineage, self.step, base), full, answers))
         self.outbox.put(self._version)
 
-    async def _write_version(self, lineage: int, version: int, answers: int) -> WeightsPublished:
-        message = await self.group.do(Publish(lineage, version))
+    async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:
+        try:
+            message = await self.group.do(call)
+        except NonFiniteWeights as error:
+            await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
+            raise
+        if message.base and not message.bytes:
+            self.context.count("unchanged_versions")
+            self.context.log.error("weights unchanged", version=message.version, base=message.base)
         crash_point("weights.renamed")
-        return msgspec.structs.replace(message, answers=answers)
+        return msgspec.structs.replace(message, answers=answers, full=full if message.base else 0)
 
     async def _written(self) -> None:
         """Wait until the newest version is in the store: its copies are needed until then."""

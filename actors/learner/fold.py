@@ -8,9 +8,11 @@ import msgspec
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, WeightsSettings
+from asyncrl.weights.choice import Costs
 from topics.actors import SkipRequested
 from topics.batches import BatchPacked, BatchTrained
+from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.streams import CheckpointRequested
 from topics.topic import Topic
@@ -40,6 +42,10 @@ class LearnerState(msgspec.Struct):
     skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
     finished: int | None = None  # step at which training was reported finished
     announced: int = 0  # sequence of the newest weights.published
+    newest: str = ""  # key of that version
+    full: int = 0  # sequence of the newest one with a full version
+    chained: int = 0  # differences since that one
+    costs: Costs = msgspec.field(default_factory=Costs)
     refused: int = 0  # of the newest one that an engine refused
 
 
@@ -61,9 +67,23 @@ class LearnerFold(Fold):
 
     @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, record: Record) -> None:
-        self.state.announced = record.sequence
+        self.state.announced, self.state.newest = record.sequence, published.key
+        self.state.full = self.state.full if published.base else record.sequence
+        self.state.chained = self.state.chained + 1 if published.base else 0
+        self.state.costs.add_published(published)
         self.state.lineage = published.lineage
         self.state.published[published.version] = published.digest
+
+    @on(EngineReady)
+    def _on_ready(self, ready: EngineReady, _record: Record) -> None:
+        self.state.costs.add_loaded(ready)
+
+    def base(self, settings: WeightsSettings, lineage: int) -> str:
+        """Key of the version that the next one may be a difference to; empty where it is to be full."""
+        state = self.state
+        other = lineage != state.lineage or state.chained + 1 >= settings.full_every
+        wanted = settings.delta == "always" or (settings.delta == "auto" and state.costs.favours_delta())
+        return state.newest if wanted and not other and not self.unanswered else ""
 
     @on(WeightsRefused)
     def _on_refused(self, refused: WeightsRefused, _record: Record) -> None:

@@ -26,7 +26,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError
-from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
+from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError, Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.ranks import join_ranks
 from asyncrl.training.trainers import open_trainer
@@ -88,8 +88,9 @@ class Rank:
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
         self.trainer = open_trainer(self._config, self._files.model_path(self._config.model))
-        store = STORES[self._config.weights.store](self._place)
-        self.publisher = Publisher(self.trainer, store=store, checkpoints=self._files.checkpoints)
+        weights = self._config.weights
+        store, run = STORES[weights.store](self._place), "" if weights.delta == "never" else self._config.run
+        self.publisher = Publisher(self.trainer, store=store, checkpoints=self._files.checkpoints, run=run)
 
     def fetch(self, sequence: int) -> asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]:
         """Fetch a batch and its rows, unless that has begun."""
@@ -247,15 +248,17 @@ class Publish(Call[WeightsPublished]):
     """Write the copied weights into the weight store.
 
     Raises:
+        NonFiniteWeights: a tensor holds values that are not finite.
         CheckpointError: the disk refused it; nothing is left behind.
     """
 
     answer, every_rank, beside = WeightsPublished, False, True
     lineage: int
     version: int
+    base: str = ""  # see `Publisher.publish`
 
     def _compute(self, rank: Rank) -> WeightsPublished:
-        return rank.publisher.publish(lineage=self.lineage, version=self.version)
+        return rank.publisher.publish(lineage=self.lineage, version=self.version, base=self.base)
 
 
 class Save(Call[str]):
@@ -289,7 +292,8 @@ class Export(Call[None]):
 AnyCall: TypeAlias = Open | Load | Fetch | Step | CopyWeights | CopyState | Digest | Publish | Save | Export
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {
-    error.__name__: error for error in (ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, RowError)
+    error.__name__: error
+    for error in (ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, NonFiniteWeights, RowError)
 }
 """Errors that a rank reports and survives; any other ends it."""
 

@@ -16,7 +16,7 @@ from topics.groups import GroupDropped
 from topics.ids import stage_of
 from topics.topic import Topic
 from topics.trajectories import TrajectoryDropped, TrajectoryFailed
-from topics.weights import TrainingFinished
+from topics.weights import TrainingFinished, WeightsPublished
 from topics.wire import Message
 
 _WINDOW = 5  # steps a reward is averaged over
@@ -225,6 +225,15 @@ class RecorderFold(Fold):
             state.figures = packed.figures
             state.flat_steps = 0 if message.rewards[1] else state.flat_steps + 1
         self.rows.append({"event": "step", **row})
+
+    @on(WeightsPublished)
+    def _on_published(self, message: WeightsPublished, record: Record) -> None:
+        if message.choice:  # else every version is full
+            row = {
+                name: getattr(message, name) for name in ("version", "base", "bytes", "encode_s", "write_s", "choice")
+            }
+            seconds = round((record.time_ns - self.state.first_ns) / 1e9, 3)
+            self.rows.append({"event": "weights", "time_s": seconds, **row})
 
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:

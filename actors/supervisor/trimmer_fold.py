@@ -16,7 +16,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
 from topics.batches import BatchPacked
-from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
@@ -30,7 +30,8 @@ class Version(NamedTuple):
 
     lineage: int
     version: int
-    name: str  # of its directory
+    name: str  # of its directory, or in the stream
+    base: tuple[int, int] | None = None  # lineage and version that it is a difference to
 
 
 class Needless(NamedTuple):
@@ -126,7 +127,8 @@ class TrimmerFold(Fold):
 
     @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, _record: Record) -> None:
-        self.state.published.append(Version(published.lineage, published.version, Path(published.location).name))
+        base = version_of(published.base) if published.base else None
+        self.state.published.append(Version(published.lineage, published.version, Path(published.location).name, base))
 
     @on(EngineUpdating)
     def _on_updating(self, engine: EngineUpdating, _record: Record) -> None:
@@ -238,9 +240,15 @@ class TrimmerFold(Fold):
         published = self.state.published
         if not published:
             return None
-        used = {version for versions in self.state.engines.values() for version in versions}
+        needed = {version for versions in self.state.engines.values() for version in versions}
         old, new = published[: -self._keep_versions], published[-self._keep_versions :]
-        self.state.published = [version for version in old if version[:2] in used] + new
+        needed |= {version.base for version in new if version.base is not None}
+        kept = []
+        for version in reversed(old):  # bases lie before what is a difference to them
+            if version[:2] in needed:
+                kept.append(version)
+                needed |= {version.base} if version.base is not None else set()
+        self.state.published = [*reversed(kept), *new]
         return Kept(frozenset(version.name for version in self.state.published), new[-1][:2])
 
     def checkpoints(self) -> Kept | None:

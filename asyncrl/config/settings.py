@@ -258,6 +258,10 @@ class WeightsSettings(Settings):
     # Where versions lie: `files` (a folder that learner and engines share), `stream` (chunks on the NATS server, for
     # engines on hosts without that folder).
     store: Literal["files", "stream"] = "files"
+    # Whether versions may be differences to the one before: `never`, `auto` (where their encoding, way and application
+    # together took less time than those of a full version), `always` (where they are smaller).
+    delta: Literal["never", "auto", "always"] = "never"
+    full_every: Positive = 16  # Versions after which one is full, whatever `delta` says.
 
 
 class SupervisionSettings(Settings):

@@ -35,6 +35,8 @@ def blockers(state: RunState) -> Iterator[StallFound]:
         yield finding("permission missing", "doctor", state.denied)
     if state.unreachable:
         yield finding("server unreachable", state.run, state.unreachable)
+    if state.rejected:
+        yield finding("weights not finite", "learner", state.rejected)
     yield from _streams(state, _FULL, 2.0)
 
 
@@ -51,6 +53,9 @@ def faults(state: RunState) -> Iterator[StallFound]:
         if engine_id not in ill:
             yield from _engine(state, engine_id)
     yield from _mislabelled(state)
+    if state.unchanged:
+        evidence = f"all tensors of version {state.version} are those of {state.unchanged}"
+        yield finding("weights unchanged", "learner", evidence)
 
 
 def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound]:

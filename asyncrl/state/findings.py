@@ -19,6 +19,8 @@ ADVICE: dict[Cause, str] = {
     "engine paused": "send POST /continue_generation to the server with its key, and find out who paused it",
     "version not loaded": "read the engine's lines with `asyncrl logs`; it must be able to read the weights' folder",
     "mislabelled": "find out which other client loads weights there, or restarts the server; it may serve one run only",
+    "weights unchanged": "look at rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
+    "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
     "learner behind": "read its lines with `asyncrl logs`; give it more cores, or make batches smaller",
     "reward hanging": "look at the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "rollout hanging": "look at the rollout function and its tools; workers.stall_s passes the work on",

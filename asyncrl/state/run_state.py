@@ -30,7 +30,7 @@ from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
 from topics.topic import STREAMS, Retention, Topic
 from topics.trajectories import TrajectoryFailed
-from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished
+from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished, WeightsRejected
 from topics.wire import Message
 
 Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
@@ -59,6 +59,7 @@ class RunState(Fold):
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
         self.version: int | None = None  # newest published
+        self.unchanged, self.rejected = "", ""  # version with the newest one's tensors; why none was published since
         self.lineage = 0
         self.published_ns = 0
         self.checkpoint: int | None = None  # step of the newest
@@ -240,6 +241,11 @@ class RunState(Fold):
             warmed = f" after {self.warmup_steps} steps of warm-up" if self.warmup_steps else ""
             self.report("news", record.time_ns, f"version {message.version} published{warmed}")
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
+        self.unchanged, self.rejected = message.base if message.base and not message.bytes else "", ""
+
+    @on(WeightsRejected)
+    def _on_rejected(self, message: WeightsRejected, record: Record) -> None:
+        self.rejected = message.reason if record.time_ns > self.opened_ns else ""
 
     @on(CheckpointSaved)
     def _on_saved(self, message: CheckpointSaved, _: Record) -> None:

@@ -16,6 +16,10 @@ class NonFiniteLoss(AsyncRLError):
     """A loss or gradient norm that is no number. Raised before the weights are touched."""
 
 
+class NonFiniteWeights(AsyncRLError):
+    """Weights that are no numbers, and must not reach an engine."""
+
+
 class RowError(AsyncRLError):
     """A row that the model cannot be trained on."""
 

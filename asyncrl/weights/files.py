@@ -6,12 +6,12 @@ from collections.abc import Container
 from pathlib import Path
 
 from asyncrl.crash import crash_point
+from asyncrl.weights.delta import Delta, write_delta
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
 from asyncrl.weights.tensors import Files, digest_of, read_manifest, write_tensors
+from asyncrl.weights.verify import MANIFEST
 from topics.weights import WeightsPublished
-
-MANIFEST = "manifest.jsonl"
 
 
 class FileStore:
@@ -41,6 +41,16 @@ class FileStore:
             if aside.target.exists() and not _holds(aside.target, manifest):
                 remove_directory(aside.target)
         return WeightsPublished(lineage, version, digest, "files", str(aside.target))
+
+    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
+        """See `WeightStore.publish_delta`. One that is there already is written anew."""
+        target = self._root / f"lineage{lineage}-v{version:06d}-{delta.digest[:12]}.delta"
+        message = WeightsPublished(lineage, version, delta.digest, "files", str(target), base=base)
+        if target.exists():
+            remove_directory(target)
+        with written_aside(target) as aside:
+            write_delta(DiskFolder(aside.path), delta, run=run, base=base, key=message.key)
+        return message
 
     def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
         """Remove the versions that are not among these names of directories; returns how many.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from asyncrl.weights.delta import Delta
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.stream import Chunks, StreamStore
 from asyncrl.weights.tensors import Files
@@ -22,6 +23,18 @@ class WeightStore(Protocol):
 
         Args:
             source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+
+        Raises:
+            CheckpointError: it cannot be stored; nothing is left behind.
+        """
+        ...
+
+    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
+        """Store a version as its difference to another one.
+
+        Args:
+            run: id of the run; a difference belongs to no other.
+            base: key of the version that it is a difference to.
 
         Raises:
             CheckpointError: it cannot be stored; nothing is left behind.

@@ -13,10 +13,12 @@ from typing import Protocol
 import msgspec
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.weights.delta import Delta, write_delta
 from asyncrl.weights.directories import CheckpointError
-from asyncrl.weights.files import MANIFEST, write_model
+from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import Sink
-from asyncrl.weights.tensors import Files, digest_of, read_manifest
+from asyncrl.weights.tensors import Files, digest_of
+from asyncrl.weights.verify import MANIFEST, TornVersion
 from topics.weights import WeightsPublished
 
 FILE, OFFSET = "file", "offset"  # headers of a chunk
@@ -44,10 +46,6 @@ class StreamIndex(msgspec.Struct):
     chunks: int
 
 
-class TornVersion(AsyncRLError):
-    """A version whose bytes are not all there, or not those that were published."""
-
-
 class StreamStore:
     """Versions under names of their own: one that was left half-written is never taken for another."""
 
@@ -56,16 +54,29 @@ class StreamStore:
 
     def publish(self, tensors: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
         """See `WeightStore.publish`. A version that is there already is written once more."""
-        name = f"lineage{lineage}-v{version:06d}-{secrets.token_hex(8)}"
-        folder = _StreamFolder(self._chunks, name)
-        try:
+        with self._writing(lineage, version) as (folder, name):
             manifest = write_model(folder, tensors, source)
             with folder.file(MANIFEST) as file:
                 file.write(manifest)
+        return WeightsPublished(lineage, version, digest_of(manifest), "stream", name)
+
+    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
+        """See `WeightStore.publish_delta`."""
+        message = WeightsPublished(lineage, version, delta.digest, "stream", "", base=base)
+        with self._writing(lineage, version) as (folder, message.location):
+            write_delta(folder, delta, run=run, base=base, key=message.key)
+        return message
+
+    @contextmanager
+    def _writing(self, lineage: int, version: int) -> Iterator[tuple[_StreamFolder, str]]:
+        """Give a folder to fill, and its name; it is all stored behind the block."""
+        name = f"lineage{lineage}-v{version:06d}-{secrets.token_hex(8)}"
+        folder = _StreamFolder(self._chunks, name)
+        try:
+            yield folder, name
             folder.finish()
         except AsyncRLError as error:
             raise CheckpointError(f"version {version} could not be stored: {error}") from error
-        return WeightsPublished(lineage, version, digest_of(manifest), "stream", name)
 
 
 class _StreamFolder:
@@ -157,26 +168,7 @@ class Assembly:
             file.write(body)
         self._chunks[name, int(offset)] = len(body)
 
-    def close(self, digest: str) -> None:
-        """Check that all is there, and that it has this digest."""
+    def close(self) -> None:
+        """Check that all is there."""
         if len(self._chunks) != self._index.chunks:
             raise TornVersion(f"{self._index.chunks - len(self._chunks)} of {self._index.chunks} chunks are missing")
-        check_version(self._directory, digest)
-
-
-def check_version(directory: Path, digest: str) -> None:
-    """Check all tensors of a version against its digest.
-
-    Raises:
-        TornVersion: they are others, or cannot be read.
-    """
-    try:
-        manifest = (directory / MANIFEST).read_bytes()
-        found = read_manifest(sorted(directory.glob("*.safetensors")))
-    except (OSError, ValueError) as error:
-        raise TornVersion(f"{directory.name}: {error}") from error
-    if digest_of(manifest) != digest:
-        raise TornVersion(f"{directory.name}: its manifest has digest {digest_of(manifest)}, expected {digest}")
-    wrong = sorted({*manifest.splitlines()} ^ {*found.splitlines()})
-    if wrong:
-        raise TornVersion(f"{directory.name}: {len(wrong)} tensors differ from its manifest, one of them {wrong[0]!r}")

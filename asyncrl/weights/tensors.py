@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -36,6 +36,14 @@ _DTYPES = {
     "int32": "I32",
     "uint8": "U8",
     "bool": "BOOL",
+}
+
+
+_EXPONENTS: dict[str, tuple[type[np.unsignedinteger], Any]] = {  # all of these bits are set in NaN and infinity alone
+    "float64": (np.uint64, np.uint64(0x7FF0 << 48)),
+    "float32": (np.uint32, np.uint32(0x7F80 << 16)),
+    "bfloat16": (np.uint16, np.uint16(0x7F80)),
+    "float16": (np.uint16, np.uint16(0x7C00)),
 }
 
 
@@ -89,7 +97,7 @@ def write_tensors(folder: Folder, files: Files) -> Written:
         OSError: the disk refused it.
     """
     parts = [part for stem, tensors in files.items() for part in _parts(stem, tensors)]
-    results = _at_once(partial(_write_part, folder), parts)
+    results = at_once(partial(_write_part, folder), parts)
     records = {part.name: record for part, (record, _) in zip(parts, results, strict=True)}
     for stem in files:
         own = [part for part in parts if part.name.startswith(f"{stem}-")]
@@ -106,7 +114,14 @@ def write_tensors(folder: Folder, files: Files) -> Written:
 
 def manifest_of(files: Files) -> bytes:
     """Return the manifest of tensors: a line of JSON for each, in the order of their names."""
-    return _manifest(_at_once(_hashed, [tensor for tensors in files.values() for tensor in tensors]))
+    return _manifest(at_once(_hashed, [tensor for tensors in files.values() for tensor in tensors]))
+
+
+def first_not_finite(files: Files) -> str:
+    """Return the name of a tensor with values that are not finite; empty where there is none."""
+    tensors = [tensor for tensors in files.values() for tensor in tensors]
+    found = at_once(_is_finite, tensors)
+    return next((tensor.name for tensor, finite in zip(tensors, found, strict=True) if not finite), "")
 
 
 def read_manifest(files: Sequence[Path]) -> bytes:
@@ -115,7 +130,7 @@ def read_manifest(files: Sequence[Path]) -> bytes:
     Raises:
         OSError, ValueError: a file cannot be read, or is no safetensors file.
     """
-    return manifest_of({"": [tensor for path in files for tensor in _tensors_in(path)]})
+    return manifest_of({"": [tensor for path in files for tensor in tensors_in(path)]})
 
 
 def digest_of(manifest: bytes) -> str:
@@ -142,10 +157,10 @@ def file_records(paths: Sequence[Path]) -> list[FileRecord]:
     Raises:
         OSError: one cannot be read.
     """
-    return _at_once(file_record, paths)
+    return at_once(file_record, paths)
 
 
-def _at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Results in the order of the items, which several threads share."""
     if len(items) <= 1:
         return [function(item) for item in items]
@@ -201,8 +216,13 @@ def _header(tensors: Sequence[HostTensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _tensors_in(path: Path) -> Iterator[HostTensor]:
-    content = np.memmap(path, np.uint8, "r")
+def tensors_in(path: Path, mode: Literal["r", "r+"] = "r") -> Iterator[HostTensor]:
+    """Tensors in a safetensors file, which is mapped; with "r+" what is written to them is written to the file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no safetensors file.
+    """
+    content = np.memmap(path, np.uint8, mode)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     names = {short: dtype for dtype, short in _DTYPES.items()}
     for name, entry in msgspec.json.decode(content[8:start].tobytes(), type=dict[str, dict[str, Any]]).items():
@@ -219,6 +239,15 @@ def _blocks(tensor: HostTensor) -> Iterator[memoryview]:
 
 def _hashed(tensor: HostTensor) -> TensorRecord:
     return TensorRecord(tensor.name, tensor.dtype, tensor.shape, xxhash.xxh3_128_hexdigest(tensor.content.data))
+
+
+def _is_finite(tensor: HostTensor) -> bool:
+    exponent = _EXPONENTS.get(tensor.dtype)
+    if exponent is None:
+        return True
+    kind, mask = exponent
+    blocks = (np.frombuffer(block, kind) & mask for block in _blocks(tensor))
+    return not any(bool((block == mask).any()) for block in blocks)
 
 
 def _manifest(records: Sequence[TensorRecord]) -> bytes:

@@ -43,7 +43,7 @@ class Player:
 
     async def publish(self, version: int, answers: int = 0) -> None:
         location = str(self.context.files.weights.absolute() / f"v{version}")
-        message = WeightsPublished(0, version, f"d{version}", "files", location, answers)
+        message = WeightsPublished(0, version, f"d{version}", "files", location, answers=answers)
         await publish(self.bus, message, headers={WRITER: "a learner"})
         self.newest = version
 

@@ -1,0 +1,360 @@
+"""Versions as differences to the one before: what is encoded, what is refused, and who gets a full version instead."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from actors.engine.actor import EngineActor
+from actors.engine.fetch import Fetcher
+from actors.learner.fold import LearnerFold
+from actors.runtime.actor import Context
+from actors.supervisor.trimmer_fold import TrimmerFold
+from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.settings import Config, WeightsSettings
+from asyncrl.training.protocol import NonFiniteWeights
+from asyncrl.training.publisher import Publisher
+from asyncrl.weights.choice import Costs
+from asyncrl.weights.delta import DeltaRecord, apply_delta, encode
+from asyncrl.weights.store import STORES, StorePlace
+from asyncrl.weights.tensors import HostTensor, first_not_finite
+from asyncrl.weights.verify import TornVersion
+from harness.stage import Stage, until
+from topics.engines import ENGINE_READY, EngineReady
+from topics.topic import ENGINES, TRAINING
+from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WEIGHTS_STORED, WeightsPublished, WeightsRefused
+from topics.wire import decode
+
+
+class Copies:
+    """A trainer whose weights the test changes."""
+
+    source = None
+
+    def __init__(self, dtype: str = "float32") -> None:
+        rng = np.random.default_rng(1)
+        self.arrays = {
+            name: rng.standard_normal(size).astype("<f4") for name, size in (("a", 50_000), ("b", 7), ("c", 0))
+        }
+        self.dtype = dtype
+
+    def copy_weights(self):
+        return self
+
+    def files(self) -> dict[str, list[HostTensor]]:
+        tensors = []
+        for name, array in self.arrays.items():
+            values = (array.view("<u4") >> 16).astype("<u2") if self.dtype == "bfloat16" else array.copy()
+            tensors.append(HostTensor(name, self.dtype, [len(array)], values.view(np.uint8)))
+        return {"model": tensors}
+
+    def nudge(self, share: float, seed: int) -> None:
+        """Change a share of all elements."""
+        rng = np.random.default_rng(seed)
+        for array in self.arrays.values():
+            array[rng.random(len(array)) < share] += np.float32(0.01)
+
+
+@pytest.fixture(params=["files", "stream"])
+def context(request, bus: Bus, stage: Callable[..., Stage]) -> Context:
+    return stage(weights={"store": request.param, "delta": "always"}).context("engine", bus)
+
+
+class Learner:
+    """Writes version after version, each as a difference to the one before where that is possible."""
+
+    def __init__(self, bus: Bus, context: Context, dtype: str = "float32") -> None:
+        self.weights = Copies(dtype)
+        place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
+        store = STORES[context.config.weights.store](place)
+        self._publisher = Publisher(self.weights, store=store, checkpoints=Path(), run=bus.run)
+        self._key = ""
+        self._version = -1
+
+    async def publish(self, *, full: bool = False) -> WeightsPublished:
+        self._version += 1
+        self._publisher.copy_weights()
+        message = await asyncio.to_thread(
+            self._publisher.publish, lineage=0, version=self._version, base="" if full else self._key
+        )
+        self._key = message.key
+        return message
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_a_late_engine_makes_the_newest_version_of_one_full_version_and_the_differences_after_it(
+    bus: Bus, context: Context, dtype: str
+):
+    learner, fetcher = Learner(bus, context, dtype), Fetcher(bus, context.files)
+    published = []
+    for version, share in enumerate((0.0, 0.01, 0.0001, 0.3)):
+        learner.weights.nudge(share, version)
+        published.append(await learner.publish())
+    for message in published:
+        fetcher.check(message)
+        fetcher.note(message)
+
+    directory = await fetcher.directory(published[-1])
+
+    assert [bool(message.base) for message in published] == [False, True, True, True]
+    assert published[2].bytes < published[1].bytes < published[0].bytes / 10
+    full = await learner.publish(full=True)
+    fetcher.note(full)
+    expected = await fetcher.directory(full)
+    assert (directory / "model.safetensors").read_bytes() == (expected / "model.safetensors").read_bytes()
+    assert full.digest == published[-1].digest
+    fetcher.close()
+
+
+def flip(content: bytearray) -> None:
+    content[len(content) // 2] ^= 1
+
+
+def cut(content: bytearray) -> None:
+    del content[-5:]
+
+
+@pytest.mark.parametrize("spoil", [flip, cut])
+@pytest.mark.parametrize("context", ["files"], indirect=True)
+async def test_a_damaged_difference_is_refused_and_the_base_stays_usable(bus: Bus, context: Context, spoil):
+    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    base = await learner.publish()
+    learner.weights.nudge(0.01, 1)
+    delta = await learner.publish()
+    fetcher.note(base)
+    fetcher.note(delta)
+    before = {path.name: path.read_bytes() for path in Path(base.location).iterdir()}
+    path = Path(delta.location) / "delta.bin"
+    content = bytearray(path.read_bytes())
+    spoil(content)
+    path.write_bytes(content)
+
+    with pytest.raises(TornVersion, match=r"damaged|ends before it"):
+        await fetcher.directory(delta)
+
+    assert {path.name: path.read_bytes() for path in Path(base.location).iterdir()} == before
+    assert not list(context.files.fetched.glob("*/lineage*"))
+
+
+@pytest.mark.parametrize("context", ["files"], indirect=True)
+async def test_a_difference_to_another_base_or_of_another_run_is_refused(bus: Bus, context: Context, tmp_path: Path):
+    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    first = await learner.publish()
+    learner.weights.nudge(0.01, 1)
+    second = await learner.publish()
+    learner.weights.nudge(0.01, 2)
+    third = await learner.publish()
+
+    fetcher.note(third)
+    with pytest.raises(TornVersion, match=f"a difference to version {second.key}, which is not known here"):
+        await fetcher.directory(third)
+    for run, base, words in ((bus.run, first.key, "has base"), ("other", second.key, "has run")):
+        target = tmp_path / run
+        target.mkdir()
+        with pytest.raises(TornVersion, match=words):
+            expected = DeltaRecord(run, base, third.key, [])
+            apply_delta(Path(third.location), Path(first.location), target, expected=expected)
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    with pytest.raises(TornVersion, match="differ from its manifest"):
+        expected = DeltaRecord(bus.run, second.key, third.key, [])
+        apply_delta(Path(third.location), Path(first.location), wrong, expected=expected)
+
+
+CRASHING = """
+import os, sys
+from pathlib import Path
+from asyncrl.weights import delta
+delta.check_version = lambda *_: os.kill(os.getpid(), 9)
+from asyncrl.weights.directories import written_aside
+source, base, target = map(Path, sys.argv[1:4])
+with written_aside(target, synced=False) as aside:
+    delta.apply_delta(source, base, aside.path, expected=delta.DeltaRecord(*sys.argv[4:7], []))
+"""
+
+
+@pytest.mark.parametrize("context", ["files"], indirect=True)
+async def test_an_engine_killed_while_it_applies_a_difference_leaves_the_base_and_no_half_version(
+    bus: Bus, context: Context
+):
+    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    base = await learner.publish()
+    learner.weights.nudge(0.01, 1)
+    delta = await learner.publish()
+    content = (Path(base.location) / "model.safetensors").read_bytes()
+    folder = fetcher._folder
+    target = folder / f"lineage0-v000001-{delta.digest[:12]}"
+    words = [delta.location, base.location, str(target), bus.run, base.key, delta.key]
+    killed = subprocess.run([sys.executable, "-c", CRASHING, *words], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+
+    assert [path for path in folder.iterdir() if path.name.endswith(".partial")]
+    assert not target.exists()
+    assert (Path(base.location) / "model.safetensors").read_bytes() == content
+    fetcher.note(base)
+    fetcher.note(delta)
+    assert await fetcher.directory(delta) == target
+    assert not [path for path in folder.iterdir() if path.name.endswith(".partial")], "the half is swept"
+    fetcher.close()
+
+
+def test_what_is_encoded_is_the_smaller_form_and_nothing_where_nothing_changed():
+    weights = Copies()
+    before = weights.files()
+    assert encode(before, weights.files()).tensors == []
+
+    weights.arrays["a"][17] += 1
+    sparse = encode(before, weights.files())
+    assert [(one.name, one.encoding, one.changed) for one in sparse.tensors] == [("a", "overwrite", 1)]
+    weights.nudge(0.5, 1)
+    assert {one.encoding for one in encode(before, weights.files()).tensors} == {"xor"}
+    with pytest.raises(ValueError, match="other tensors"):
+        encode({"model": before["model"][:1]}, weights.files())
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_weights_that_are_no_numbers_are_no_version(bus: Bus, context: Context, value: float, dtype: str):
+    learner = Learner(bus, context, dtype)
+    assert first_not_finite(learner.weights.files()) == ""
+    learner.weights.arrays["b"][3] = value
+
+    with pytest.raises(NonFiniteWeights, match="version 0: tensor b holds values that are not finite"):
+        await learner.publish()
+
+    assert not list(context.files.weights.glob("*"))
+
+
+async def test_a_step_that_changed_nothing_writes_no_bytes_and_is_told_apart(bus: Bus, context: Context):
+    learner = Learner(bus, context)
+    first = await learner.publish()
+    same = await learner.publish()
+
+    assert (same.bytes, same.base, same.digest) == (0, first.key, first.digest)
+
+
+def published(version: int, base: str = "", **seconds: float) -> WeightsPublished:
+    return WeightsPublished(0, version, "d", "files", f"/w/lineage0-v{version:06d}-d", base=base, **seconds)
+
+
+def ready(engine: str, *, delta: bool, seconds: float) -> EngineReady:
+    return EngineReady(engine, "http://e", 0, 0, "d", 1, update_s=0.1, delta=delta, fetch_s=seconds)
+
+
+def test_a_difference_is_used_when_encoding_moving_and_applying_took_less_than_a_full_version():
+    costs = Costs()
+    assert not costs.favours_delta(), "there is no base"
+    costs.add_published(published(0, write_s=1.0))
+    assert costs.favours_delta(), "it is tried once"
+    costs.add_loaded(ready("engine-1", delta=False, seconds=0.5))
+    costs.add_published(published(1, base="0:0:d", encode_s=0.4, write_s=0.1))
+    costs.add_loaded(ready("engine-1", delta=True, seconds=0.2))
+    assert costs.of(True) == pytest.approx(0.8)
+    assert costs.favours_delta()
+    costs.add_loaded(ready("engine-2", delta=True, seconds=5.0))  # the slowest one decides
+    assert not costs.favours_delta()
+    for version in range(2, 66):
+        costs.add_published(published(version, write_s=1.0))
+    assert costs.favours_delta(), "it is tried again"
+
+
+class Log:
+    """Feeds folds with messages."""
+
+    def __init__(self, *folds) -> None:
+        self._folds = folds
+        self.sequence = 0
+
+    def add(self, topic, stream, message) -> None:
+        self.sequence += 1
+        record = Record(stream, self.sequence, topic.name, {}, b"", self.sequence)
+        for fold in self._folds:
+            fold.apply(topic, message, record)
+
+
+def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_full():
+    fold = LearnerFold(Config())
+    log, settings = Log(fold), WeightsSettings(delta="always", full_every=3)
+    assert fold.base(settings, 0) == ""
+    for version, base, expected in ((0, "", "0:0:d"), (1, "0:0:d", "0:1:d"), (2, "0:1:d", ""), (3, "", "0:3:d")):
+        log.add(WEIGHTS_PUBLISHED, TRAINING, published(version, base))
+        assert fold.base(settings, 0) == expected
+    assert fold.state.full == 4
+    assert fold.base(settings, 1) == ""
+    refused = WeightsRefused("engine-1", 0, 3, 4, "torn")
+    fold.apply(WEIGHTS_REFUSED, refused, Record(ENGINES, 1, WEIGHTS_REFUSED.name, {}, b"", 1))
+    assert fold.unanswered == 4
+    assert fold.base(settings, 0) == ""
+
+
+def test_what_a_kept_version_is_a_difference_to_is_kept_too():
+    fold = TrimmerFold(Config())
+    log = Log(fold)
+    for version in range(12):
+        base = f"0:{version - 1}:d" if version % 5 else ""
+        log.add(WEIGHTS_PUBLISHED, TRAINING, published(version, base))
+    kept = fold.versions()
+
+    assert kept is not None
+    versions = sorted(int(name.split("-")[1][1:]) for name in kept.names)
+    assert versions == [5, 6, 7, 8, 9, 10, 11]  # the newest four, and what 8 and 9 are made of
+    assert os.path.basename(published(8).location) in kept.names
+
+
+@pytest.mark.parametrize("context", ["files"], indirect=True)
+async def test_an_engine_that_misses_a_fifth_of_the_announcements_arrives_at_the_newest_version(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    context.config.engine.kind, context.config.supervision.silence_s = "scripted", 1.0
+    learner, answers, ready = Learner(bus, context), list[WeightsRefused](), list[str]()
+    take, dropped = EngineActor._on_published, list[int]()
+
+    def drops(actor, topic, message, record):
+        """Miss every fifth version, the last one too, when it is announced."""
+        if message.version % 5 == 4 and message.version not in dropped:
+            dropped.append(message.version)
+        else:
+            take(actor, topic, message, record)
+
+    monkeypatch.setattr(EngineActor, "_on_published", drops)
+    refusals = [WEIGHTS_REFUSED.pattern(bus.run)]
+    readers = [
+        LogReader(bus, ENGINES, lambda r: answers.append(decode(WeightsRefused, r.data)), subjects=refusals),
+        LogReader(
+            bus,
+            ENGINES,
+            lambda r: ready.append(decode(EngineReady, r.data).key),
+            subjects=[ENGINE_READY.pattern(bus.run)],
+        ),
+    ]
+    for reader in readers:
+        await reader.start()
+    playing = asyncio.create_task(EngineActor(context).run())
+    for version in range(20):
+        learner.weights.nudge(0.01, version)
+        message = await learner.publish(full=version == 0)
+        sequence = await publish(bus, message, headers={WRITER: "learner"})
+        await until(lambda key=message.key: key in ready or bool(answers), "it has it, or refuses it")
+        if answers:  # it missed the base
+            assert answers[-1].sequence == sequence
+            answers.clear()
+            message = await learner.publish(full=True)
+            message.answers = sequence
+            await publish(bus, message, headers={WRITER: "learner"})
+            await until(lambda key=message.key: key in ready, "it has the full version")
+
+    assert len(dropped) >= 4
+    assert ready[-1] == message.key
+    context.stop.set()
+    await playing
+    for reader in readers:
+        await reader.close()
