@@ -102,7 +102,7 @@ class Script:
 
     def prompt(self, number: int) -> PromptIssued:
         """Return the prompts that the prompter issues."""
-        group = Group(prompt_name(TASK, number), "rl", "task", 1, range(number, number + 1))
+        group = Group(prompt_name(TASK, number), "rl", ["task"], 1, range(number, number + 1))
         return decide(Wanted(group, 0, 0), self._config.seed, [self._source.row(number)])
 
     def duration(self, number: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topics.prompts import ONLY_TASK
 from topics.topic import BATCHES, Topic
 from topics.wire import Count, Id, Message
 
@@ -13,6 +14,7 @@ class GroupDropped(Message):
     reason: Id  # deadline, failed, lag, or the name of the filter in asyncrl.algorithms.filters.FILTERS
     members: Count = 0  # members that had no end of their own before
     tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
+    task: Id = ONLY_TASK
 
 
 GROUP_DROPPED = Topic(

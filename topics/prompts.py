@@ -17,6 +17,7 @@ Attempt: TypeAlias = Annotated[int, Meta(ge=0, lt=2**31)]
 Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1000.0)]  # 0 is greedy
 
 ONLY_TASK = "task"  # name of the task of a run that has one
+WARMUP_TASK = "warmup"  # of its trajectories, which may have rows of several tasks
 NO_ESTIMATOR = "none"  # of groups whose rewards are not compared
 
 
@@ -40,7 +41,7 @@ class PromptIssued(Message):
     min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of what the rollout function draws by `context.random`
     origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
-    task: Id = ONLY_TASK  # whose row it is; `warmup` for the warm-up
+    task: Id = ONLY_TASK  # whose row it is
     temperature: Temperature = 1.0  # of its sampling
     estimator: str = NO_ESTIMATOR  # of its group's advantages
 
@@ -91,4 +92,5 @@ PROMPT_ISSUED = Topic(
     key="trajectory_id",
     heads=IssueHeads,
     id=("trajectory_id", "attempt"),
+    lane=True,
 )

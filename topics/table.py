@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from topics import actors, batches, engines, evals, groups, prompts, runs, stalls, streams, trajectories, weights
 from topics.roles import ROLE_NAMES, ROLES, Role, add_role
-from topics.topic import STREAMS, Stream, Topic
+from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Message
 
 _NOUNS = (prompts, trajectories, groups, batches, weights, engines, evals, runs, stalls, streams, actors)
@@ -22,15 +22,37 @@ class WorkQueue(NamedTuple):
     """A durable consumer that the processes of a role share."""
 
     name: str
+    role: str
     topic: Topic[Any]
+    evaluations: bool = False  # it has those alone, and the other queue of the role all the rest
 
     @property
     def stream(self) -> Stream:
         """The stream it reads."""
         return self.topic.stream
 
+    def pattern(self, run: str) -> str:
+        """The subjects of its messages."""
+        if not self.topic.lane:
+            return self.topic.pattern(run)
+        return f"asyncrl.{run}.{self.topic.name}.{f'{EVALUATIONS}.' if self.evaluations else ''}*"
 
-QUEUES = {role.name: WorkQueue(role.name, BY_NAME[role.queue]) for role in ROLES if role.queue}
+
+def _queues(role: Role) -> dict[str, WorkQueue]:
+    """The work queues of a role by name: one, and where its topic has a lane for evaluations one for them."""
+    if not role.queue:
+        return {}
+    topic, name = BY_NAME[role.queue], f"{role.name}-{EVALUATIONS}"
+    found = {role.name: WorkQueue(role.name, role.name, topic)}
+    return found | {name: WorkQueue(name, role.name, topic, evaluations=True)} if topic.lane else found
+
+
+QUEUES = {name: queue for role in ROLES for name, queue in _queues(role).items()}
+
+
+def queues_of(role: str) -> list[WorkQueue]:
+    """The work queues of a role, that of evaluations last."""
+    return [queue for queue in QUEUES.values() if queue.role == role]
 
 
 def topic_for(message: Message) -> Topic[Any]:
@@ -104,8 +126,7 @@ def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
     STREAMS.extend(streams)
     TOPICS.extend(added)
     BY_NAME.update((topic.name, topic) for topic in added)
-    if role.queue:
-        QUEUES[role.name] = WorkQueue(role.name, BY_NAME[role.queue])
+    QUEUES.update(_queues(role))
     _BY_TYPE.update((topic.message, topic) for topic in topics)
 
 

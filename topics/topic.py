@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from topics.ids import stage_of
 from topics.wire import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
@@ -21,6 +22,7 @@ M = TypeVar("M", bound=Message, covariant=True)
 # accepts no reply subject that begins with `_R_.`, and delivers only to a subject that a client subscribes to
 # literally. So streams listen to wildcards below `_R_.`, which no role may subscribe to.
 _INGEST = "_R_"
+EVALUATIONS = "eval"  # token of subjects
 
 
 class Retention(Enum):
@@ -66,6 +68,7 @@ class Topic(Generic[M]):
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
     id: tuple[str, ...] = ()  # fields that the message id has besides the digest of the content; none: the key
     fenced: bool = False  # each message of a key is appended only behind the newest that its worker knows of the noun
+    lane: bool = False  # messages of evaluations have a token more before their key: a work queue of their own has them
     repeats: bool = False  # each publish is a message of its own; else equal content is stored once in two minutes
 
     def key_of(self, message: Message) -> str:
@@ -81,7 +84,8 @@ class Topic(Generic[M]):
         """The subject that one message is stored under."""
         if bool(key) != bool(self.key):
             raise ValueError(f"topic {self.name} takes {'a key (' + self.key + ')' if self.key else 'no key'}")
-        return f"asyncrl.{run}.{self.name}.{key}" if key else f"asyncrl.{run}.{self.name}"
+        lane = f"{EVALUATIONS}." if self.lane and stage_of(key) == "eval" else ""
+        return f"asyncrl.{run}.{self.name}.{lane}{key}" if key else f"asyncrl.{run}.{self.name}"
 
     @property
     def blobs(self) -> Stream:
@@ -91,6 +95,8 @@ class Topic(Generic[M]):
 
     def pattern(self, run: str) -> str:
         """The subjects of all its messages."""
+        if self.lane:
+            return f"asyncrl.{run}.{self.name}.>"
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
 
     def fence(self, run: str, key: str) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from topics.ids import Stage
-from topics.prompts import Attempt, GroupSize, Member, PromptIssued, PromptRow
+from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Sequence, UInt8Array, Version
 
@@ -98,11 +98,12 @@ class _OfMember(_OfTrajectory, kw_only=True):
     member: Member
     group_size: GroupSize
     stage: Stage
+    task: Id = ONLY_TASK
 
 
 def member_fields(work: PromptIssued | _OfMember, delivery: int) -> dict[str, Any]:
     """The fields that a message about a member of a group has in common with the work that it follows from."""
-    names = ("trajectory_id", "attempt", "prompt_id", "member", "group_size", "stage")
+    names = ("trajectory_id", "attempt", "prompt_id", "member", "group_size", "stage", "task")
     return {"delivery": delivery} | {name: getattr(work, name) for name in names}
 
 
@@ -230,6 +231,7 @@ class TrajectoryDropped(Message):
     lag: Count = 0  # versions behind, where the reason is `lag`
     again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
+    task: Id = ONLY_TASK
 
     def headers(self) -> dict[str, str]:
         """Return the headers that routing needs."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 from actors.buffer.state import Group
 from topics.batches import BatchMember
 from topics.evals import EvalScored
+from topics.prompts import ONLY_TASK
 from topics.trajectories import TrajectoryGraded
 
 _METRICS = 64  # names of metrics in the figures of a batch
@@ -42,7 +44,7 @@ def eval_scored(group: Group, *, seconds: float) -> EvalScored:
         failed=prompts - len(graded),
         seconds=round(seconds, 3),
         members=references(graded),
-        metrics=_metrics(graded),
+        metrics=_metrics(graded) | _accuracy_by_task(group),
     )
 
 
@@ -56,7 +58,8 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
     Returns:
         `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
         no answer), `truncated_share` of the trajectories, `issue_to_grade_s_mean` and `issue_to_grade_s_max`,
-        `flat_groups_share` of the groups of several whose rewards are all equal, and `reward/NAME`: the mean of each
+        `flat_groups_share` of the groups of several whose rewards are all equal, `task/NAME/reward_mean` and
+        `task/NAME/trajectories` of each task where a run has several, and `reward/NAME`: the mean of each
         metric that rewards or rollout functions gave, over the trajectories for which they did; of more than `_METRICS`
         names those that most trajectories have.
     """
@@ -73,7 +76,29 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
     }
     if several:
         figures["flat_groups_share"] = fmean(len({member.reward for member in group}) == 1 for group in several)
+    for task, own in _by_task((member.task, member) for member in members).items():
+        figures[f"task/{task}/reward_mean"] = fmean(member.reward for member in own)
+        figures[f"task/{task}/trajectories"] = float(len(own))
     return {name: round(value, 6) for name, value in figures.items()} | _metrics(members)
+
+
+Of = TypeVar("Of")
+
+
+def _by_task(members: Iterable[tuple[str, Of]]) -> dict[str, list[Of]]:
+    """The members of each task, where a run has named ones."""
+    found: dict[str, list[Of]] = {}
+    for task, member in members:
+        if task != ONLY_TASK:
+            found.setdefault(task, []).append(member)
+    return found
+
+
+def _accuracy_by_task(group: Group) -> dict[str, float]:
+    """`task/NAME/accuracy` of an evaluation: the mean reward of all its prompts of a task."""
+    rewards = {member.member: member.reward for member in group.live()}
+    by_task = _by_task((group.task_of(member), rewards.get(member, 0.0)) for member in range(group.size))
+    return {f"task/{task}/accuracy": round(fmean(own), 6) for task, own in by_task.items()}
 
 
 def _metrics(members: Sequence[TrajectoryGraded]) -> dict[str, float]:

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     min_fresh: float
     drop_stale: bool  # no stale token is trained on masked: its trajectory ends
     reissue: bool  # and is issued again
-    deadline_s: float
+    deadline_s: dict[Stage, float]
     objective: Callable[[int], Objective]  # of a step, which is recorded with its batch
 
     @classmethod
@@ -60,7 +60,11 @@ class Plan(NamedTuple):
             min_fresh=config.buffer.min_fresh,
             drop_stale=config.buffer.stale != "mask",
             reissue=config.buffer.stale == "reissue",
-            deadline_s=config.buffer.group_deadline_s,
+            deadline_s={
+                "warmup": config.buffer.group_deadline_s,
+                "rl": config.buffer.group_deadline_s,
+                "eval": config.eval.deadline_s,
+            },
             objective=partial(objective_of, config),
         )
 
@@ -116,11 +120,14 @@ class BufferFold(Fold):
         return decisions or self._score(now_s) or self._pack()
 
     def next_deadline(self) -> float | None:
-        """Return the deadline of the oldest open group, seconds since the epoch; None when nothing is open."""
-        for prompt_id, issued_ns in self.state.issued_ns.items():  # in the order of issue
+        """Return the first deadline of an open group, seconds since the epoch; None when nothing is open."""
+        return min(filter(None, map(self._first_deadline, self.state.issued)), default=None)
+
+    def _first_deadline(self, stage: Stage) -> float | None:
+        for prompt_id, issued_ns in self.state.issued[stage].items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
             if group is None or not (group.complete or self._being_issued(group)):
-                return self._deadline_s(issued_ns)
+                return self._deadline_s(stage, issued_ns)
         return None
 
     def should_give_up(self) -> str:
@@ -141,7 +148,8 @@ class BufferFold(Fold):
     @property
     def open(self) -> int:
         """Groups with members under way."""
-        return len(self.state.issued_ns.keys() | self.state.groups.keys()) - self.ready
+        issued = (name for names in self.state.issued.values() for name in names)
+        return len(self.state.groups.keys() | issued) - self.ready
 
     @on_headers(PromptIssued)
     def _on_issued(self, record: Record) -> None:
@@ -153,12 +161,14 @@ class BufferFold(Fold):
         group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
         group.issued += headers["attempt"] == "0"
         if stage == "eval":  # the deadline counts from the newest issue: all rows of an evaluation are made before
-            self.state.issued_ns.pop(prompt_id, None)
-        elif prompt_id in self.state.issued_ns:
+            self.state.issued[stage].pop(prompt_id, None)
+        elif prompt_id in self.state.issued[stage]:
             return
-        self.state.issued_ns[prompt_id] = record.time_ns
+        self.state.issued[stage][prompt_id] = record.time_ns
         group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
         group.task, group.estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
+        if stage == "eval" and group.task != ONLY_TASK:
+            group.tasks[int(headers["trajectory"].rsplit("-", 1)[1])] = group.task
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
         if group.complete:
             self._settle(group)
@@ -191,7 +201,8 @@ class BufferFold(Fold):
             group.graded[member], group.graded_ns[member] = message, time_ns
         else:
             group.failed[member] = message
-        if group.complete and prompt_id in self.state.issued_ns:  # claims about what was never issued end nothing
+        # Claims about what was never issued end nothing.
+        if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group)
 
     @on(TrajectoryDropped)
@@ -232,7 +243,7 @@ class BufferFold(Fold):
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
-        self.state.issued_ns.pop(prompt_id, None)
+        self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
         group = self.state.groups.pop(prompt_id, None)
         if group is not None:
@@ -242,13 +253,16 @@ class BufferFold(Fold):
         """Return whether members of an evaluation are still to be issued: before that they have no end."""
         return group.stage == "eval" and group.issued < group.size
 
-    def _deadline_s(self, issued_ns: int) -> float:
-        return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s
+    def _deadline_s(self, stage: Stage, issued_ns: int) -> float:
+        return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s[stage]
 
     def _expire(self, now_s: float) -> list[Message]:
+        return [drop for stage in self.state.issued for drop in self._expire_of(stage, now_s)]
+
+    def _expire_of(self, stage: Stage, now_s: float) -> list[Message]:
         decisions: list[Message] = []
-        for prompt_id, issued_ns in self.state.issued_ns.items():
-            if self._deadline_s(issued_ns) > now_s:
+        for prompt_id, issued_ns in self.state.issued[stage].items():
+            if self._deadline_s(stage, issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
             if group.complete or self._being_issued(group):
@@ -275,7 +289,7 @@ class BufferFold(Fold):
         """The results of evaluations whose every member has an end of its own or a grade."""
         decisions: list[Message] = []
         for name in self.state.ready["eval"]:
-            begun_s = max(self.state.issued_ns.get(name, 0), self.state.opened_ns) / 1e9
+            begun_s = max(self.state.issued["eval"].get(name, 0), self.state.opened_ns) / 1e9
             seconds = max(0.0, now_s - begun_s) if begun_s else 0.0
             decisions.append(eval_scored(self.state.groups[name], seconds=seconds))
         return decisions
@@ -318,7 +332,7 @@ class BufferFold(Fold):
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
         """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
-        begun = (self.state.issued_ns.get(group.prompt_id, 0), self.state.opened_ns)
+        begun = (self.state.issued[group.stage].get(group.prompt_id, 0), self.state.opened_ns)
         grades = [group.graded_ns[member.member] for member in group.live()]
         return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]
 
@@ -355,13 +369,14 @@ def _drop(
         lag=lag,
         again=again,
         detail=detail,
+        task=group.task_of(member),
     )
 
 
 def _drop_group(group: Group, reason: str) -> GroupDropped:
     failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
     tokens = tokens_sampled(*group.live()) + failed
-    return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens)
+    return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens, task=group.task)
 
 
 def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Message]:

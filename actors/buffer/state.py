@@ -15,7 +15,8 @@ class Group(msgspec.Struct):
     prompt_id: str
     size: int
     stage: Stage
-    task: str = ONLY_TASK
+    task: str = ONLY_TASK  # that was named last
+    tasks: dict[int, str] = {}  # of the members of an evaluation that mixes tasks
     temperature: float = 1.0
     estimator: str = NO_ESTIMATOR
     min_version: int = 0  # that it was issued for first
@@ -39,6 +40,10 @@ class Group(msgspec.Struct):
         """Graded members without which it is dropped as a whole; an evaluation counts what is missing as reward 0."""
         return 0 if self.stage == "eval" else min(2, self.size)
 
+    def task_of(self, member: int) -> str:
+        """Task of a member's row."""
+        return self.tasks.get(member, self.task)
+
     def live(self) -> list[TrajectoryGraded]:
         """Graded members that may be trained on, by member number."""
         return [self.graded[member] for member in sorted(self.graded) if member not in self.dropped]
@@ -55,7 +60,8 @@ class BufferState(msgspec.Struct):
     )  # complete
     closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)
     waiting_drop: dict[str, None] = {}  # complete, with members to end
-    issued_ns: dict[str, int] = {}  # of open groups: server's clock at the first member's issue, in that order
+    issued: dict[Stage, dict[str, int]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}, "eval": {}})
+    """Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order."""
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
     late: int = 0  # claims and grades that came after the end
     graded_ns: int = 0  # server's clock at the newest grade

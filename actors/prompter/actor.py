@@ -13,7 +13,7 @@ from actors.prompter.sources import HELD_OUT_ROWS, TASK_ROWS, data_of
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_maker import RowMaker, RowSetup
+from asyncrl.data.row_maker import RowMaker
 from topics.actors import Activity
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS
@@ -31,8 +31,7 @@ async def main(context: Context) -> None:
     starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
     async with AsyncExitStack() as stack:
         rows: dict[str, RowMaker] = {}
-        for name, data in data_of(config).items():
-            setup = RowSetup(data.spec, config.task.options, data.seed, str(context.files.base), data.labels_for)
+        for name, setup in data_of(config, context.files.base).items():
             rows[name] = await RowMaker.open(setup, limit_s=config.task.row_limit_s, on_rows=keeper.wake)
             stack.push_async_callback(rows[name].close)
             fold.opened(name, rows[name].opened.rows_per_epoch)
@@ -49,6 +48,8 @@ class Prompter:
         self._fold = fold
         self._rows = rows[TASK_ROWS]
         self._held_out = rows.get(HELD_OUT_ROWS)
+        if self._held_out is not None:  # an evaluation is issued at once, while its version is the newest
+            self._held_out.want(range(context.config.eval.prompts))
         self._evaluation = ""  # whose rows are being made
         self._waits_for: int | None = None  # a row
 
@@ -126,7 +127,7 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         min_version=wanted.min_version,
         seed=sampling_seed(seed, name, wanted.attempt),
         origin=wanted.group.origin,
-        task=wanted.group.task,
+        task=wanted.task,
         temperature=wanted.group.temperature,
         estimator=wanted.group.estimator,
     )

@@ -10,10 +10,11 @@ from typing import NamedTuple
 
 from actors.prompter.actor import sampling_seed
 from actors.prompter.fold import PrompterFold
-from actors.prompter.sources import HELD_OUT_ROWS, Data, data_of, places_again
+from actors.prompter.sources import HELD_OUT_ROWS, data_of, place_again
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_maker import RowMaker, RowMakerDown, RowSetup
+from asyncrl.data.row_maker import RowMaker, RowMakerDown
+from asyncrl.data.sources import RowSetup
 from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.ids import EVALUATION
@@ -51,17 +52,15 @@ class DataOrder:
 
     async def compare(self) -> list[str]:
         """Compare all that was noted; returns why it cannot."""
-        for name, data in data_of(self._config).items():
-            if unread := await self._compare_with(name, data):
+        for name, setup in data_of(self._config, self._base).items():
+            if unread := await self._compare_with(name, setup):
                 return [unread]
         return []
 
-    async def _compare_with(self, name: str, data: Data) -> str:
+    async def _compare_with(self, name: str, setup: RowSetup) -> str:
         """Compare what is of one of the run's data; returns why it cannot, or ""."""
-        task = self._config.task
-        setup = RowSetup(data.spec, task.options, data.seed, str(self._base))
         try:
-            maker = await RowMaker.open(setup, limit_s=task.row_limit_s)
+            maker = await RowMaker.open(setup, limit_s=self._config.task.row_limit_s)
         except (DataError, RowMakerDown) as error:
             return f"rows with the data: {error}"
         try:
@@ -104,10 +103,10 @@ class DataOrder:
             return
         letter, number = message.prompt_id[0], int(message.prompt_id[1:])
         if letter == EVALUATION:
-            places = range(message.member, message.member + 1)
+            first = message.member
         elif message.origin:
-            places = places_again(message.origin)
+            first = place_again(message.origin)
         else:
-            places = self._prompter.sources[letter].group(self._prompter.state, number).places
-        for column, value in ((self._numbers, number), (self._firsts, places.start), (self._digests, int(rows, 16))):
+            first = self._prompter.sources[letter].group(self._prompter.state, number).places.start
+        for column, value in ((self._numbers, number), (self._firsts, first), (self._digests, int(rows, 16))):
             column.setdefault(letter, array("Q")).append(value)

@@ -12,6 +12,7 @@ from actors.prompter.state import PrompterState
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import largest_group
 from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalRequested
@@ -37,6 +38,11 @@ class Wanted(NamedTuple):
     def prompt_id(self) -> str:
         """`p000042`."""
         return self.group.prompt_id
+
+    @property
+    def task(self) -> str:
+        """Name of the task whose row it has."""
+        return self.group.tasks[self.member if self.group.row_each else 0]
 
     @property
     def places(self) -> range:
@@ -75,7 +81,7 @@ class PrompterFold(Fold):
         self.sources = {source.letter: source for source in made}
         self._plans = stage_plans(config)
         self._max_lag = config.buffer.max_lag
-        self._size = config.rollout.group_size
+        self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
         self.state = PrompterState(
             first_open=dict(self._begin),

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from actors.prompter.state import PrompterState
 from asyncrl.config.settings import Config
-from asyncrl.data.sources import label_reader
+from asyncrl.config.tasks import Mixture, rows_of
+from asyncrl.data.sources import RowSetup
 from topics.ids import EVALUATION, REISSUE, TASK, WARMUP, Stage, prompt_name
-from topics.prompts import NO_ESTIMATOR, ONLY_TASK
+from topics.prompts import NO_ESTIMATOR, WARMUP_TASK
 
 TASK_ROWS, HELD_OUT_ROWS = "task", "held-out"  # data of the prompter
-_HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
 
 
 class Group(NamedTuple):
@@ -23,7 +24,7 @@ class Group(NamedTuple):
 
     prompt_id: str
     stage: Stage
-    task: str  # whose rows it has
+    tasks: Sequence[str]  # whose rows it has; with `row_each` one for each member
     size: int
     places: range  # of its rows in the endless order of the data
     data: str = TASK_ROWS
@@ -75,17 +76,17 @@ class WarmupSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """One trajectory."""
         places = range(number * self._rows, (number + 1) * self._rows)
-        return Group(prompt_name(WARMUP, number), "warmup", "warmup", 1, places)
+        return Group(prompt_name(WARMUP, number), "warmup", [WARMUP_TASK], 1, places)
 
 
 class TaskSource:
-    """The rows of the task in the order of its data."""
+    """The rows of the tasks, each in the order of its data, mixed by their shares."""
 
     letter, share = TASK, 1.0
     stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
-        self._rules, self._epochs = _rules(config), config.task.epochs
+        self._rules, self._epochs = _Rules(config), config.task.epochs
         self._end: int | None = None  # number of the first prompt that there is not
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
@@ -100,7 +101,7 @@ class TaskSource:
 
     def group(self, state: PrompterState, number: int) -> Group:
         """All trajectories of one row."""
-        return self._rules(prompt_name(TASK, number), task=ONLY_TASK, places=range(number, number + 1))
+        return self._rules(prompt_name(TASK, number), number)
 
 
 class ReissueSource:
@@ -110,7 +111,7 @@ class ReissueSource:
     stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
-        self._rules = _rules(config)
+        self._rules = _Rules(config)
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Their rows were there before."""
@@ -122,7 +123,7 @@ class ReissueSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """The row of the prompt that was asked for."""
         origin = state.origins[number]
-        return self._rules(prompt_name(REISSUE, number), task=ONLY_TASK, places=places_again(origin), origin=origin)
+        return self._rules(prompt_name(REISSUE, number), place_again(origin), origin=origin)
 
 
 class HeldOutSource:
@@ -133,6 +134,8 @@ class HeldOutSource:
 
     def __init__(self, config: Config) -> None:
         self._rows: int | None = None
+        mixture = Mixture(config)
+        self._tasks_of = lru_cache(maxsize=1)(lambda size: [mixture.task(place).name for place in range(size)])
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """No evaluation has more prompts than there are held-out rows."""
@@ -150,7 +153,7 @@ class HeldOutSource:
         return Group(
             prompt_name(EVALUATION, number),
             "eval",
-            ONLY_TASK,
+            self._tasks_of(size),
             size,
             range(size),
             data=HELD_OUT_ROWS,
@@ -168,38 +171,41 @@ SOURCES: dict[str, Callable[[Config], PromptSource]] = {
 }
 
 
-class Data(NamedTuple):
-    """A data source that the prompter opens."""
+def data_of(config: Config, base: Path) -> dict[str, RowSetup]:
+    """The data of a run by the name that groups refer to.
 
-    spec: str
-    seed: int
-    labels_for: str  # what reads the labels of its rows, as for `open_source`
-
-
-def data_of(config: Config) -> dict[str, Data]:
-    """The data of a run by the name that groups refer to."""
-    reward, task, seed = config.reward.function, config.task.source, config.seed
-    found = {TASK_ROWS: Data(task, seed, label_reader(reward, warmup_steps=config.warmup.steps))}
+    Args:
+        base: folder of the config's relative paths.
+    """
+    found = {TASK_ROWS: rows_of(config, base)}
     if config.eval.prompts:
-        held_out = Data(config.eval.source or task, seed + _HELD_OUT, label_reader(reward, warmup_steps=0))
-        found[HELD_OUT_ROWS] = held_out
+        found[HELD_OUT_ROWS] = rows_of(config, base, held_out=True)
     return found
 
 
-def _rules(config: Config) -> Callable[..., Group]:
-    """Make groups of RL by the settings of the run."""
-    return partial(
-        Group,
-        stage="rl",
-        size=config.rollout.group_size,
-        temperature=config.rollout.temperature,
-        estimator=config.learner.advantage,
-    )
+class _Rules:
+    """Make groups of RL by the settings of the task that has their row."""
+
+    def __init__(self, config: Config) -> None:
+        self._mixture = Mixture(config)
+
+    def __call__(self, prompt_id: str, place: int, *, origin: str = "") -> Group:
+        task = self._mixture.task(place)
+        return Group(
+            prompt_id,
+            "rl",
+            [task.name],
+            task.group_size,
+            range(place, place + 1),
+            temperature=task.temperature,
+            estimator=task.advantage,
+            origin=origin,
+        )
 
 
-def places_again(origin: str) -> range:
-    """The places of the row of a prompt of RL that is issued again."""
-    return range(int(origin[1:]), int(origin[1:]) + 1)
+def place_again(origin: str) -> int:
+    """The place of the row of a prompt of RL that is issued again."""
+    return int(origin[1:])
 
 
 def mixed(sources: Sequence[PromptSource], state: PrompterState, *, begin: dict[str, int]) -> Iterator[Group]:

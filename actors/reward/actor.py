@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 
 import xxhash
 
@@ -12,42 +12,48 @@ from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
 from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.publish import body_of
+from asyncrl.config.tasks import tasks_of
 from asyncrl.rewards.graders import Grader, GradeRequest, GradeResult, RewardFailed, open_grader
 from topics.actors import Waiting
 from topics.trajectories import Outcome, Reference, TrajectoryGenerated, TrajectoryGraded, member_fields
 from topics.wire import WireError
 
-_NO_REWARD = 'the rollout function gave no reward (context.outcome(reward)), and reward.function = "" names none'
+_NO_REWARD = "the rollout function gave no reward (context.outcome(reward)), and its task names no reward function"
 
 
 async def main(context: Context) -> None:
     """Run a reward worker until asked to stop."""
-    settings, grader = context.config.reward, None
-    if settings.function:
-        grader = await open_grader(
-            settings.function,
-            base=context.files.base,
-            workers=settings.children,
-            time_limit_s=settings.time_limit_s,
-            memory_mb=settings.memory_mb,
-        )
-    worker = RewardWorker(context, grader)
-    try:
+    settings, graders = context.config.reward, dict[str, Grader]()
+    async with AsyncExitStack() as stack:
+        for function in {task.reward for task in tasks_of(context.config).values() if task.reward}:
+            graders[function] = await open_grader(
+                function,
+                base=context.files.base,
+                workers=settings.children,
+                time_limit_s=settings.time_limit_s,
+                memory_mb=settings.memory_mb,
+            )
+            stack.push_async_callback(graders[function].close)
+        worker = RewardWorker(context, graders)
         await WorkerLoop(context, worker.handle, settings.in_flight).run()
-    finally:
-        if grader is not None:
-            await grader.close()
 
 
 class RewardWorker:
     """Grades one trajectory at a time, many at once."""
 
-    def __init__(self, context: Context, grader: Grader | None) -> None:
+    def __init__(self, context: Context, graders: dict[str, Grader]) -> None:
+        """
+        Args:
+            graders: by the reward function that they call.
+        """
         self._context = context
-        self._grader = grader
-        # Evaluations take half of the grader at most: a grade of training never queues behind all of theirs.
-        at_once = min(grader.at_once, context.config.reward.in_flight) if grader is not None else 1
-        self._held_out = asyncio.Semaphore(max(1, at_once // 2))
+        self._functions = {name: task.reward for name, task in tasks_of(context.config).items()}  # by task
+        self._graders = graders
+        # Evaluations take half of a grader at most: a grade of training never queues behind all of theirs.
+        most = context.config.reward.in_flight
+        self._held_out = {
+            function: asyncio.Semaphore(max(1, min(grader.at_once, most) // 2)) for function, grader in graders.items()
+        }
 
     async def handle(
         self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]
@@ -78,7 +84,11 @@ class RewardWorker:
         return [message]
 
     async def _grade(self, generated: TrajectoryGenerated, delivery: Delivery[TrajectoryGenerated]) -> GradeResult:
-        if self._grader is None:
+        function = self._functions.get(generated.task)
+        if function is None:
+            name = generated.trajectory_id
+            raise WireError(f"{name} is of task {generated.task!r}; here are {', '.join(self._functions)}")
+        if not function:
             raise WorkFailed("reward", _NO_REWARD)
         if not generated.rows:
             raise WireError(f"{generated.trajectory_id} has no row to be graded against")
@@ -92,7 +102,7 @@ class RewardWorker:
         )
         try:
             with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
-                async with self._held_out if generated.stage == "eval" else nullcontext():
-                    return await self._grader.grade(request)
+                async with self._held_out[function] if generated.stage == "eval" else nullcontext():
+                    return await self._graders[function].grade(request)
         except RewardFailed as error:
             raise WorkFailed("reward", str(error)) from error

@@ -18,6 +18,7 @@ from actors.runtime.worker import Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
+from asyncrl.config.tasks import tasks_of
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
@@ -36,7 +37,7 @@ from topics.trajectories import (
     count_versions,
     member_fields,
 )
-from topics.wire import Int32Array
+from topics.wire import Int32Array, WireError
 
 
 class Tools:
@@ -54,9 +55,10 @@ class Tools:
         self.model_context = model.context  # tokens that the trained model takes
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
         self.tokenizer = TaskTokenizer.load(directory)
-        self.function: RolloutFunction = single_turn
-        if config.task.rollout != "single_turn":
-            self.function = load_rollout(config.task.rollout, base=context.files.base)
+        self.functions: dict[str, RolloutFunction] = {}  # by task
+        for name, task in tasks_of(config).items():
+            own = task.rollout != "single_turn"
+            self.functions[name] = load_rollout(task.rollout, base=context.files.base) if own else single_turn
         self.fleet = open_fleet(context)
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
         portion, decode = config.rollout.progress_limit, self.tokenizer.decode_all
@@ -195,6 +197,9 @@ class Execution(Watch):
 
     async def _roll_out(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         issued, tools = self._issued, self._tools
+        function = tools.functions.get(issued.task)
+        if function is None:
+            raise WireError(f"{issued.trajectory_id} is of task {issued.task!r}; here are {', '.join(tools.functions)}")
         limits = Limits(self._settings.max_new_tokens, self._settings.stop)
         rollout = RolloutContext(
             tools.tokenizer,
@@ -206,7 +211,7 @@ class Execution(Watch):
         )
         token = self._progress.journal.begin()
         try:
-            await tools.function(rows[0], rollout)
+            await function(rows[0], rollout)
         except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
             raise
         except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Generic, TypeAlias, TypeVar
 
@@ -23,7 +24,7 @@ from asyncrl.crash import crash_point
 from topics.actors import HeldWork
 from topics.ids import stage_of
 from topics.prompts import PromptIssued
-from topics.table import QUEUES, topic_for
+from topics.table import WorkQueue, queues_of, topic_for
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TrajectoryFailed,
@@ -44,7 +45,8 @@ Handler = Callable[[M, Delivery[M]], Awaitable[Produced]]
 
 
 class WorkerLoop(Generic[M]):
-    """Holds up to `slots` deliveries at once, one task each.
+    """Holds up to `slots` deliveries at once, one task each; beside them half as many of evaluations, where they have a
+    queue of their own.
 
     The handler returns the messages that the work comes to: they are published in order, and then it is acknowledged.
     None leaves it to its present holder. A `WorkFailed` is published as `trajectory.failed` by those who may. A
@@ -59,8 +61,9 @@ class WorkerLoop(Generic[M]):
         self.isolation = Isolation(context)
         self._counts_runs = counts_runs
         self._context = context
-        self._queue = QUEUES[context.role]
-        self._kind: type[M] = self._queue.topic.message
+        self._queues = queues_of(context.role)
+        self._topic = self._queues[0].topic
+        self._kind: type[M] = self._topic.message
         self._handler = handler
         self._slots = slots
         prepare(self._kind)
@@ -70,16 +73,21 @@ class WorkerLoop(Generic[M]):
         self._acking: asyncio.Task[None] | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._source = (context.handed or self._pull)(self._receive)
+        self._sources: list[Source] = (
+            [self._pull(queue) for queue in self._queues]
+            if context.handed is None
+            else [context.handed(partial(self._receive, 0))]
+        )
 
     async def run(self) -> None:
         """Work until the actor is asked to stop, then finish or give back what is held."""
-        await self._source.start(self._slots)
+        for source in reversed(self._sources):  # evaluations first: they are of the newest weights
+            await source.start(self._slots if source is self._sources[0] else max(1, self._slots // 2))
         renewals = asyncio.create_task(self._renew_leases())
         self._context.watch(renewals)
         await self._context.stop.wait()
         renewals.cancel()
-        await self._source.close()
+        await self._close_sources()
         await asyncio.sleep(0)  # a task that has not begun would end without giving its work back
         for delivery in list(self._held.values()):
             delivery.cancel()
@@ -89,35 +97,50 @@ class WorkerLoop(Generic[M]):
                 if self._acking is not None:
                     await self._acking
 
-    def _pull(self, receive: Callable[[Msg], None]) -> Source:
-        context, queue = self._context, self._queue
+    def _pull(self, queue: WorkQueue) -> Source:
+        context = self._context
         return Puller(
             context.bus,
             queue.stream.full_name(context.bus.run),
             queue.name,
-            receive,
+            partial(self._receive, self._queues.index(queue)),
             on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
         )
 
-    def _receive(self, raw: Msg) -> None:
+    async def _close_sources(self) -> None:
+        for source in self._sources:
+            await source.close()
+
+    def _receive(self, number: int, raw: Msg) -> None:
+        """Begin with a piece of work.
+
+        Args:
+            number: of its source.
+        """
+        source = self._sources[number]
         at = position(raw.reply)
-        record = Record(self._queue.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)
+        record = Record(self._topic.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)
         delivery: Delivery[M] = Delivery(self._context, record, at, raw)
         held = self._held.get(record.sequence)
         if held is not None:
             # The lease ran out under our own hands: go on with it, unless that work hangs.
             if time.monotonic() - held.advanced_at < self._context.config.workers.stall_s or held.waiting_on_others:
                 held.granted_again(raw)
-                self._source.grant()
+                source.grant()
                 return
             held.end(done=False)
         self._held[record.sequence] = delivery
         self._idle.clear()
-        if not self._takes_slot(delivery):
-            self._source.grant()
-        delivery.task = asyncio.create_task(self._work(delivery))
+        takes_slot = self._takes_slot(delivery)
+        if not takes_slot:
+            source.grant()
+        delivery.task = asyncio.create_task(self._work(delivery, source if takes_slot else None))
 
-    async def _work(self, delivery: Delivery[M]) -> None:
+    async def _work(self, delivery: Delivery[M], source: Source | None) -> None:
+        """
+        Args:
+            source: that may hand out another piece once this one is over; None where it did already.
+        """
         context = self._context
         done = False
         try:
@@ -130,7 +153,7 @@ class WorkerLoop(Generic[M]):
         except BusError as error:
             context.fail(error)
             with contextlib.suppress(NatsError):
-                await self._source.close()  # else it comes straight back to this worker
+                await self._close_sources()  # else it comes straight back to this worker
                 await delivery.give_back()
         except Exception as error:  # a fault of ours must not end silently with its task: the actor dies with an error
             context.fail(error)
@@ -144,12 +167,13 @@ class WorkerLoop(Generic[M]):
             self._done.append(delivery)
             if self._acking is None or self._acking.done():
                 self._acking = asyncio.create_task(self._acknowledge())
-        if self._takes_slot(delivery):
-            self._source.grant()
+        if source is not None:
+            source.grant()
 
     def _takes_slot(self, delivery: Delivery[M]) -> bool:
-        """Return whether it counts against the slots. Evaluations run beside them, so that training waits for none."""
-        return stage_of(delivery.name) != "eval" or self._context.handed is not None
+        """Return whether it counts against the slots of its queue. Evaluations without a queue of their own run beside
+        the slots, so that training waits for none."""
+        return self._topic.lane or stage_of(delivery.name) != "eval" or self._context.handed is not None
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context

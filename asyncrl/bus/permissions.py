@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
 from topics.roles import ROLE_NAMES
-from topics.table import QUEUES, TOPICS, WorkQueue, subscribers_of
+from topics.table import QUEUES, TOPICS, WorkQueue, queues_of, subscribers_of
 from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 OPERATOR = "operator"  # provisions the run and asks things of it
@@ -67,7 +67,7 @@ def _everything(stream: Stream, run: str) -> list[str]:
 
 
 def _allowed(role: str, stream: Stream, run: str) -> list[str]:
-    name, queue = stream.full_name(run), QUEUES.get(role)
+    name = stream.full_name(run)
     published = [topic for topic in TOPICS if topic.stream is stream and role in topic.publishers]
     calls = [stream.ingest(topic.pattern(run)) for topic in published]
     if published or _subscribed(role, stream):  # publishers read back the message that a repeat met
@@ -79,7 +79,7 @@ def _allowed(role: str, stream: Stream, run: str) -> list[str]:
     if role == SUPERVISOR:
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
         calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
-    if queue is not None and queue.stream is stream:
+    for queue in [queue for queue in _queues(stream) if queue.role == role]:
         pool = f"{name}.{queue.name}"
         calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
     return calls
@@ -100,7 +100,7 @@ def _denied(role: str, stream: Stream, run: str) -> list[str]:
     calls = []
     for queue in _queues(stream) if role == MONITOR or _follows(role, stream) else []:
         pool = f"{stream.full_name(run)}.{queue.name}"
-        verbs = ("CREATE", "DELETE") if queue.name == role else ("CREATE", "DELETE", "MSG.NEXT")
+        verbs = ("CREATE", "DELETE") if queue.role == role else ("CREATE", "DELETE", "MSG.NEXT")
         calls += [f"$JS.API.CONSUMER.{verb}.{pool}" for verb in verbs]
         calls += [f"$JS.API.CONSUMER.CREATE.{pool}.>", f"$JS.ACK.{pool}.>"] if role == MONITOR else []
     return calls
@@ -118,8 +118,8 @@ def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
 
 def _follows(role: str, stream: Stream) -> bool:
     """Return whether it reads more of a stream than the work that its queue hands out."""
-    queue = QUEUES.get(role)
-    return any(queue is None or topic is not queue.topic for topic in _subscribed(role, stream))
+    worked_off = [queue.topic for queue in queues_of(role)]
+    return any(topic not in worked_off for topic in _subscribed(role, stream))
 
 
 def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str:

@@ -89,7 +89,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
         "max_deliver": -1,
         "max_ack_pending": _OPEN_LIMIT,
         "max_waiting": 4096,
-        "filter_subject": queue.topic.pattern(bus.run),
+        "filter_subject": queue.pattern(bus.run),
         "replay_policy": "instant",
     }
     try:

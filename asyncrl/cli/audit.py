@@ -13,6 +13,7 @@ from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.state.audit.audit import Findings
 from asyncrl.state.audit.open_work import Queue
 from asyncrl.state.audit.reading import Audited, audit_run
+from topics.table import queues_of
 
 _SHOWN = 20  # violations printed; all are counted
 
@@ -63,9 +64,11 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         return "".join(f"   {name}: {count:,}" for name, count in counts.items())
 
     def held(role: str) -> str:
-        if role not in queues:
+        own = [queues[queue.name] for queue in queues_of(role) if queue.name in queues]
+        if not own:
             return ""
-        return f" ({queues[role].waiting:,} wait in its queue, {queues[role].unacknowledged:,} are handed out)"
+        waiting, handed_out = sum(queue.waiting for queue in own), sum(queue.unacknowledged for queue in own)
+        return f" ({waiting:,} wait in its queue, {handed_out:,} are handed out)"
 
     open_now = [f"{role} {count:,}{held(role)}" for role, count in findings.open.items()]
     return [

@@ -15,6 +15,7 @@ from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.state.samples import packed_batch, samples_of, scored_evaluation
 from asyncrl.telemetry.samples import Sample, Turn
+from topics.prompts import ONLY_TASK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,9 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def sample_text(sample: Sample) -> Text:
-    """Name, reward, label and length on one line, then the prompt and what followed it."""
+    """Name, task, reward, label and length on one line, then the prompt and what followed it."""
     graded = "" if sample.reward is None else f"  reward {sample.reward:g}"
-    head = Text(f"\n{sample.name}{graded}", "bold")
+    task = "" if sample.task == ONLY_TASK else f"  {sample.task}"
+    head = Text(f"\n{sample.name}{task}{graded}", "bold")
     if sample.tokens is not None:
         head.append(f"  {sample.tokens:,} tokens{', truncated' if sample.truncated else ''}", "not bold")
     if sample.label is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -17,9 +18,11 @@ from asyncrl.config.settings import (
     NatsSettings,
     RolloutSettings,
     SupervisionSettings,
+    TaskSettings,
     WarmupSettings,
     WorkerSettings,
 )
+from asyncrl.config.tasks import Task, tasks_of
 from asyncrl.ports import is_ip
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
@@ -47,7 +50,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_learner(config.learner, config.engine.kind),
         *_start(config),
         *_engine(config.engine),
-        *_task(config),
+        *_tasks(config),
     ]
 
 
@@ -143,35 +146,41 @@ def _sampling(rollout: RolloutSettings) -> Iterator[Finding]:
 
 
 def _groups(config: Config) -> Iterator[Finding]:
-    size, learner, rollout = config.rollout.group_size, config.learner, config.rollout
-    compared = ADVANTAGES[learner.advantage].compares
+    for task in tasks_of(config).values():
+        yield from _groups_of(config, task)
+
+
+def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
+    size, learner, rollout = task.group_size, config.learner, config.rollout
+    sizes, advantages, temperatures = (task.keys(field) for field in ("group_size", "advantage", "temperature"))
+    compared = ADVANTAGES[task.advantage].compares
     if size == 1 and compared:
         message = (
-            f'learner.advantage = "{learner.advantage}" compares the members of a group, but rollout.group_size = 1; '
-            'raise it to 2 or more, or set learner.advantage = "none"'
+            f'{advantages[0]} = "{task.advantage}" compares the members of a group, but {sizes[0]} = 1; '
+            f'raise it to 2 or more, or set {advantages[0]} = "none"'
         )
-        yield Finding(("rollout.group_size", "learner.advantage"), message)
+        yield Finding((*sizes, *advantages), message)
     slots = rollout.workers * rollout.slots
     if size > slots:
         message = (
             f"a group of {size} is larger than all open trajectories: rollout.workers * rollout.slots = {slots}; "
             "make the group smaller, or give the workers more slots"
         )
-        yield Finding(("rollout.group_size", "rollout.slots", "rollout.workers"), message)
+        yield Finding((*sizes, "rollout.slots", "rollout.workers"), message)
     if size == 1 and "zero_variance" in learner.filters:
-        message = "a group of rollout.group_size = 1 has no variance: zero_variance would drop all; remove it"
-        yield Finding(("learner.filters", "rollout.group_size"), message)
-    if rollout.temperature == 0 and learner.steps:
+        message = f"a group of {sizes[0]} = 1 has no variance: zero_variance would drop all; remove it"
+        yield Finding(("learner.filters", *sizes), message)
+    if task.temperature == 0 and learner.steps:
         message = (
             "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "
             "set it above 0 (evaluations have eval.temperature)"
         )
-        yield Finding(("rollout.temperature", "rollout.group_size", "learner.advantage"), message)
+        yield Finding((*temperatures, *sizes, *advantages), message)
     elif rollout.top_k == 1 and size > 1 and compared and config.engine.kind != "scripted":
         message = (
             "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
         )
-        yield Finding(("rollout.top_k", "rollout.group_size", "learner.advantage"), message)
+        yield Finding(("rollout.top_k", *sizes, *advantages), message)
 
 
 def _warmup(warmup: WarmupSettings) -> Iterator[Finding]:
@@ -195,18 +204,23 @@ def _leases(workers: WorkerSettings, supervision: SupervisionSettings) -> Iterat
 
 
 def _limits(config: Config) -> Iterator[Finding]:
-    deadline_s, limits = config.buffer.group_deadline_s, []
-    if config.reward.function not in ("", "exact"):  # these take no time
+    limits = []
+    tasks = tasks_of(config).values()
+    if any(task.reward not in ("", "exact") for task in tasks):  # these take no time
         limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
-    if config.task.rollout != "single_turn":  # it has no tools
+    if any(task.rollout != "single_turn" for task in tasks):  # it has no tools
         limits.append(("rollout.tool_limit_s", config.rollout.tool_limit_s, "tool"))
+    deadlines = [("buffer.group_deadline_s", config.buffer.group_deadline_s, "a group")]
+    if config.eval.prompts:
+        deadlines.append(("eval.deadline_s", config.eval.deadline_s, "an evaluation"))
+    deadline, deadline_s, which = min(deadlines, key=itemgetter(1))
     for key, limit_s, what in limits:
         if limit_s >= deadline_s:
             message = (
-                f"{key} = {limit_s:g} s is not below buffer.group_deadline_s = {deadline_s:g} s: a group would end "
+                f"{key} = {limit_s:g} s is not below {deadline} = {deadline_s:g} s: {which} would end "
                 f"while a {what} is within its limit; lower the one or raise the other"
             )
-            yield Finding((key, "buffer.group_deadline_s"), message)
+            yield Finding((key, deadline), message)
 
 
 def _lag(config: Config) -> Iterator[Finding]:
@@ -280,17 +294,38 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
         yield Finding(("engine.addresses",), f"{_quoted(repeated)} found more than once, expected each server once")
 
 
-def _task(config: Config) -> Iterator[Finding]:
-    if config.reward.function == "reasoning-gym" and config.task.source in {"reverse", "sum"}:
-        message = f'reward.function = "reasoning-gym" cannot grade task.source = "{config.task.source}"; set "exact"'
-        yield Finding(("reward.function", "task.source"), message)
-    if not config.reward.function and config.task.rollout == "single_turn":
-        message = 'reward.function = "" names no reward and task.rollout = "single_turn" gives none; set one of them'
-        yield Finding(("reward.function", "task.rollout"), message)
-    for key, given in (("eval.every", config.eval.every), ("eval.source", config.eval.source)):
+def _tasks(config: Config) -> Iterator[Finding]:
+    one = TaskSettings()
+    for key, given in (
+        ("task.source", config.task.source != one.source),
+        ("task.options", config.task.options != one.options),
+        ("task.epochs", config.task.epochs != one.epochs),
+        ("eval.source", config.eval.source != ""),
+    ):
+        if config.tasks and given:
+            message = f"{key} is for a run of one task, and [tasks] names {', '.join(config.tasks)}; remove one of them"
+            yield Finding((key, "tasks"), message)
+    for name, settings in config.tasks.items():
+        if settings.source is None:
+            yield Finding((f"tasks.{name}", f"tasks.{name}.source"), f"names no data; set tasks.{name}.source")
+    tasks = tasks_of(config).values()
+    for task in tasks:
+        yield from _task(task)
+    held_out = [(task.keys("eval_source"), bool(task.eval_source)) for task in tasks]
+    for keys, given in ((("eval.every",), config.eval.every > 0), *held_out):
         if given and not config.eval.prompts:
-            message = f"{key} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove {key}"
-            yield Finding((key, "eval.prompts"), message)
+            message = f"{keys[0]} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove it"
+            yield Finding((*keys, "eval.prompts"), message)
+
+
+def _task(task: Task) -> Iterator[Finding]:
+    rewards, sources, rollouts = (task.keys(field) for field in ("reward", "source", "rollout"))
+    if task.reward == "reasoning-gym" and task.source in {"reverse", "sum"}:
+        message = f'{rewards[0]} = "reasoning-gym" cannot grade {sources[0]} = "{task.source}"; set "exact"'
+        yield Finding((*rewards, *sources), message)
+    if not task.reward and task.rollout == "single_turn":
+        message = f'{rewards[0]} = "" names no reward and {rollouts[0]} = "single_turn" gives none; set one of them'
+        yield Finding((*rewards, *rollouts), message)
 
 
 def _quoted(texts: list[str]) -> str:

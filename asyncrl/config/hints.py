@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
+from asyncrl.config.tasks import largest_group, tasks_of
 from asyncrl.ports import is_loopback
 
 _FILE_ENDINGS = (".jsonl", ".parquet")
@@ -24,7 +25,7 @@ def busy_share(config: Config) -> float:
 
 def _slot_groups(config: Config) -> float:
     """Groups that all rollout slots hold together."""
-    return config.rollout.workers * config.rollout.slots / config.rollout.group_size
+    return config.rollout.workers * config.rollout.slots / largest_group(config)
 
 
 def hints(config: Config) -> list[str]:
@@ -67,9 +68,11 @@ def _meaning_hints(config: Config) -> Iterator[str]:
     ):
         if steps and rising > steps:
             yield f"{key} = {rising} exceeds the {steps} steps: the learning rate never reaches its peak"
-    held_out = config.eval.source or config.task.source
-    if config.eval.prompts and held_out == config.task.source and held_out.partition("@")[0].endswith(_FILE_ENDINGS):
-        yield f"evaluation takes the rows that are trained on, {held_out}; set eval.source, such as rows.jsonl@[0:9]"
+    for task in tasks_of(config).values() if config.eval.prompts else ():
+        held_out = task.eval_source or task.source
+        if held_out == task.source and held_out.partition("@")[0].endswith(_FILE_ENDINGS):
+            key = task.keys("eval_source")[0]
+            yield f"evaluation takes the rows that are trained on, {held_out}; set {key}, such as rows.jsonl@[0:9]"
     if not is_loopback(config.nats.host):
         yield (
             f"nats.host = {config.nats.host}: other machines reach the server, which uses no TLS: passwords and tokens "

@@ -15,13 +15,24 @@ import msgspec
 
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.check import Finding, contradictions
-from asyncrl.config.reference import expected_text, is_table, join_key, known_settings, text_settings, toml_text
+from asyncrl.config.reference import (
+    expected_text,
+    general_key,
+    is_table,
+    join_key,
+    known_settings,
+    named_tables,
+    text_settings,
+    toml_text,
+)
 from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.config.tasks import RESERVED
 from asyncrl.errors import AsyncRLError
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
 _PATHS = {
+    *(f"tasks.NAME.{name}" for name in ("source", "rollout", "reward", "eval_source")),
     *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
     *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
     "engine.api_key_file",
@@ -33,6 +44,7 @@ _RENAMED = {
     "rollout.poison_after": "workers.poison_after",
     "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
 }  # names of earlier versions, and what they are called now
+_NAME = r"[a-z][a-z0-9_-]{0,31}"
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -228,18 +240,20 @@ def _override_value(key: str, text: str) -> Any:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
-    wants_text = key in text_settings() and not isinstance(parsed["value"], str)
+    wants_text = general_key(key) in text_settings() and not isinstance(parsed["value"], str)
     return text if len(parsed) > 1 or wants_text else parsed["value"]
 
 
 def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: list[Finding]) -> Table:
     """A table of settings from TOML values; what is wrong is noted and takes its default."""
     fields = {field.name: field.type for field in msgspec.structs.fields(table)}
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in raw.items():
         key = join_key(prefix, name)
         if name not in fields:
             findings.append(_unknown(key, list(fields)))
+        elif (named := named_tables(fields[name])) is not None:
+            values[name] = _convert_named(named, value, key, findings)
         elif not is_table(fields[name]):
             try:
                 if isinstance(value, float) and not math.isfinite(value):
@@ -248,12 +262,32 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
             except msgspec.ValidationError:
                 findings.append(_wrong(key, value, expected_text(fields[name])))
             else:
-                values[name] = os.path.expanduser(values[name]) if key in _PATHS else values[name]
+                if general_key(key) in _PATHS and isinstance(value, str):
+                    values[name] = os.path.expanduser(value)
         elif isinstance(value, dict):
             values[name] = _convert(fields[name], value, key, findings)
         else:
             findings.append(_wrong(key, value, f"table of settings, [{key}]"))
     return table(**values)
+
+
+def _convert_named(table: type[Table], raw: Any, prefix: str, findings: list[Finding]) -> dict[str, Table]:
+    """Tables under names of the user's."""
+    if not isinstance(raw, dict):
+        findings.append(_wrong(prefix, raw, f"tables of settings, [{prefix}.NAME]"))
+        return {}
+    values = {}
+    for name, value in raw.items():
+        key = join_key(prefix, name)
+        if not re.fullmatch(_NAME, name) or name in RESERVED:
+            message = "the name of a task is a letter, then up to 31 of a to z, 0 to 9, _ and -, and not "
+            message += " or ".join(RESERVED)
+            findings.append(Finding((key,), message))
+        elif isinstance(value, dict):
+            values[name] = _convert(table, value, key, findings)
+        else:
+            findings.append(_wrong(key, value, f"table of settings, [{key}]"))
+    return values
 
 
 def _wrong(key: str, value: Any, expected: str) -> Finding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+import typing
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,7 +60,7 @@ class TableDoc(msgspec.Struct, frozen=True):
 
 def toml_text(value: Any) -> str:
     """Return how a value is written in a config, so far as JSON and TOML agree."""
-    return json.dumps(value, default=str, ensure_ascii=False)
+    return "" if value is None else json.dumps(value, default=str, ensure_ascii=False)
 
 
 def type_text(kind: types.Type) -> str:
@@ -83,11 +84,20 @@ def type_text(kind: types.Type) -> str:
             return f"array of {len(kind.item_types)} {type_text(kind.item_types[0])}s"
         case types.DictType():
             return "table"
+        case types.UnionType():
+            return type_text(_given(kind))
     raise TypeError(f"settings have no name for the type {kind}; add it to type_text in config_docs.py")
+
+
+def _given(kind: types.UnionType) -> types.Type:
+    """Type of a setting that may be left out."""
+    return next(one for one in kind.types if not isinstance(one, types.NoneType))
 
 
 def range_text(kind: types.Type) -> str:
     """Range of a setting's type, such as `>= 1`; empty for any value."""
+    if isinstance(kind, types.UnionType):
+        return range_text(_given(kind))
     if isinstance(kind, types.TupleType):
         bounds = range_text(kind.item_types[0])
         return f"each {bounds}" if bounds else ""
@@ -115,6 +125,18 @@ def is_table(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, settings.Settings)
 
 
+def named_tables(annotation: Any) -> type[settings.Settings] | None:
+    """Type of the tables that a field holds by names of the user's; None for any other field."""
+    kinds = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is dict else ()
+    return next((kind for kind in kinds if is_table(kind)), None)
+
+
+def general_key(key: str) -> str:
+    """A dotted key as the reference has it: `tasks.NAME.source`."""
+    first, *rest = key.split(".")
+    return join_key(first, "NAME", *rest[1:]) if first == "tasks" else key
+
+
 def for_benchmarks(annotation: Any) -> bool:
     """Return whether a setting is of no use to a user."""
     return any(getattr(meta, "extra", None) == settings.BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
@@ -124,7 +146,7 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
     """Every table of the tree, from the top; behind its name, the options of each loss."""
     leaves = []
     for field in fields_of(table):
-        if not is_table(field.type) and not for_benchmarks(field.type):
+        if not (is_table(field.type) or named_tables(field.type) or for_benchmarks(field.type)):
             kind = types.type_info(field.type)
             unit = next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
             name = join_key(key, field.name)
@@ -133,6 +155,8 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
     for field in fields_of(table):
         if is_table(field.type):
             yield from documented_tables(field.type, join_key(key, field.name))
+        elif (named := named_tables(field.type)) is not None:
+            yield from documented_tables(named, join_key(key, field.name, "NAME"))
         elif field.name == "loss_options":
             for name, loss in LOSSES.items():
                 for options in documented_tables(loss, join_key(key, field.name)):
@@ -183,7 +207,9 @@ def settings_markdown() -> str:
     lines = [INTRODUCTION]
     for table in documented_tables():
         rows = [
-            (f"`{one.key}`", one.expected, f"`{toml_text(one.default)}`", one.unit, one.doc) for one in table.settings
+            (f"`{one.key}`", one.expected, default and f"`{default}`", one.unit, one.doc)
+            for one in table.settings
+            for default in [toml_text(one.default)]
         ]
         lines += [f"## `[{table.key}]`" if table.key else "## Top of the file", "", table.doc, ""]
         lines += [*markdown_table(("setting", "type and range", "default", "unit", "meaning"), rows), ""]

@@ -9,6 +9,7 @@ import math
 from typing import NamedTuple
 
 from asyncrl.config.settings import Config, CreateModelSettings
+from asyncrl.config.tasks import largest_group, tasks_of
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -111,14 +112,15 @@ def payload_room(config: Config, row_bytes: float) -> Room:
         row_bytes: of a row of the data, on average.
     """
     rollout, groups = config.rollout, config.buffer.batch_groups
-    tokens, outcome = _longest(config), 0 if config.task.rollout == "single_turn" else _OUTCOME
+    gives = any(task.rollout != "single_turn" for task in tasks_of(config).values())
+    tokens, outcome = _longest(config), _OUTCOME if gives else 0
     result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT) + outcome
     # Progress stays until there is a result: the message that names the log, and an entry for each stretch of tokens.
     sampled, limit = min(tokens, rollout.max_new_tokens), rollout.progress_limit
     entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS + outcome if entries else 0)
-    batch = groups * rollout.group_size * result
-    open_work = ((config.buffer.max_lag + 1) * groups * rollout.group_size + config.eval.prompts) * trajectory
+    batch = groups * largest_group(config) * result
+    open_work = ((config.buffer.max_lag + 1) * groups * largest_group(config) + config.eval.prompts) * trajectory
     kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
@@ -131,7 +133,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
         parameters: of the model.
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
-    members, rows = groups * config.rollout.group_size, warmup.batch_rows // warmup.rows_per_trajectory
+    members, rows = groups * largest_group(config), warmup.batch_rows // warmup.rows_per_trajectory
     packed = _PACKED + members * _MEMBER
     inside = packed <= INLINE_BYTES
     evaluations, prompts = _evaluations(config), config.eval.prompts
@@ -225,10 +227,10 @@ def _ledger(config: Config, stream: Stream, step: float, warm: float) -> Need:
 def _snapshot_bytes(config: Config) -> dict[Stream, int]:
     """Of one snapshot of each keeper, by its log."""
     groups, kept = config.buffer.batch_groups, max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
-    open_groups, members = (config.buffer.max_lag + 1) * groups, groups * config.rollout.group_size
+    open_groups, members = (config.buffer.max_lag + 1) * groups, groups * largest_group(config)
     return {
         PROMPTS: _STATE_BASE + open_groups * _OPEN_GROUP,
-        BATCHES: _STATE_BASE + open_groups * config.rollout.group_size * _OPEN_TRAJECTORY,
+        BATCHES: _STATE_BASE + open_groups * largest_group(config) * _OPEN_TRAJECTORY,
         TRAINING: _STATE_BASE + kept * _KEPT_STEP,
         FLEET: _STATE_BASE + kept * (groups * _KEPT_GROUP + members * _KEPT_MEMBER),
     }
@@ -248,7 +250,7 @@ def _logged(config: Config, members: int) -> dict[Stream, float]:
 def _payload(config: Config, row_bytes: float) -> tuple[Need, Need]:
     """Tokens, and the blobs of what is too large for one message."""
     room = payload_room(config, row_bytes)
-    longest = room.batch // (config.buffer.batch_groups * config.rollout.group_size)
+    longest = room.batch // (config.buffer.batch_groups * largest_group(config))
     warm = config.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if config.warmup.steps else 0.0
     least = max(room.least, math.ceil((config.buffer.max_lag + 3) * warm))
     whole = room.least + config.learner.steps * room.batch

@@ -101,6 +101,20 @@ class TaskSettings(Settings):
     rollout: str = "single_turn"
 
 
+class MixedTaskSettings(Settings):
+    """One of several tasks, whose prompts are issued in turn by their shares. What is left out is as for one task."""
+
+    source: str | None = None  # As `task.source`.
+    options: dict[str, Any] | None = None  # As `task.options`.
+    share: Annotated[int, Meta(ge=1, le=1000)] = 1  # Prompts of it among as many as all shares add up to.
+    rollout: str | None = None  # As `task.rollout`.
+    reward: str | None = None  # As `reward.function`.
+    group_size: Positive | None = None  # As `rollout.group_size`.
+    temperature: NonNegative | None = None  # As `rollout.temperature`.
+    advantage: AdvantageName | None = None  # As `learner.advantage`.
+    eval_source: str | None = None  # As `eval.source`; empty takes its `source` with another seed.
+
+
 class RewardSettings(Settings):
     """The reward: how a finished trajectory is graded."""
 
@@ -247,6 +261,8 @@ class EvalSettings(Settings):
     """Evaluation on held-out prompts, by the task's rollout function and reward."""
 
     prompts: Annotated[int, Meta(ge=0, le=65536)] = 0  # Prompts of one evaluation; 0 for no evaluation.
+    # Seconds after its issue when an evaluation is scored with the grades it has: what is open counts as reward 0.
+    deadline_s: Seconds = 600.0
     every: Count = 0  # RL steps between evaluations; 0 evaluates version 0 and the last one only.
     source: str = ""  # Held-out source as in `task.source`; empty takes the task's with another seed.
     temperature: NonNegative = 0.0  # Sampling temperature; 0 is greedy.
@@ -318,6 +334,7 @@ class Config(Settings):
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     task: TaskSettings = msgspec.field(default_factory=TaskSettings)
+    tasks: dict[str, MixedTaskSettings] = {}
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
     workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)

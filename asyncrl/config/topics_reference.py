@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.config.fields import about, fields_of, markdown_table
 from topics.roles import ROLE_NAMES
 from topics.table import TOPICS, subscribers_of
-from topics.topic import STREAMS, Retention, Topic
+from topics.topic import EVALUATIONS, STREAMS, Retention, Topic
 
 KEPT = {
     Retention.LEDGER: "for the whole run",
@@ -93,13 +93,14 @@ def roles(names: Sequence[str]) -> str:
 def topic_section(topic: Topic[Any]) -> list[str]:
     """Lines about a topic and the fields of its message, as Markdown."""
     key = f".<{topic.key}>" if topic.key else ""
+    lane = f", of evaluations `asyncrl.<run>.{topic.name}.{EVALUATIONS}{key}`" if topic.lane else ""
     where = f"in `{topic.stream.name}`, kept {KEPT[topic.stream.keep]}"
     lines = [
         f"### {topic.name}",
         "",
         about(topic.message),
         "",
-        f"- subject `asyncrl.<run>.{topic.name}{key}`, {where}{', as JSON' if topic.json else ''}",
+        f"- subject `asyncrl.<run>.{topic.name}{key}`{lane}, {where}{', as JSON' if topic.json else ''}",
         f"- `{topic.message.__name__}`, published by {roles(topic.publishers)}; "
         f"subscribed to by {roles(subscribers_of(topic))}",
     ]

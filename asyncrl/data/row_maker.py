@@ -9,30 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from asyncrl.data.protocol import DataError
-from asyncrl.data.sources import FileSource, open_source
+from asyncrl.data.sources import FileSource, RowSetup, open_rows
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
 from asyncrl.sandbox.frames import Service, Setup
 from asyncrl.sandbox.pool import LoadEnded, Sandbox
 from topics.prompts import PromptRow
 
 _ROW_BYTES = (1 << 32) - 1  # as large as a frame can be
-
-
-class RowSetup(msgspec.Struct):
-    """The data whose rows are made. The fields are the arguments of `open_source`."""
-
-    spec: str
-    options: dict[str, Any]
-    seed: int
-    base: str
-    labels_for: str = ""
-    longest: int = 0  # so many of the longest rows of a file are named when it is open
 
 
 class Opened(msgspec.Struct):
@@ -53,15 +41,14 @@ def serve_rows(setup: dict[str, Any]) -> Service:
     Raises:
         DataError: it cannot serve.
     """
-    arguments = dict(setup)
-    longest, spec, base = arguments.pop("longest"), arguments.pop("spec"), Path(arguments.pop("base"))
+    wanted = msgspec.convert(setup, RowSetup)
     try:
-        source = open_source(spec, base=base, **arguments)
+        source = open_rows(wanted)
     except DataError:
         raise
     except Exception as error:  # whatever a package raises when it is loaded
-        raise DataError(f"data {spec!r} cannot be opened: {last_lines(error, skip=1)}") from error
-    places = source.longest(longest) if isinstance(source, FileSource) else []
+        raise DataError(f"data {wanted.spec!r} cannot be opened: {last_lines(error, skip=1)}") from error
+    places = source.longest(wanted.longest) if isinstance(source, FileSource) else []
     return Service(source.row, about=Opened(source.rows_per_epoch, source.describe(), places))
 
 

@@ -114,6 +114,72 @@ class FileSource:
         return f"{self._name}: {self._rows} rows"
 
 
+class RowsPart(msgspec.Struct):
+    """The data of one task. The fields are arguments of `open_source`."""
+
+    spec: str
+    options: dict[str, Any] = {}
+    labels_for: str = ""
+
+
+class RowSetup(msgspec.Struct):
+    """The data whose rows are made."""
+
+    parts: list[RowsPart]
+    turns: list[int]  # numbers of the parts in whose turn rows are taken, again and again
+    seed: int
+    base: str
+    longest: int = 0  # so many of the longest rows of a file are named when it is open
+
+    @property
+    def spec(self) -> str:
+        """The names of all data."""
+        return ", ".join(dict.fromkeys(part.spec for part in self.parts))
+
+
+def open_rows(setup: RowSetup) -> DataSource:
+    """Open the data of a setup.
+
+    Raises:
+        DataError: one of its parts cannot serve.
+    """
+    parts = [
+        open_source(part.spec, options=part.options, seed=setup.seed, base=Path(setup.base), labels_for=part.labels_for)
+        for part in setup.parts
+    ]
+    return parts[0] if len(parts) == 1 else MixedSource(parts, setup.turns)
+
+
+class MixedSource:
+    """Rows of several data in turn. Each has its own order, as if it were alone."""
+
+    def __init__(self, parts: Sequence[DataSource], turns: Sequence[int]) -> None:
+        """
+        Args:
+            turns: numbers of the parts in whose turn rows are taken, again and again.
+        """
+        self._parts = parts
+        self._turns = turns
+        ends = [self._end(part, source.rows_per_epoch) for part, source in enumerate(parts) if source.rows_per_epoch]
+        self.rows_per_epoch: int | None = min(ends, default=None)  # places before the first row that comes again
+
+    def _end(self, part: int, rows: int) -> int:
+        """The place at which the rows of a part begin again."""
+        places = [place for place, turn in enumerate(self._turns) if turn == part]
+        cycles, rest = divmod(rows, len(places))
+        return cycles * len(self._turns) + places[rest]
+
+    def row(self, index: int) -> PromptRow:
+        """The row at place `index` of the endless order."""
+        cycle, at = divmod(index, len(self._turns))
+        part = self._turns[at]
+        return self._parts[part].row(cycle * self._turns.count(part) + self._turns[:at].count(part))
+
+    def describe(self) -> str:
+        """Every part."""
+        return "; ".join(part.describe() for part in self._parts)
+
+
 class _Keys(msgspec.Struct):
     prompt_key: str = "prompt"
     label_key: str = "label"

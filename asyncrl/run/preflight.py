@@ -16,6 +16,7 @@ from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import tasks_of
 from asyncrl.data.protocol import DataError
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.serving import reward_setup, rollout_setup
@@ -24,6 +25,7 @@ from asyncrl.run.preflight_model import check_machine, check_model
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
+from asyncrl.sandbox.frames import Setup
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
@@ -162,29 +164,33 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
     if 0 < reward.memory_mb < _LEAST_MEMORY_MB:
         message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
         yield Finding(("reward.memory_mb",), message)
-    setup = reward_setup(reward.function, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
-    rollout = rollout_setup(config.task.rollout, base=base, time_limit_s=reward.time_limit_s)
-    asked = {}
-    for key, spec, known, how in (
-        ("reward.function", reward.function, REWARDS, setup),
-        ("task.rollout", config.task.rollout, ROLLOUTS, rollout),
-    ):
+    asked: dict[tuple[str, ...], Setup] = {}
+    named = [
+        (task.keys(field), getattr(task, field), known)
+        for task in tasks_of(config).values()
+        for field, known in (("reward", REWARDS), ("rollout", ROLLOUTS))
+    ]
+    for keys, spec, known in named:
         near = difflib.get_close_matches(spec, known, n=1)
-        if spec in known or (not spec and key == "reward.function"):
+        if known is REWARDS:
+            how = reward_setup(spec, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
+        else:
+            how = rollout_setup(spec, base=base, time_limit_s=reward.time_limit_s)
+        if spec in known or (not spec and known is REWARDS):
             continue
         if ":" not in spec:
             meant = f"; did you mean {near[0]}?" if near else ""
             message = (
                 f'found "{spec}", expected {", ".join(known)}, path/to/file.py:function or package.module:function'
             )
-            yield Finding((key,), message + meant)
+            yield Finding(keys, message + meant)
         elif how is not None:
-            asked[key] = how
+            asked[keys] = how
         elif not _has_host(spec):
-            yield Finding((key,), f'found "{spec}", expected http://host:port/path')
-    for key, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
+            yield Finding(keys, f'found "{spec}", expected http://host:port/path')
+    for keys, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
         if problem:
-            yield Finding((key,), problem)
+            yield Finding(keys, problem)
 
 
 def _has_host(url: str) -> bool:

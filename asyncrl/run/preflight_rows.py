@@ -8,10 +8,10 @@ from pathlib import Path
 
 from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_maker import Opened, RowMakerDown, RowSetup, sample_rows
-from asyncrl.data.sources import label_reader
+from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from topics.prompts import PromptRow
 
@@ -22,22 +22,25 @@ _READ_S = 3.0  # for rows that take long to make; the first one is waited for
 
 def check_data(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether the data opens, lasts for all steps, and has rows that the model can take."""
-    for key, spec, warmup in (
-        ("task.source", config.task.source, config.warmup.steps),
-        ("eval.source", config.eval.source, 0),
-    ):
-        if not spec:
-            continue
-        labels_for = label_reader(config.reward.function, warmup_steps=warmup)
-        setup = RowSetup(spec, config.task.options, config.seed, str(base), labels_for, longest=_LONGEST_ROWS)
-        try:
-            opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
-        except (DataError, RowMakerDown, OSError) as error:
-            yield Finding((key, "task.options"), str(error))
-            continue
-        if key == "task.source" and config.task.epochs:
-            yield from _epochs(config, opened)
-        yield from (_rows_for_model if config.model.path else _rows_for_made_model)(config, base, key, rows)
+    for task in tasks_of(config).values():
+        yield from _check_rows(config, base, task)
+        if task.eval_source:
+            yield from _check_rows(config, base, task, held_out=True)
+
+
+def _check_rows(config: Config, base: Path, task: Task, *, held_out: bool = False) -> Iterator[Finding]:
+    keys = task.keys("eval_source" if held_out else "source")
+    setup = rows_of(config, base, task, held_out=held_out)
+    setup.longest = _LONGEST_ROWS
+    try:
+        opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
+    except (DataError, RowMakerDown, OSError) as error:
+        yield Finding((*keys, *task.keys("options")), str(error))
+        return
+    if config.task.epochs and not held_out:
+        yield from _epochs(config, opened)
+    check = _rows_for_model if config.model.path else _rows_for_made_model
+    yield from check(config, base, keys[0], rows, supervised=config.warmup.steps > 0 and not held_out)
 
 
 def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
@@ -55,7 +58,9 @@ def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
         yield Finding(("task.epochs", "learner.steps"), message)
 
 
-def _rows_for_model(config: Config, base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
+def _rows_for_model(
+    config: Config, base: Path, key: str, rows: list[PromptRow], *, supervised: bool
+) -> Iterator[Finding]:
     """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
     path = base / config.model.path
     try:
@@ -63,7 +68,7 @@ def _rows_for_model(config: Config, base: Path, key: str, rows: list[PromptRow])
         tokenizer = TaskTokenizer.load(path)
         for row in rows:
             tokenizer.encode_prompt(row, max_tokens=context - 1)
-            if key == "task.source" and config.warmup.steps:
+            if supervised:
                 tokenizer.encode_supervised(row, max_tokens=context)
     except TokenizerError as error:
         yield Finding((key, "model.path"), f"{key}: {error}")
@@ -71,7 +76,9 @@ def _rows_for_model(config: Config, base: Path, key: str, rows: list[PromptRow])
         return  # reported where the model itself is checked
 
 
-def _rows_for_made_model(config: Config, _base: Path, key: str, rows: list[PromptRow]) -> Iterator[Finding]:
+def _rows_for_made_model(
+    config: Config, _base: Path, key: str, rows: list[PromptRow], *, supervised: bool
+) -> Iterator[Finding]:
     """Rows that a model made from `model.create`, with one token per character, cannot read."""
     alphabet, context = set(config.model.create.alphabet), config.model.create.context
     for row in rows:
@@ -80,7 +87,7 @@ def _rows_for_made_model(config: Config, _base: Path, key: str, rows: list[Promp
                 (key, "model.path"), f"{key} holds chat messages, but a made model has no chat template; set model.path"
             )
             return
-        label = str(row.label) if config.warmup.steps and row.label is not None else ""
+        label = str(row.label) if supervised and row.label is not None else ""
         unknown = "".join(sorted(set(row.prompt + label) - alphabet))
         if unknown:
             message = f'{key} has the prompt "{row.prompt}", but model.create.alphabet lacks "{unknown}"; add it'

@@ -33,9 +33,11 @@ from asyncrl.config.room import (
     payload_room,
 )
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import largest_group, rows_of
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
-from asyncrl.data.row_maker import RowMakerDown, RowSetup, sample_rows
+from asyncrl.data.row_maker import RowMakerDown, sample_rows
+from asyncrl.data.sources import RowSetup
 from asyncrl.run.make_model import LaunchError
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, Retention, Stream
@@ -193,7 +195,7 @@ class Plan:
 
     @property
     def _per_step(self) -> str:
-        steps, members = self.config.learner.steps, self.config.buffer.batch_groups * self.config.rollout.group_size
+        steps, members = self.config.learner.steps, self.config.buffer.batch_groups * largest_group(self.config)
         return f"{steps:,} steps of {members:,} trajectories; a row of the data has {self.row_bytes:,.0f} B"
 
     def _disk_text(self, disk: Disk) -> str:
@@ -215,8 +217,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     Raises:
         DataError, OSError: its data cannot be read.
     """
-    options = msgspec.json.encode(config.task.options)
-    row_bytes = _row_bytes(config.task.source, options, config.seed, base, config.task.row_limit_s)
+    row_bytes = _row_bytes(msgspec.json.encode(rows_of(config, base)), config.task.row_limit_s)
     needed = needs(config, row_bytes, _parameters(config, base))
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
@@ -256,9 +257,9 @@ def _parameters(config: Config, base: Path) -> int:
 
 
 @lru_cache(maxsize=8)
-def _row_bytes(spec: str, options: bytes, seed: int, base: Path, limit_s: float) -> float:
+def _row_bytes(encoded: bytes, limit_s: float) -> float:
     """Bytes of a row on average, over the first rows of the seeded order that can be made within a second."""
-    setup = RowSetup(spec, msgspec.json.decode(options), seed, str(base))
+    setup = msgspec.json.decode(encoded, type=RowSetup)
     try:
         _, rows = asyncio.run(sample_rows(setup, _SAMPLED_ROWS, _SAMPLED_S, limit_s=limit_s))
     except RowMakerDown as error:

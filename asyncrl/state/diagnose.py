@@ -8,15 +8,18 @@ rewards, functions and engines, and all of them for the prompter's credit.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.facts import blockers, faults
 from asyncrl.state.findings import finding
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.stalls import StallFound
+from topics.table import queues_of
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than so many steps
@@ -190,7 +193,9 @@ def _learner(state: RunState) -> Iterator[StallFound]:
 def _idle(state: RunState) -> Iterator[StallFound]:
     """Find work that waits in a queue without a consumer."""
     for role in ("rollout", "reward"):
-        queue = state.queues.get(role, {})
+        queue = Counter[str]()
+        for own in queues_of(role):
+            queue.update(state.queues.get(own.name, {}))
         living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
         if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
             wanted = state.wanted.get(role, 0)
@@ -273,7 +278,7 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     hanging: dict[str, list[HeldWork]] = {}
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
-        if 0 < _mates(state, work.id) < state.config.rollout.group_size:
+        if 0 < _mates(state, work.id) < _group_size(state, work.id):
             late.setdefault(work.id.rsplit("-", 1)[0], (actor, work))
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)
@@ -285,10 +290,14 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         )
         yield finding("rollout hanging", actor_id, evidence)
     for actor, work in list(late.values())[:_BRIEF]:
-        size, done = state.config.rollout.group_size, _mates(state, work.id)
+        size, done = _group_size(state, work.id), _mates(state, work.id)
         where = f"on {actor.actor_id}, {_waiting_text(work.waiting)}"
         evidence = f"{done} of its group of {size} are done; {_times(work)} {where}"
         yield finding("straggler", work.id, evidence)
+
+
+def _group_size(state: RunState, trajectory_id: str) -> int:
+    return group_size_of(state.config, trajectory_id.rsplit("-", 1)[0])
 
 
 def _credit(state: RunState) -> Iterator[StallFound]:
@@ -303,7 +312,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     doing = next(activities, Activity())
     if doing.kind == "making row":
         waits_s = state.gauge("prompter", "doing_s") or 0.0
-        evidence = f"it {_activity_text(doing)} of {config.task.source} for {waits_s:.0f} s"
+        data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
+        evidence = f"it {_activity_text(doing)} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} groups are open, {limit} may be, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
     elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):

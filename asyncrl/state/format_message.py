@@ -43,7 +43,7 @@ class FormattedMessage:
     @property
     def key(self) -> str:
         """Return the key behind the topic's name."""
-        return ".".join(self.subject.split(".")[4:])
+        return self.subject.rsplit(".", 1)[1] if self.subject.count(".") > 3 else ""
 
     @cached_property
     def _read(self) -> tuple[Any, str]:

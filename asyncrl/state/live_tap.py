@@ -46,7 +46,8 @@ class Pattern:
 
     def matches(self, subject: str) -> bool:
         """Return whether a subject is meant."""
-        rest = subject.split(".", 2)[2]
+        parts = subject.split(".")
+        rest = ".".join([*parts[2:4], *parts[4:][-1:]])
         return fnmatchcase(rest, self._text) or fnmatchcase(rest, f"{self._text}.*")
 
     def check_conditions(self, conditions: Iterable[Condition]) -> None:

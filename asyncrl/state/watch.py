@@ -19,6 +19,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message, server_time_ns
 from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
 from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.config.tasks import largest_group
 from asyncrl.process import state_of
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.parts import Disk, StreamFill
@@ -110,7 +111,7 @@ class Watch:
         state = self.state
         state.now_ns = await self._count_messages(STREAMS)
         prompts = list(dict.fromkeys(work.id.rsplit("-", 1)[0] for _, work in state.held("rollout")))[:_GROUPS]
-        names = [f"{prompt}-{member}" for prompt in prompts for member in range(state.config.rollout.group_size)]
+        names = [f"{prompt}-{member}" for prompt in prompts for member in range(largest_group(state.config))]
         claims = [
             topic.subject(self._bus.run, name) for name in names for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)
         ]

@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from topics.prompts import PromptRow
+from topics.prompts import ONLY_TASK, PromptRow
 from topics.topic import TRAJECTORIES
 from topics.trajectories import Outcome, Segment, TrajectoryGenerated
 from topics.wire import WireError
@@ -46,6 +46,7 @@ class Sample(msgspec.Struct):
     turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
     metrics: dict[str, float] = {}  # that the rollout function gave
     artefacts: dict[str, str] = {}  # the beginnings of those
+    task: str = ONLY_TASK
 
 
 class SampleRow(msgspec.Struct):
@@ -94,6 +95,7 @@ class SampleReader:
             turns,
             outcome.metrics,
             {name: _shown(value) for name, value in outcome.artefacts.items()},
+            generated.task,
         )
 
     @cached_property

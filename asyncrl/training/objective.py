@@ -10,6 +10,7 @@ from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import tasks_of
 from topics.batches import BatchPacked, Objective
 
 
@@ -48,8 +49,10 @@ def with_other_settings(packed: BatchPacked, was: Config, now: Config) -> BatchP
     old, new = (msgspec.structs.asdict(objective_of(config, packed.step)) for config in (was, now))
     changed = {name: value for name, value in new.items() if value != old[name]}
     groups = packed.groups
-    if was.learner.advantage != now.learner.advantage and packed.stage == "rl":
-        groups = [msgspec.structs.replace(group, estimator=now.learner.advantage) for group in groups]
+    others = {
+        name: task.advantage for name, task in tasks_of(now).items() if task.advantage != tasks_of(was)[name].advantage
+    }
+    groups = [msgspec.structs.replace(group, estimator=others.get(group.task, group.estimator)) for group in groups]
     groups = [group for group in groups if not filtered_by(group.members, changed.get("filters", ()))]
     objective = msgspec.structs.replace(packed.objective, **changed)
     return msgspec.structs.replace(packed, objective=objective, groups=groups)

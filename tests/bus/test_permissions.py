@@ -22,7 +22,7 @@ from harness.stage import until
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
-from topics.table import QUEUES, TOPICS
+from topics.table import QUEUES, TOPICS, queues_of
 from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, WEIGHTS, Stream
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
@@ -95,8 +95,8 @@ def hears(role: str, topic) -> bool:
 
 def reads(role: str, stream: Stream) -> bool:
     """Whether a role follows a log by a consumer of its own; work from a queue needs none."""
-    queue = QUEUES.get(role)
-    return any(hears(role, topic) for topic in TOPICS if topic.stream is stream and (not queue or topic != queue.topic))
+    worked_off = [queue.topic for queue in queues_of(role)]
+    return any(hears(role, topic) for topic in TOPICS if topic.stream is stream and topic not in worked_off)
 
 
 def knows(role: str, stream: Stream) -> bool:
@@ -154,7 +154,7 @@ def calls(stream: Stream) -> dict[str, str]:
         pool = f"{name}.{queue.name}"
         found |= {f"$JS.API.CONSUMER.{verb}.{pool}": "operator" for verb in ("CREATE", "DELETE", "PAUSE")}
         found[f"$JS.API.CONSUMER.CREATE.{pool}.{some}"] = "operator"
-        found |= {f"$JS.API.CONSUMER.MSG.NEXT.{pool}": queue.name, f"$JS.ACK.{pool}.1.1.1.1.0": queue.name}
+        found |= {f"$JS.API.CONSUMER.MSG.NEXT.{pool}": queue.role, f"$JS.ACK.{pool}.1.1.1.1.0": queue.role}
         found[f"$JS.API.CONSUMER.INFO.{pool}"] = "counts"
     return found
 

@@ -4,8 +4,7 @@ import asyncio
 import json
 import re
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,6 @@ from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.fork import begins_after, forked_config
 from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.config.load import ConfigError, load_config
@@ -32,7 +30,7 @@ from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
 from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
-from harness.runs import Run, command, fork, kill, resume, up
+from harness.runs import Run, command, fork, kill, resume, topics_left_in, up
 from harness.stage import Stage
 from harness.stories import result
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -205,18 +203,6 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
         return run
 
     return asyncio.run(play())
-
-
-@asynccontextmanager
-async def topics_left_in(root: Path) -> AsyncIterator[Bus]:
-    """The topics of a run that has ended, from the store in its directory."""
-    server = EmbeddedServer(root)
-    bus = await Bus.connect(await server.start(), root.name)
-    try:
-        yield bus
-    finally:
-        await bus.close()
-        await server.stop()
 
 
 @SLOW

@@ -10,7 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from asyncrl.data.protocol import DataError, DataSource
-from asyncrl.data.sources import epoch_order, label_reader, open_source
+from asyncrl.data.sources import MixedSource, epoch_order, label_reader, open_source
 from topics.prompts import PromptRow
 
 EXAMPLES = Path(__file__).parents[2] / "asyncrl" / "examples"
@@ -352,3 +352,18 @@ def test_an_option_that_a_dataset_refuses_is_reported(tmp_path):
     text = refused(tmp_path, "reasoning-gym:leg_counting", min_animals=9, max_animals=2)
 
     assert "reasoning-gym:leg_counting refuses its options: " in text
+
+
+def test_mixed_rows_are_taken_in_turn_and_each_part_has_its_own_order(tmp_path):
+    write_rows(tmp_path, numbered(5))
+    write_rows(tmp_path, [{"prompt": "q", "label": 100 + number} for number in range(3)], "others.jsonl")
+    parts = opened(tmp_path), opened(tmp_path, "others.jsonl")
+    mixed = MixedSource(parts, [0, 0, 1])
+
+    labels = first(mixed, 9)
+
+    assert [label for label in labels if label < 100] == first(parts[0], 6)
+    assert [label for label in labels if label >= 100] == first(parts[1], 3)
+    assert [label >= 100 for label in labels] == [False, False, True] * 3
+    assert mixed.rows_per_epoch == 7  # the sixth row of the first part, at place 7, is its first one again
+    assert MixedSource([opened(tmp_path, "sum"), opened(tmp_path, "reverse")], [0, 1]).rows_per_epoch is None

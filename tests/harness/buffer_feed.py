@@ -15,7 +15,7 @@ def feed(**changes):
         min_fresh=0.25,
         drop_stale=False,
         reissue=False,
-        deadline_s=100.0,
+        deadline_s={"warmup": 100.0, "rl": 100.0, "eval": 100.0},
         objective=lambda step: Objective(),
     )
     return Feed(BufferFold(plan._replace(**changes)))

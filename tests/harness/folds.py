@@ -53,7 +53,7 @@ class Feed:
             self.publish(topic_for(decision), decision, at_s=at_s)
         return decisions
 
-    def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0, min_version=0):
+    def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0, min_version=0, **rules):
         prompt_id, member = name.rsplit("-", 1)
         message = PromptIssued(
             prompt_id=prompt_id,
@@ -63,6 +63,7 @@ class Feed:
             stage=stage,
             attempt=attempt,
             min_version=min_version,
+            **rules,
         )
         self.known.add(prompt_id)
         return self.publish(PROMPT_ISSUED, message, at_s=at_s)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.process import python
 
@@ -187,6 +188,18 @@ async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
         yield run
     finally:
         await run.gone()
+
+
+@asynccontextmanager
+async def topics_left_in(root: Path) -> AsyncIterator[Bus]:
+    """The topics of a run that has ended, from the store in its directory."""
+    server = EmbeddedServer(root)
+    bus = await Bus.connect(await server.start(), root.name)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+        await server.stop()
 
 
 async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[int, str]:

@@ -56,7 +56,7 @@ def play(stage: Callable[..., Stage], tmp_path: Path) -> Stage:
         engine={"kind": "scripted"},
         task={"rollout": f"{tmp_path / 'functions.py'}:rollout"},
         reward={"function": f"{tmp_path / 'functions.py'}:reward"},
-        rollout={"slots": 1, "group_size": 2},
+        rollout={"slots": 2 * PROMPTS_EACH, "group_size": 2},
         workers={"lease_s": 1.0},
         buffer={"batch_groups": 2},
         eval={"prompts": PROMPTS_EACH, "source": str(tmp_path / "held_out.jsonl")},
@@ -103,7 +103,7 @@ async def test_an_evaluation_is_scored_once_though_each_role_is_killed_in_its_mi
     await ask(bus)
     await until(lambda: holds(PROMPTS, PROMPT_ISSUED, {"e000000-0"}), "it is begun")
     await kill("prompter")
-    await until(lambda: len(list(tmp_path.glob("called-*"))) == PROMPTS_EACH, "all are held at once, beside the slot")
+    await until(lambda: len(list(tmp_path.glob("called-*"))) == PROMPTS_EACH, "all are held at once, beside the slots")
     await until(lambda: trained_ones(bus), "training goes on meanwhile")
     await kill("rollout")
     (tmp_path / "answer").touch()

@@ -310,7 +310,7 @@ def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
 
 
 def test_while_a_run_rests_no_deadline_comes_nearer():
-    fed = buffer_feed(deadline_s=100.0).issued("p000000-0", at_s=10.0).issued("p000000-1", at_s=10.0)
+    fed = buffer_feed().issued("p000000-0", at_s=10.0).issued("p000000-1", at_s=10.0)
     assert fed.fold.next_deadline() == 110.0
 
     fed.publish(RUN_OPENED, OPENED, at_s=5000.0)

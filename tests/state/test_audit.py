@@ -90,7 +90,13 @@ def a_member_too_many(story):
     )
 
 
+def other_rules(story):
+    group = story.messages(BATCH_PACKED)[3].groups[0]
+    group.temperature, group.estimator = 0.5, "grpo"
+
+
 CORRUPTIONS = {
+    "a group of other rules than those it was issued with": (other_rules, ("wrong rules", "p000003")),
     "a trajectory issued twice": (lambda s: s.issued("p000000-0"), ("issued twice", "p000000-0")),
     "a prompt left out": (lambda s: s.issued("p000006-0"), ("left out", "p000005")),
     "a member left out": (

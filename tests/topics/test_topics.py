@@ -12,8 +12,8 @@ import pytest
 from asyncrl.bus.provision import stream_config
 from asyncrl.bus.publish import pack
 from harness.examples import example
-from topics.prompts import PromptRow
-from topics.table import BY_NAME, TOPICS, topic_of
+from topics.prompts import PROMPT_ISSUED, PromptRow
+from topics.table import BY_NAME, TOPICS, queues_of, topic_of
 from topics.topic import STREAMS, Topic
 from topics.trajectories import Segment, TrajectoryGenerated, VersionCount
 from topics.wire import Message, WireError, decode, encode
@@ -199,3 +199,15 @@ def test_a_keepers_stream_is_written_by_that_keeper_alone(topic: Topic[Any]):
         assert topic.publishers == (topic.stream.keeper,)
     assert topic.publishers
     assert topic.subscribers
+
+
+def test_evaluations_have_a_subject_that_only_their_queue_matches():
+    training, held_out = PROMPT_ISSUED.subject("demo", "p000003-1"), PROMPT_ISSUED.subject("demo", "e000003-1")
+
+    assert (training, held_out) == ("asyncrl.demo.prompt.issued.p000003-1", "asyncrl.demo.prompt.issued.eval.e000003-1")
+    assert topic_of(training) is topic_of(held_out) is PROMPT_ISSUED
+    assert [queue.pattern("demo") for queue in queues_of("rollout")] == [
+        "asyncrl.demo.prompt.issued.*",
+        "asyncrl.demo.prompt.issued.eval.*",
+    ]
+    assert [queue.pattern("demo") for queue in queues_of("reward")] == ["asyncrl.demo.trajectory.generated.*"]

@@ -41,6 +41,8 @@ def group_violations(
     """
     yield from _ends(group)
     yield from _members(group, batches)
+    if group.rules and group.packed_rules and group.packed_rules != group.rules:
+        yield Violation("wrong rules", group.prompt_id, str(group.packed_rules), f"{group.rules}, as it was issued")
     if isinstance(group.end, EvalScored) and group.issued:
         yield from _score(group, group.end)
     for key, claims in group.claims.items():
@@ -208,6 +210,11 @@ def _seen_ns(drop: Drop) -> float:
     return drop.time_ns - _BEHIND_S * 1e9
 
 
+def deadline_s(config: Config, group: Group) -> float:
+    """Seconds after its issue when a group has an end, unless it is complete."""
+    return config.eval.deadline_s if group.stage == "eval" else config.buffer.group_deadline_s
+
+
 def _before_deadline(group: Group, drop: Drop, config: Config) -> str:
-    early_s = config.buffer.group_deadline_s - (drop.time_ns - group.issued_ns) / 1e9
+    early_s = deadline_s(config, group) - (drop.time_ns - group.issued_ns) / 1e9
     return f"its deadline, {early_s:,.1f} s later" if early_s > _SKEW_S else ""

@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeAlias
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.ids import Stage, stage_of
+from topics.table import queues_of
 from topics.topic import PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
@@ -78,6 +79,23 @@ class Work(NamedTuple):
     stream: str
     sequence: int
 
+    @property
+    def queue(self) -> str:
+        """Name of the work queue that has it."""
+        queues = queues_of(self.role)
+        return queues[-1 if stage_of(self.key.trajectory_id) == "eval" else 0].name if queues else ""
+
+
+class Rules(NamedTuple):
+    """The rules that a group was issued with, and that its batch names for the learner."""
+
+    task: str
+    temperature: float
+    estimator: str
+
+    def __str__(self) -> str:
+        return f"task {self.task}, temperature {self.temperature:g}, estimator {self.estimator}"
+
 
 class Group:
     """All trajectories of one prompt."""
@@ -87,6 +105,8 @@ class Group:
         self.size = 0  # members; 0 before an issue was read
         self.issued_ns = 0  # server's clock at the first issue; of an evaluation at the newest
         self.issues: dict[Key, Issue] = {}
+        self.rules: Rules | None = None  # by its first issue
+        self.packed_rules: Rules | None = None  # by its batch
         self.claims: dict[Key, list[Claim]] = {}
         self.results: list[int] = []  # their sequences
         self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is incomplete, by sequence

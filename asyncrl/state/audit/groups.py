@@ -16,7 +16,7 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.comparison import group_violations, versions_text
-from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Stored, end_text, key_of_member
+from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Rules, Stored, end_text, key_of_member
 from asyncrl.state.audit.training import Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations
 from asyncrl.state.audit.writers import Writers
@@ -24,7 +24,7 @@ from topics.batches import BatchMember, BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet, stage_of
-from topics.prompts import PromptIssued, PromptRow
+from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued, PromptRow
 from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
@@ -89,6 +89,9 @@ class Groups(Fold):
                 if (stage := stage_of(member.trajectory_id)) != batch.stage:
                     expected = f"a batch of stage {stage}, by its name"
                     self._violations.add("wrong stage", key_of_member(member), f"in {batch.name}", expected)
+            if packed.prompt_id not in self.folded:
+                rules = Rules(packed.task, packed.temperature, packed.estimator)
+                self._group(packed.prompt_id).packed_rules = rules
             self._close(packed.prompt_id, packed.members, batch.step)
 
     def _group(self, prompt_id: str) -> Group:
@@ -111,6 +114,8 @@ class Groups(Fold):
         if not group.issues:
             self.prompts += 1
             group.size = int(headers["group-size"])
+            task, estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
+            group.rules = Rules(task, float(headers["temperature"]), estimator)
             self._check_origin(group, headers.get("origin", ""))
         if group.stage == "eval" or not group.issues:
             group.issued_ns = record.time_ns

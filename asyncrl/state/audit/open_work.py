@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from asyncrl.state.audit.comparison import deadline_s
 from asyncrl.state.audit.group import Group, Work
 from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.violations import Violation
@@ -34,23 +35,23 @@ def is_finished(ledger: Ledger) -> bool:
 
 def open_violations(ledger: Ledger, queues: Mapping[str, Queue]) -> Iterator[Violation]:
     """Return work that is open and pending nowhere, or has been open too long."""
-    for role, queue in queues.items():
+    for name, queue in queues.items():
         if queue.fault:
             expected = "all messages, explicit acknowledgements, deliveries without a limit, the lease of the run"
-            yield Violation("wrong queue", f"queue {role}", queue.fault, expected)
+            yield Violation("wrong queue", f"queue {name}", queue.fault, expected)
     counts: Counter[tuple[str, str]] = Counter()
     for group in ledger.groups.kept.values():
         lost: list[Violation] = []
         for work in group.open():
-            if work.role in queues:
-                lost += _lost(ledger, queues[work.role], work)
-                counts[work.role, _place(queues[work.role], work.sequence)] += 1
+            if work.queue in queues:
+                lost += _lost(ledger, queues[work.queue], work)
+                counts[work.queue, _place(queues[work.queue], work.sequence)] += 1
         yield from lost or _overdue(ledger, group)
-    for role, queue in queues.items():
+    for name, queue in queues.items():
         for place, held in (("handed out", queue.unacknowledged), ("waiting", queue.waiting)):
-            if (count := counts[role, place]) > held:
+            if (count := counts[name, place]) > held:
                 found = f"{count:,} open trajectories are its turn, {place}; it holds {held:,} such messages"
-                yield Violation("lost", f"queue {role}", found, _EXPECTED)
+                yield Violation("lost", f"queue {name}", found, _EXPECTED)
 
 
 _EXPECTED = "a result or a failure before the acknowledgement"
@@ -94,8 +95,8 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
     elif complete_ns is not None:
         yield from _passed_over(ledger, group, complete_ns)
     elif ledger.opening.config is not None:
-        opened_ns, deadline_s = ledger.opening.opened_ns, ledger.opening.config.buffer.group_deadline_s
-        late_s = (ledger.buffer_ns - max(group.issued_ns, opened_ns)) / 1e9 - deadline_s
+        begun_ns = max(group.issued_ns, ledger.opening.opened_ns)
+        late_s = (ledger.buffer_ns - begun_ns) / 1e9 - deadline_s(ledger.opening.config, group)
         if late_s > _LATE_S:
             found = f"open, and the buffer was there {late_s:,.0f} s after its deadline"
             yield Violation("overdue", group.prompt_id, found, "an end at its deadline")

@@ -19,12 +19,14 @@ _FIXED = (
     "warmup",
     "task.source",
     "task.options",
+    "tasks",
     "rollout.group_size",
     "buffer.batch_groups",
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",
     "buffer.group_deadline_s",
+    "eval.deadline_s",
     "learner.publish_every",
 )
 

@@ -11,6 +11,7 @@ Kind: TypeAlias = Literal[
     "wrong origin",
     "wrong row",
     "wrong seed",
+    "wrong rules",
     "ended twice",
     "in two batches",
     "no end",

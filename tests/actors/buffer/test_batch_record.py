@@ -130,3 +130,19 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     assert decisions[0].tokens == 60 + 30
     assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
     assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)
+
+
+def test_figures_of_each_task_that_a_run_names():
+    groups = [
+        [graded("p0-0", 1.0, [4], task="words"), graded("p0-1", 0.0, [2], task="words")],
+        [graded("p1-0", 0.25, [4], task="sums")],
+    ]
+
+    figures = batch_figures(groups, [1.0, 1.0, 1.0])
+
+    assert {name: value for name, value in figures.items() if name.startswith("task/")} == {
+        "task/words/reward_mean": 0.5,
+        "task/words/trajectories": 2.0,
+        "task/sums/reward_mean": 0.25,
+        "task/sums/trajectories": 1.0,
+    }

@@ -274,3 +274,18 @@ def test_a_batch_records_the_objective_of_its_step_as_the_settings_are_then():
     )
     assert packed(slower).learning_rate == 0.125
     assert Plan.of(config).objective(0) == Objective(loss="sft", learning_rate=3.0)
+
+
+def test_a_batch_names_the_rules_that_each_group_was_issued_with():
+    fed = feed()
+    fed.issued("p000000-0", size=3, task="words", temperature=0.5, estimator="centered")
+    fed.issued("p000001-0", task="sums", temperature=1.25, estimator="none")
+    for member in range(3):
+        fed.graded(f"p000000-{member}", size=3)
+
+    groups = only_batch(fed.group("p000001").fold.decide(0)).groups
+
+    assert [(group.task, group.temperature, group.estimator, len(group.members)) for group in groups] == [
+        ("words", 0.5, "centered", 3),
+        ("sums", 1.25, "none", 2),
+    ]

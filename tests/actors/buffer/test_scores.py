@@ -65,7 +65,7 @@ def test_a_failure_counts_as_reward_0_and_ends_with_its_reason():
 
 @pytest.mark.parametrize("answered", [0, 1, 2])
 def test_members_that_are_open_at_the_deadline_count_as_failed(answered):
-    fed = evaluation(deadline_s=100.0)
+    fed = evaluation()
     for member in range(answered):
         graded(fed, member, 1.0)
     assert fed.fold.decide(109) == []
@@ -132,3 +132,29 @@ def test_grades_read_before_the_issues_count():
         fed.issued(f"{NAME}-{member}", size=3, stage="eval", at_s=10, min_version=20)
 
     assert len(scores(fed.fold.decide(12))) == 1
+
+
+def test_an_evaluation_of_several_tasks_has_an_accuracy_of_each():
+    fed = feed()
+    for member, task in enumerate(("words", "words", "sums")):
+        fed.issued(f"{NAME}-{member}", size=3, stage="eval", at_s=10, task=task)
+    graded(graded(fed, 0, 1.0), 2, 0.5).failed(f"{NAME}-1", size=3)
+
+    drops = fed.read_back(fed.fold.decide(12))
+    [scored] = scores(fed.read_back(fed.fold.decide(12)))
+
+    assert [(drop.trajectory_id, drop.task) for drop in drops] == [(f"{NAME}-1", "words")]
+    assert scored.metrics == {"task/words/accuracy": 0.5, "task/sums/accuracy": 0.5}  # what failed counts as 0
+
+
+def test_the_deadline_of_evaluations_is_their_own():
+    fed = evaluation(deadline_s={"warmup": 100.0, "rl": 100.0, "eval": 30.0})
+    fed.issued("p000000-0", at_s=10)
+    assert fed.fold.next_deadline() == 40.0
+    assert fed.fold.decide(39) == []
+
+    drops = fed.read_back(fed.fold.decide(41))
+
+    assert [(drop.trajectory_id, drop.reason) for drop in drops] == [(f"{NAME}-{n}", "deadline") for n in range(3)]
+    assert [scored.failed for scored in scores(fed.read_back(fed.fold.decide(41)))] == [3]
+    assert fed.fold.next_deadline() == 110.0

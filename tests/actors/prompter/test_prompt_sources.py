@@ -33,7 +33,7 @@ class Sessions:
         return count(state.first("s")) if self.ready is None else range(state.first("s"), self.ready)
 
     def group(self, state: PrompterState, number: int) -> Group:
-        return Group(prompt_name("s", number), "rl", "sessions", 3, range(0))
+        return Group(prompt_name("s", number), "rl", ["sessions"], 3, range(0))
 
 
 def sources(settings: Config, sessions: PromptSource) -> list[PromptSource]:
@@ -90,5 +90,51 @@ def test_each_source_names_its_prompts_by_its_letter(name: str):
     group = source.group(state, next(numbers))
 
     assert group.prompt_id == prompt_name(source.letter, 0)
-    assert (group.task, group.stage) == ("warmup" if name == "warmup" else "task", source.stage)
+    assert set(group.tasks) == {"warmup" if name == "warmup" else "task"}
+    assert group.stage == source.stage
     assert stage_of(group.prompt_id) == source.stage
+
+
+TWO = {
+    "words": {"source": "reverse", "share": 2, "temperature": 0.5},
+    "sums": {"source": "sum", "group_size": 3, "advantage": "centered"},
+}
+
+
+def test_tasks_are_issued_by_their_shares_with_their_own_rules_within_the_credit():
+    fed = Feed(PrompterFold(config(tasks=TWO)))
+    wanted = fed.fold.wanted()
+
+    assert issue(fed) == [
+        *("p000000-0", "p000000-1", "p000001-0", "p000001-1", "p000002-0", "p000002-1", "p000002-2"),
+        *("p000003-0", "p000003-1"),
+    ]
+    assert fed.fold.wanted() == []  # two batches of two groups, whatever their sizes
+    rules = {(item.task, item.group.size, item.group.temperature, item.group.estimator) for item in wanted}
+    assert rules == {("words", 2, 0.5, "grpo"), ("sums", 3, 1.0, "centered")}
+    assert [item.places for item in wanted if item.member == 0] == [range(at, at + 1) for at in range(4)]
+
+    fed.fold.state.again["p000002-2"] = 1  # a member that is issued again keeps the rules of its group
+    fed.dropped("p000000")
+
+    assert [(item.prompt_id, item.task, item.attempt) for item in fed.fold.wanted()][:2] == [
+        ("p000002", "sums", 1),
+        ("p000004", "words", 0),
+    ]
+    fed.dropped("p000002")
+    assert fed.fold.state.again == {}
+
+
+def test_issued_again_and_held_out_prompts_belong_to_the_task_of_their_row():
+    fold = PrompterFold(config(tasks=TWO))
+    fold.state.origins += ["p000005", "p000007"]
+    fold.state.evaluations[0] = (3, 4, 0.0)
+
+    again = [fold.sources["r"].group(fold.state, number) for number in (0, 1)]
+    held_out = list(fold.wanted_evaluations())
+
+    assert [(group.tasks, group.size, group.places) for group in again] == [
+        (["sums"], 3, range(5, 6)),
+        (["words"], 2, range(7, 8)),
+    ]
+    assert [item.task for item in held_out] == ["words", "words", "sums", "words"]

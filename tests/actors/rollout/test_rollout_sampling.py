@@ -275,7 +275,7 @@ async def test_a_token_outside_of_the_vocabulary_is_sent_to_no_server(inference:
         await context.generate([5, 99_999])
 
     worker = await begin()
-    worker.worker.tools.function = far
+    worker.worker.tools.functions["task"] = far
     await worker.ready(inference.address)
     await worker.issue(WELL[0])
 
@@ -295,7 +295,7 @@ async def test_a_conversation_that_reaches_the_context_is_truncated_and_not_refu
             tokens += [*answer.tokens.tolist(), 5, 6, 7]
 
     worker = await begin()
-    worker.worker.tools.function = talk
+    worker.worker.tools.functions["task"] = talk
     await worker.ready(inference.address)
     await worker.issue(WELL[0], prompt="^abc=")
 

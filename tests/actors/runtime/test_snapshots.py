@@ -124,7 +124,8 @@ def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(seed: int, st
         assert rest.wanted() == whole.wanted()
         whole, rest = [folded(partial(BufferFold, Plan.of(config)), output, at) for at in (None, cut)]
         assert rest.state == whole.state
-        assert list(rest.state.issued_ns) == list(whole.state.issued_ns)
+        for stage in rest.state.issued:
+            assert list(rest.state.issued[stage]) == list(whole.state.issued[stage])
         for now_s in (0.0, 1000.0, 1e6):
             assert rest.decide(now_s) == whole.decide(now_s)
 

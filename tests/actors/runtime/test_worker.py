@@ -19,6 +19,7 @@ from asyncrl.bus.publish import pack, publish, read
 from harness.results import dead_letters, generated
 from harness.stage import LEASE_S, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
+from topics.ids import EVALUATION, prompt_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import QUEUES
 from topics.topic import ACTORS, GRADES
@@ -264,3 +265,30 @@ async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Call
 
 async def some(count: Callable[[], Awaitable[int]]) -> Any:
     return await count() > 0
+
+
+async def test_evaluations_come_before_the_training_that_was_issued_first_and_take_no_more_than_their_share(
+    bus: Bus, work: Work
+):
+    begun, release = list[str](), {stage: asyncio.Event() for stage in ("rl", "eval")}
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        begun.append(message.trajectory_id)
+        await release[message.stage].wait()
+        return []
+
+    await issue(bus, 20)
+    for number in range(6):
+        name = prompt_name(EVALUATION, number)
+        await publish(bus, PromptIssued(prompt_id=name, member=0, group_size=1, rows=[PromptRow("x")], stage="eval"))
+    work(handle, slots=4)
+
+    await until(lambda: len(begun) >= 6, "all slots are taken")
+    states = await queue_states(bus)
+    assert [states[name]["under_way"] for name in ("rollout", "rollout-eval")] == [4, 2]
+    assert [states[name]["waiting"] for name in ("rollout", "rollout-eval")] == [16, 4]
+    release["eval"].set()
+    await until(lambda: sum(name.startswith("e") for name in begun) == 6, "evaluations do not wait for training")
+    assert sum(name.startswith("p") for name in begun) == 4
+    release["rl"].set()
+    await until(lambda: nothing_is_left(bus), "nor training for evaluations")
