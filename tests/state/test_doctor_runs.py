@@ -16,8 +16,9 @@ import msgspec
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import publish
+from asyncrl.bus.publish import MESSAGE_ID, publish, read
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
@@ -36,8 +37,9 @@ from topics.actors import (
     Vitals,
 )
 from topics.prompts import PromptIssued, PromptRow
+from topics.topic import ENGINES
 from topics.trajectories import TRAJECTORY_GENERATED
-from topics.weights import WeightsPublished
+from topics.weights import WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
 
 SLOW = pytest.mark.slow
 MINUTE_NS = 60 * 10**9
@@ -280,6 +282,18 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     version = WeightsPublished(0, 7, "d", "files", str(folder))
     await publish(bus, version, headers={"writer": "test"})
     process = await scene.start("engine")
+    subject = WEIGHTS_REFUSED.subject(bus.run, "engine-1")
+
+    async def refused() -> bool:
+        return await read_last(bus, ENGINES, subject) is not None
+
+    await until(refused, "the engine asks once more")
+    record = await read_last(bus, ENGINES, subject)
+    assert record is not None
+    answered = (await read(bus, WeightsRefused, record)).sequence
+    await publish(
+        bus, msgspec.structs.replace(version, answers=answered), headers={"writer": "test", MESSAGE_ID: "again"}
+    )
     await asyncio.wait_for(process.wait(), 60)
 
     picture = await look(server.address, bus.run, scene.files.root)
