@@ -180,4 +180,7 @@ class Trouble:
 def one_line(text: str, command: str) -> str:
     """The first and the last line of a text of several, and the command that shows all of it."""
     first, *rest = text.strip().splitlines()
-    return f"{first} ... {rest[-1].strip()} (more: asyncrl {command})" if rest else text
+    if not rest:
+        return text
+    before, traceback, _ = first.partition("Traceback (most recent call last)")
+    return f"{before if traceback else first + ' ... '}{rest[-1].strip()} (more: asyncrl {command})"

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
+from asyncrl.state.parts import one_line
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import bar, duration, render, sparkline
 from asyncrl.state.show import Lines
@@ -364,3 +365,13 @@ def test_a_summary_of_a_run_without_steps_can_be_read():
 
     assert "not measured before → not measured after" in text
     assert "no trained token" in text
+
+
+def test_a_traceback_is_shown_by_its_last_line():
+    text = (
+        "p000237-5 reward: raised: Traceback (most recent call last):\n  File 'judge.py', line 3\nRuntimeError: no z\n"
+    )
+
+    assert one_line(text, "explain p000237-5") == (
+        "p000237-5 reward: raised: RuntimeError: no z (more: asyncrl explain p000237-5)"
+    )
