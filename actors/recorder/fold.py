@@ -65,6 +65,7 @@ class RecorderState(msgspec.Struct):
     finished_at: int | None = None
     first_ns: int = 0
     last_ns: int = 0
+    starts_ns: list[list[int]] = []  # when the run was begun or resumed, and its newest message before that
     rl_first_ns: int = 0
     rl_steps: int = 0
     trajectories_trained: int = 0
@@ -90,10 +91,20 @@ class RecorderFold(Fold):
 
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in."""
-        if record.time_ns:
-            self.state.first_ns = min(self.state.first_ns or record.time_ns, record.time_ns)
-            self.state.last_ns = max(self.state.last_ns, record.time_ns)
+        state, time_ns = self.state, record.time_ns
+        if time_ns:
+            if topic.message is RunOpened:
+                state.starts_ns.append([time_ns, state.last_ns if state.last_ns < time_ns else 0])
+            for start in state.starts_ns:  # logs are read beside each other: an older message may come later
+                if time_ns < start[0]:
+                    start[1] = max(start[1], time_ns)
+            state.first_ns = min(state.first_ns or time_ns, time_ns)
+            state.last_ns = max(state.last_ns, time_ns)
         super().apply(topic, message, record)
+
+    def _stopped_ns(self, since_ns: int) -> int:
+        """Time for which the run lay stopped."""
+        return sum(began - before for began, before in self.state.starts_ns if before > since_ns)
 
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
@@ -135,7 +146,9 @@ class RecorderFold(Fold):
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
         first, last = state.first_eval, state.last_eval
         rewards = [step.reward_mean for step in steps]
-        rl_ns = max(0, state.trained_ns - state.rl_first_ns) if state.rl_first_ns else 0
+        stopped_ns, rl_stopped_ns = self._stopped_ns(0), self._stopped_ns(state.rl_first_ns)
+        rl_ns = max(0, state.trained_ns - state.rl_first_ns - rl_stopped_ns) if state.rl_first_ns else 0
+        rl_wall_ns = state.last_ns - state.rl_first_ns - rl_stopped_ns
         return {
             "run": run,
             "finished": state.finished_at is not None and state.finished_at >= state.steps_wanted,
@@ -162,8 +175,9 @@ class RecorderFold(Fold):
             "wasted_token_share": round(1 - trained / sampled, 4) if sampled else None,
             "trained_tokens_by_lag": {str(lag): state.lags[lag] for lag in sorted(state.lags)},
             "weight_update_median_s": sorted(state.update_s)[len(state.update_s) // 2] if state.update_s else None,
-            "wall_s": round((state.last_ns - state.first_ns) / 1e9, 2),
-            "rl_wall_s": round((state.last_ns - state.rl_first_ns) / 1e9, 2) if state.rl_first_ns else None,
+            "wall_s": round((state.last_ns - state.first_ns - stopped_ns) / 1e9, 2),
+            "stopped_s": round(stopped_ns / 1e9, 2),
+            "rl_wall_s": round(rl_wall_ns / 1e9, 2) if state.rl_first_ns else None,
             "rl_trained_tokens_per_s": round(trained * 1e9 / rl_ns, 1) if rl_ns else None,
             "learner_train_s": round(state.train_s, 2),
             "learner_wait_s": round(state.wait_s, 2),

@@ -7,13 +7,16 @@ import msgspec
 import pytest
 
 from actors.recorder.actor import main
+from actors.recorder.fold import RecorderFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from harness.folds import Feed
 from harness.stage import Stage, until
-from topics.actors import RunOpened
+from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
+from topics.trajectories import TRAJECTORY_FAILED, TrajectoryFailed
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -125,3 +128,26 @@ async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene
 
     assert scene.trained() == [*range(1, 13)]
     assert scene.metrics.read_bytes().count(b'"event":"eval"') == 12
+
+
+def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
+    fold = RecorderFold()
+    feed = Feed(fold)
+    failed = TrajectoryFailed(
+        trajectory_id="p000001-0",
+        prompt_id="p000001",
+        member=0,
+        group_size=1,
+        stage="rl",
+        reason="rollout",
+        detail="x",
+    )
+    feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=100.0)
+    feed.publish(TRAJECTORY_FAILED, failed, at_s=110.0)
+    feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=400.0)
+    feed.publish(TRAJECTORY_FAILED, failed, at_s=120.0)  # of another log, read later
+    feed.publish(TRAJECTORY_FAILED, failed, at_s=430.0)
+
+    summary = fold.summary("demo", [])
+
+    assert (summary["wall_s"], summary["stopped_s"]) == (50.0, 280.0)
