@@ -354,7 +354,7 @@ async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_
     settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=45"]
     settings += ["learner.filters=['zero_variance']", "warmup.steps=0", "nats.ledger_max_mb=1"]
     async with up(tmp_path, *settings, config=SCRIPTED) as run:
-        await run.reaches((run.root / "nats.json").exists, "its server")
+        await run.reaches(lambda: len(run.steps()) >= 1, "its first step", 120)
         bus = await Bus.connect(address_of(run), "short")
 
         async def full() -> bool:

@@ -224,7 +224,7 @@ async def test_a_run_whose_topics_are_being_read_is_not_resumed_and_its_reader_i
 
     async with opened(FoundRun("demo", root), "audit"):
         assert not is_locked(root)  # it is not live
-        with pytest.raises(LaunchError, match=rf"`asyncrl .*` \(process {os.getpid()}\) reads run demo; wait until"):
+        with pytest.raises(LaunchError, match=rf"`asyncrl.*` \(process {os.getpid()}\) reads run demo; wait until"):
             Launch.of(root, []).prepare()
     again = Launch.of(root, [])
     again.prepare()

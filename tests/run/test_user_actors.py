@@ -85,7 +85,7 @@ async def test_topics_and_the_asyncapi_document_show_the_rows_of_a_users_actor(t
         assert code == 0, text
         assert "remark.made" in text
         assert any("trajectory.graded" in line and "critic" in line for line in text.splitlines())
-        assert "REMARKS" in text
+        assert "A remark about a" in text
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from harness.stage import Connect, Stage, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
 from topics.table import BY_NAME, TOPICS
-from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, TRAJECTORIES, VITALS, Topic
+from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, TRAJECTORIES, VITALS, WEIGHTS, Topic
 
 # --- servers that cannot be used
 
@@ -194,7 +194,7 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
 # Read by reference, by people, and by the supervisor, who is not here.
-UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, VITALS, DEAD, ACTORS, FLEET}
+UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, WEIGHTS, VITALS, DEAD, ACTORS, FLEET}
 UNREAD = {
     "trajectory.progressed",
     "progress.stored",

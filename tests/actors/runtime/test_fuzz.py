@@ -35,7 +35,7 @@ from topics.actors import (
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.table import TOPICS, topic_of
-from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, LEDGER_BLOBS, STREAMS, TRAINING, VITALS, Stream, Topic
+from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, LEDGER_BLOBS, STREAMS, TRAINING, VITALS, WEIGHTS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
 from topics.wire import WireError, decode
 
@@ -57,7 +57,7 @@ UNREAD = {"trajectory.progressed", "progress.stored", "prompter.heartbeat", "pro
 FOLLOWED = {
     topic.name
     for topic in TOPICS
-    if topic.stream not in (BLOBS, LEDGER_BLOBS, DEAD, VITALS)
+    if topic.stream not in (BLOBS, LEDGER_BLOBS, WEIGHTS, DEAD, VITALS)
     and topic.name not in UNREAD
     and topic.message is not KeeperSnapshot
 }
