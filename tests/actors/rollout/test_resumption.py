@@ -232,7 +232,7 @@ async def test_what_fails_in_a_worker_because_it_was_frozen_ends_nothing(scene):
     await until(calls.exists, "the tool is called")
     first.send_signal(signal.SIGSTOP)
     await scene.stage.start("rollout", 2)
-    await until(lambda: len(scene.calls(name)) == 2, "the other worker calls it, too")
+    await until(lambda: len(scene.calls(name)) >= 2, "the other worker calls it, too")
     first.send_signal(signal.SIGCONT)
 
     async def refused():

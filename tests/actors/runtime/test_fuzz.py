@@ -34,6 +34,7 @@ from topics.actors import (
     Vitals,
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
+from topics.engines import ENGINE_READY
 from topics.table import TOPICS, topic_of
 from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, LEDGER_BLOBS, STREAMS, TRAINING, VITALS, WEIGHTS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
@@ -173,6 +174,9 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         assert await asyncio.wait_for(supervisor.wait(), 120) == 0
         violations = (await audit_run(bus, deep=True)).findings.violations
         forged = {f"message {sequence} of {stream}" for stream, sequence in there}
+        announced = [
+            record for record in there.values() if topic_of(record.subject) is ENGINE_READY and readable(record)
+        ]
         planted = {"unreadable record", "damaged payload", "foreign writer", "foreign weights"}
         unexplained = [
             bad
@@ -180,6 +184,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
             if bad.kind != "bound changed"
             and (bad.kind not in planted or bad.id not in forged)
             and not bad.id.startswith("p9")  # issues that were forged, of groups that the buffer ended
+            and not (announced and bad.kind == "unpublished version")  # scripted engines label tokens as is announced
         ]
         assert not unexplained, unexplained
         assert violations  # on the keepers' logs
