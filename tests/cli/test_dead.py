@@ -200,7 +200,7 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
     (tmp_path / "killer.py").write_text(KILLER)
     settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0", "warmup.steps=0"]
     # Steps follow so fast on one another that a group which comes between two of them would be too old.
-    settings += ["learner.advantage=none", "buffer.batch_groups=8", "buffer.max_lag=64"]
+    settings += ["learner.advantage=none", "buffer.batch_groups=8", "buffer.max_lag=30", "learner.keep_versions=32"]
     async with up(tmp_path, *settings, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)
         (tmp_path / "armed").touch()
