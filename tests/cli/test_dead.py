@@ -22,7 +22,7 @@ from harness.runs import command, up
 from harness.stage import until
 from topics.actors import REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.batches import BATCH_PACKED
-from topics.groups import GroupDropped
+from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -190,17 +190,16 @@ async def letters(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-async def is_packed(folder: Path, trajectory_id: str) -> bool:
+async def has_ended(folder: Path, trajectory_id: str) -> bool:
     _, output = await command(folder, "explain", trajectory_id)
-    return " packed" in output
+    return " packed" in output or " dropped" in output
 
 
 @SLOW
 async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_never_do(tmp_path: Path):
     (tmp_path / "killer.py").write_text(KILLER)
     settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0", "warmup.steps=0"]
-    # Steps follow so fast on one another that a group which comes between two of them would be too old.
-    settings += ["learner.advantage=none", "buffer.batch_groups=8", "buffer.max_lag=30", "learner.keep_versions=32"]
+    settings += ["learner.advantage=none", "buffer.batch_groups=8"]
     async with up(tmp_path, *settings, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)
         (tmp_path / "armed").touch()
@@ -212,7 +211,7 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
         assert code == 0, shown
         code, output = await command(tmp_path, "dead", "--reissue", str(letter["number"]))
         assert code == 0, output
-        await until(lambda: is_packed(tmp_path, "r000000-0"), "its group is packed", 60)
+        await until(lambda: has_ended(tmp_path, "r000000-0"), "its group has an end", 60)
         run.interrupt()
         assert await run.ended(60) == 0, run.story
         code, audited = await command(tmp_path, "audit")
@@ -224,11 +223,14 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
     assert output.startswith(f"{prompt_id} is issued again as a new group")
     assert run.summary["failed_trajectories_by_reason"] == {"poison": 1}
     async with topics_left_by(run) as bus:
-        packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
+        ends = await messages_on(bus, BATCHES)
         first, again = [
             await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{name}-0"))
             for name in (prompt_id, "r000000")
         ]
         assert first is not None and again is not None
         assert (await read(bus, PromptIssued, again)).rows == (await read(bus, PromptIssued, first)).rows
-    assert "r000000" in {group.prompt_id for batch in packed for group in batch.groups}
+    packed = {group.prompt_id for batch in ends.on(BATCH_PACKED) for group in batch.groups}
+    # Steps follow so fast on one another here that it may be too old for the next batch.
+    late = {group.prompt_id for group in ends.on(GROUP_DROPPED) if group.reason == "lag"}
+    assert "r000000" in packed | late
