@@ -34,14 +34,14 @@ class EvalScored(Message):
 
     @property
     def others(self) -> str:
-        """Return which versions answered in place of the requested one, and their share; empty where none did."""
+        """Return the share of the versions that answered in place of the requested one, as a clause; empty for none."""
         tokens = sum(self.versions.values())
         others = {version: count for version, count in self.versions.items() if version != self.version and count}
         if not others:
             return ""
         numbers = " and ".join(str(version) for version in sorted(others))
         share, plural = sum(others.values()) / tokens, "s" if len(others) > 1 else ""
-        return f"{100 * share:.0f} % of it by version{plural} {numbers}"
+        return f", {100 * share:.0f} % of it by version{plural} {numbers}"
 
 
 EVAL_REQUESTED = Topic(

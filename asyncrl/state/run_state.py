@@ -255,8 +255,7 @@ class RunState(Fold):
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         self.evals.append(msgspec.structs.replace(message, members=[]))  # these stay small
         failed = f", {message.failed} without a grade" if message.failed else ""
-        others = f", {message.others}" if message.others else ""
-        text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}{others}"
+        text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}{message.others}"
         self.report("news", record.time_ns, f"evaluation of version {message.version}: {text}")
 
     @on(TrainingFinished)

@@ -379,4 +379,6 @@ def test_a_traceback_is_shown_by_its_last_line():
 
 def test_an_evaluation_names_the_versions_that_answered_in_place_of_its_own():
     assert EvalScored("e000000", 0, {0: 9}, 0.25, 16, 0, 0.1).others == ""
-    assert EvalScored("e000000", 0, {0: 10, 1: 20, 2: 10}, 0.25, 16, 0, 0.1).others == "75 % of it by versions 1 and 2"
+    assert (
+        EvalScored("e000000", 0, {0: 10, 1: 20, 2: 10}, 0.25, 16, 0, 0.1).others == ", 75 % of it by versions 1 and 2"
+    )
