@@ -102,9 +102,10 @@ class RecorderFold(Fold):
             state.last_ns = max(state.last_ns, time_ns)
         super().apply(topic, message, record)
 
-    def _stopped_ns(self, since_ns: int) -> int:
-        """Time for which the run lay stopped."""
-        return sum(began - before for began, before in self.state.starts_ns if before > since_ns)
+    def _stopped_ns(self, since_ns: int, until_ns: int) -> int:
+        """Time for which the run lay stopped between two others."""
+        starts = self.state.starts_ns
+        return sum(began - before for began, before in starts if since_ns < before and began <= until_ns)
 
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
@@ -146,9 +147,9 @@ class RecorderFold(Fold):
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
         first, last = state.first_eval, state.last_eval
         rewards = [step.reward_mean for step in steps]
-        stopped_ns, rl_stopped_ns = self._stopped_ns(0), self._stopped_ns(state.rl_first_ns)
-        rl_ns = max(0, state.trained_ns - state.rl_first_ns - rl_stopped_ns) if state.rl_first_ns else 0
-        rl_wall_ns = state.last_ns - state.rl_first_ns - rl_stopped_ns
+        stopped_ns, rl_first_ns, trained_ns = self._stopped_ns(0, state.last_ns), state.rl_first_ns, state.trained_ns
+        rl_ns = max(0, trained_ns - rl_first_ns - self._stopped_ns(rl_first_ns, trained_ns)) if rl_first_ns else 0
+        rl_wall_ns = state.last_ns - rl_first_ns - self._stopped_ns(rl_first_ns, state.last_ns)
         return {
             "run": run,
             "finished": state.finished_at is not None and state.finished_at >= state.steps_wanted,

@@ -182,6 +182,7 @@ class Launch:
             await publish(bus, run_opened(self.config, self.files))
         finally:
             making.cancel()
+            await asyncio.wait({making})
         await self._start_supervisor()
         self._over = asyncio.get_running_loop().create_future()
         liveness = Liveness(bus, self.config.supervision.silence_s, self._on_silent)

@@ -19,7 +19,10 @@ async def create_model_aside(config: Path, directory: Path) -> None:
         LaunchError: it could not be made.
     """
     command = python("-m", "asyncrl.training.create", str(config), str(directory))
-    process = (await ChildProcess.start(command, piped=True)).process
-    _, output = await process.communicate()
-    if process.returncode:
+    child = await ChildProcess.start(command, piped=True)
+    try:
+        _, output = await child.process.communicate()
+    finally:
+        child.kill()  # where a start that failed does not wait for it
+    if child.process.returncode:
         raise LaunchError(f"the model could not be made: {output.decode(errors='replace').strip()[-500:]}")
