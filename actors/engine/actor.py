@@ -49,6 +49,7 @@ class EngineActor:
         self.settings = context.config.engine
         self._target: Announced | None = None
         self._refused: Announced | None = None  # whose bytes could not be taken
+        self._seen = 0  # sequence of the newest version that was there at the last look
         self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
@@ -102,15 +103,20 @@ class EngineActor:
         return target.version.key != self._loaded and target != self._refused and self._answers
 
     def _on_published(self, _topic: Topic[Any], published: WeightsPublished, record: Record) -> None:
+        if self._target is not None and record.sequence <= self._target.sequence:
+            return  # it was looked for before it came
         self._fetcher.check(published)
         self._fetcher.note(published)
         self._target = Announced(published, record.sequence)
         self._news.set()
 
     async def _look(self) -> None:
-        """Look for the newest version by itself: whatever became of its message here, it only comes later."""
+        """Look for a newest version whose message has not come since the last look."""
         record = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
-        if record is not None and (self._target is None or record.sequence > self._target.sequence):
+        if record is None or (self._target is not None and record.sequence <= self._target.sequence):
+            return
+        seen, self._seen = self._seen, record.sequence
+        if seen == record.sequence:
             with contextlib.suppress(WireError, BlobMissing):  # the listener rejects it
                 message = await read(self.context.bus, WeightsPublished, record)
                 self._on_published(WEIGHTS_PUBLISHED, message, record)
