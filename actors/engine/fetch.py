@@ -24,7 +24,7 @@ from asyncrl.bus.log import Record
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.stream import Assembly, StreamIndex
+from asyncrl.weights.stream import FILE, Assembly, StreamIndex
 from asyncrl.weights.verify import TornVersion, check_version
 from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import WireError
@@ -152,7 +152,7 @@ class Fetcher:
         assembly = Assembly(directory, index)
 
         def take(record: Record) -> None:
-            if "file" in record.headers:  # the index has none
+            if FILE in record.headers:  # the index has none
                 assembly.add(record.headers, record.data)
 
         await read_chunks(self._bus, WEIGHTS_STORED, name, take)

@@ -10,8 +10,7 @@ from typing import Any
 
 from asyncrl.bus.acks import Ack
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusGone
-from asyncrl.bus.log import LogReader, Record, last_sequence, read_last
+from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.publish import HEADER_ROOM, MESSAGE_ID
 from asyncrl.errors import AsyncRLError
 from topics.topic import Topic
@@ -40,8 +39,8 @@ class ChunkWriter:
 
     def put(self, name: str, headers: Mapping[str, str], body: bytes) -> None:
         """Store a chunk under a key; up to eight are under way when it returns."""
-        self._room.acquire()
         self._check()
+        self._room.acquire()
         message_id = ":".join([self._topic.name, name, *headers.values()])
         work = self._bus.store(self._topic.subject(self._bus.run, name), body, {MESSAGE_ID: message_id, **headers})
         asyncio.run_coroutine_threadsafe(work, self._loop).add_done_callback(self._stored)
@@ -76,36 +75,22 @@ async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Re
         BusGone: the server fell silent.
         AsyncRLError, OSError: what `take` raised.
     """
-    end = await last_sequence(bus, topic.stream)
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    news = asyncio.Event()
+    faults: list[AsyncRLError | OSError] = []
 
     def on_record(record: Record) -> None:
-        news.set()
-        if done.done():
+        if faults:
             return
         try:
             take(record)
         except (AsyncRLError, OSError) as error:  # for the caller
-            done.set_exception(error)
+            faults.append(error)
         reader.more(1)
 
-    subject = topic.subject(bus.run, name)
-    reader = LogReader(bus, topic.stream, on_record, subjects=[subject], paced=_READS)
+    reader = LogReader(bus, topic.stream, on_record, subjects=[topic.subject(bus.run, name)], paced=_READS)
     await reader.start()
-    caught_up = asyncio.create_task(reader.caught_up.wait())
     try:
-        while not (done.done() or caught_up.done()):
-            news.clear()
-            waiting = asyncio.create_task(news.wait())
-            await asyncio.wait({waiting, caught_up}, timeout=_SILENT_S, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-            if not (news.is_set() or caught_up.done()):
-                raise BusGone(
-                    f"{subject}: no chunk within {_SILENT_S:.0f} s, {end - reader.last} messages before the end"
-                )
-        if done.done():
-            done.result()
+        await reader.wait(lambda: bool(faults), _SILENT_S)
     finally:
-        caught_up.cancel()
         await reader.close()
+    if faults:
+        raise faults[0]

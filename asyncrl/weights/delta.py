@@ -38,7 +38,7 @@ class TensorDelta(msgspec.Struct, frozen=True):
 
 
 class DeltaRecord(msgspec.Struct, frozen=True):
-    """What a difference is made of, and for."""
+    """The parts of a difference, and the versions that it stands between."""
 
     run: str
     base: str  # key of the version that it is applied to

@@ -9,8 +9,8 @@ from asyncrl.crash import crash_point
 from asyncrl.weights.delta import Delta, write_delta
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
-from asyncrl.weights.tensors import Files, digest_of, read_manifest, write_tensors
-from asyncrl.weights.verify import MANIFEST
+from asyncrl.weights.tensors import Files, digest_of, write_tensors
+from asyncrl.weights.verify import MANIFEST, TornVersion, check_version
 from topics.weights import WeightsPublished
 
 
@@ -38,7 +38,7 @@ class FileStore:
             (aside.path / MANIFEST).write_bytes(manifest)
             digest = digest_of(manifest)
             aside.target = self._root / f"{name}-{digest[:12]}"
-            if aside.target.exists() and not _holds(aside.target, manifest):
+            if aside.target.exists() and not _is_whole(aside.target, digest):
                 remove_directory(aside.target)
         return WeightsPublished(lineage, version, digest, "files", str(aside.target))
 
@@ -81,10 +81,10 @@ def write_model(folder: Folder, tensors: Files, source: Path | None) -> bytes:
     return manifest
 
 
-def _holds(directory: Path, manifest: bytes) -> bool:
-    """Return whether a directory has this manifest, and in its files every tensor of it, bit for bit."""
+def _is_whole(directory: Path, digest: str) -> bool:
+    """Return whether a directory holds a version, bit for bit."""
     try:
-        found = read_manifest(sorted(directory.glob("*.safetensors")))
-        return (directory / MANIFEST).read_bytes() == manifest and {*manifest.splitlines()} <= {*found.splitlines()}
-    except (OSError, ValueError):
+        check_version(directory, digest)
+    except TornVersion:
         return False
+    return True

@@ -43,7 +43,7 @@ class WeightStore(Protocol):
 
 
 class StorePlace(NamedTuple):
-    """Where the stores of a run keep their bytes."""
+    """The places in which the stores of a run keep their bytes."""
 
     folder: Path
     chunks: Chunks

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from actors.supervisor.sweeper import purge_versions
 from asyncrl.bus import chunks
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, last_sequence, read_last
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import WRITER, publish
@@ -169,6 +171,28 @@ async def test_a_full_stream_is_an_error_of_the_publication_that_names_the_strea
 
     with pytest.raises(CheckpointError, match=r"version 1 could not be stored: .*maximum bytes exceeded"):
         await stored(bus, 1)
+
+
+async def test_every_writer_of_a_full_stream_ends_with_its_error(bus: Bus, context: Context):
+    config = (await bus.api(f"STREAM.INFO.{WEIGHTS.full_name(bus.run)}"))["config"]
+    await bus.api(f"STREAM.UPDATE.{WEIGHTS.full_name(bus.run)}", {**config, "max_bytes": 1_000})
+    bus.publish_deadline_s = 0.2
+    writer = ChunkWriter(bus, WEIGHTS_STORED)
+
+    errors: list[BusError] = []
+
+    def write(number: int) -> None:
+        try:
+            for chunk in range(1000):
+                writer.put("lineage0-v000001-0", {"file": str(number), "offset": str(chunk)}, bytes(10_000))
+        except BusError as error:
+            errors.append(error)
+
+    for number in range(16):  # more than there are chunks under way at once
+        threading.Thread(target=write, args=[number], daemon=True).start()
+    await until(lambda: len(errors) == 16, "an error of each")
+
+    assert all("maximum bytes exceeded" in str(error) for error in errors)
 
 
 async def test_versions_that_are_not_kept_are_purged_but_for_the_newest_which_may_be_written_once_more(
