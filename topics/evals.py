@@ -32,17 +32,6 @@ class EvalScored(Message):
     members: list[BatchMember] = msgspec.field(default_factory=list)  # that were graded
     metrics: dict[str, float] = msgspec.field(default_factory=dict)  # means of what else the reward gave
 
-    @property
-    def others(self) -> str:
-        """Return the share of the versions that answered in place of the requested one, as a clause; empty for none."""
-        tokens = sum(self.versions.values())
-        others = {version: count for version, count in self.versions.items() if version != self.version and count}
-        if not others:
-            return ""
-        numbers = " and ".join(str(version) for version in sorted(others))
-        share, plural = sum(others.values()) / tokens, "s" if len(others) > 1 else ""
-        return f", {100 * share:.0f} % of it by version{plural} {numbers}"
-
 
 EVAL_REQUESTED = Topic(
     "eval.requested",

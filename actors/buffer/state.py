@@ -60,8 +60,8 @@ class BufferState(msgspec.Struct):
     )  # complete
     closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)
     waiting_drop: dict[str, None] = {}  # complete, with members to end
+    # Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order.
     issued: dict[Stage, dict[str, int]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}, "eval": {}})
-    """Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order."""
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
     late: int = 0  # claims and grades that came after the end
     graded_ns: int = 0  # server's clock at the newest grade

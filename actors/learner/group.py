@@ -21,7 +21,7 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
 _START_S = 300.0  # for a rank to import what it needs and to connect
-_SILENCES = 3  # times as long as an actor a rank may be silent: imports and compilers stop its heartbeat
+_SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
 

@@ -1,4 +1,4 @@
-"""What goes on beside the steps: messages on their way to the learner's log, in their order, and what they wait for."""
+"""Work beside the steps: messages on their way to the learner's log, in their order, and what they wait for."""
 
 from __future__ import annotations
 

@@ -49,6 +49,13 @@ class Score(msgspec.Struct):
     accuracy: float
 
 
+class Start(msgspec.Struct):
+    """A time at which the run was begun or resumed, by the server's clock."""
+
+    at_ns: int
+    before_ns: int  # newest message before it; 0 for none
+
+
 class RecorderState(msgspec.Struct):
     """The whole state as plain data. A field whose meaning changes gets another name."""
 
@@ -65,7 +72,7 @@ class RecorderState(msgspec.Struct):
     finished_at: int | None = None
     first_ns: int = 0
     last_ns: int = 0
-    starts_ns: list[list[int]] = []  # when the run was begun or resumed, and its newest message before that
+    starts: list[Start] = []  # of the run, the first one and each time that it was resumed
     rl_first_ns: int = 0
     rl_steps: int = 0
     trajectories_trained: int = 0
@@ -94,18 +101,18 @@ class RecorderFold(Fold):
         state, time_ns = self.state, record.time_ns
         if time_ns:
             if topic.message is RunOpened:
-                state.starts_ns.append([time_ns, state.last_ns if state.last_ns < time_ns else 0])
-            for start in state.starts_ns:  # logs are read beside each other: an older message may come later
-                if time_ns < start[0]:
-                    start[1] = max(start[1], time_ns)
+                state.starts.append(Start(time_ns, state.last_ns if state.last_ns < time_ns else 0))
+            for start in state.starts:  # logs are read beside each other: an older message may come later
+                if time_ns < start.at_ns:
+                    start.before_ns = max(start.before_ns, time_ns)
             state.first_ns = min(state.first_ns or time_ns, time_ns)
             state.last_ns = max(state.last_ns, time_ns)
         super().apply(topic, message, record)
 
     def _stopped_ns(self, since_ns: int, until_ns: int) -> int:
         """Time for which the run lay stopped between two others."""
-        starts = self.state.starts_ns
-        return sum(began - before for began, before in starts if since_ns < before and began <= until_ns)
+        starts = [start for start in self.state.starts if since_ns < start.before_ns and start.at_ns <= until_ns]
+        return sum(start.at_ns - start.before_ns for start in starts)
 
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:

@@ -36,7 +36,7 @@ _RETURN_S = 120.0  # for a frozen server to be noticed and replaced
 
 
 class Plan(NamedTuple):
-    """Which faults a run gets, and how many."""
+    """The faults that a run gets, and their number."""
 
     targets: list[Target]
     seconds: float  # from the first to the last, at most

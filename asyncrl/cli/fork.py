@@ -61,9 +61,10 @@ def begins_after(log: TrainingLog, config: Config, step: int) -> StartSettings:
     if not config.start.step <= step <= newest:
         if newest < config.start.step:
             raise LaunchError(f"--at {step}: run {config.run} has trained no step of RL yet that it could be forked at")
+        kept = [str(saved.step) for saved in log.checkpoints if Path(saved.path).exists()]
         raise LaunchError(
             f"--at {step}: run {config.run} can be forked at its steps {config.start.step} to {newest}; its "
-            f"checkpoints are at {', '.join(str(saved.step) for saved in log.checkpoints) or 'none'}"
+            f"checkpoints are at {', '.join(kept) or 'none'}"
         )
     packed = [groups for number, (groups, _) in log.batches.items() if number <= step]
     numbers = [int(group.prompt_id[1:]) for batch in packed for group in batch.groups if group.prompt_id[0] == "p"]

@@ -297,7 +297,7 @@ class SupervisionSettings(Settings):
 
 
 class PlacementSettings(Settings):
-    """Where the actors of the run are started."""
+    """The hosts on which the actors of the run are started."""
 
     kind: str = "local"  # `local`: as processes of this machine.
 

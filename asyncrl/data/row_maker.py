@@ -24,7 +24,7 @@ _ROW_BYTES = (1 << 32) - 1  # as large as a frame can be
 
 
 class Opened(msgspec.Struct):
-    """What is known of data that is open."""
+    """The properties of data that is open."""
 
     rows_per_epoch: int | None
     description: str

@@ -1,4 +1,4 @@
-"""What a reward is given, and what it may return."""
+"""The arguments of a reward, and the values that it may return."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class FoundRun(NamedTuple):
 
     @property
     def address(self) -> BusAddress:
-        """How its topics are reached.
+        """The server of its topics, and a login there.
 
         Raises:
             RunNotFound: it has no server yet, or never had one.

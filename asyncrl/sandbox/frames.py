@@ -26,7 +26,7 @@ class CallFailed(AsyncRLError):
 
 
 class Service(NamedTuple):
-    """What a child does for its parent."""
+    """The work of a child for its parent."""
 
     call: Callable[[Any], Any]  # takes a request of plain values
     finish: Callable[[Any], Any] = lambda value: value  # makes the result of what the call returned

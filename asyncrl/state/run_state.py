@@ -11,6 +11,7 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.connect import SUPERVISOR
+from asyncrl.state.evaluation_text import evaluation_text
 from asyncrl.state.parts import Actor, Disk, Engine, Event, EventKind, Letter, Step, StreamFill, Trouble, one_line
 from topics.actors import (
     ActorStarted,
@@ -254,9 +255,7 @@ class RunState(Fold):
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         self.evals.append(msgspec.structs.replace(message, members=[]))  # these stay small
-        failed = f", {message.failed} without a grade" if message.failed else ""
-        text = f"{message.accuracy:.3f} on {message.prompts} prompts{failed}{message.others}"
-        self.report("news", record.time_ns, f"evaluation of version {message.version}: {text}")
+        self.report("news", record.time_ns, evaluation_text(message))
 
     @on(TrainingFinished)
     def _on_finished(self, message: TrainingFinished, record: Record) -> None:

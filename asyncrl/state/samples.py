@@ -10,6 +10,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.find import FoundRun
+from asyncrl.state.evaluation_text import evaluation_text
 from asyncrl.telemetry.samples import Event, Sample, SampleReader, SamplesFile
 from topics.batches import BATCH_PACKED, BatchMember
 from topics.evals import EVAL_SCORED
@@ -60,8 +61,7 @@ async def scored_evaluation(bus: Bus, version: int) -> Chosen:
     if scored is None:
         known = ", ".join(map(str, dict.fromkeys(versions))) or "none"
         raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
-    title = f"evaluation of version {version}: {scored.accuracy:.3f} on {scored.prompts} prompts"
-    return Chosen("eval", version, scored.members, title)
+    return Chosen("eval", version, scored.members, evaluation_text(scored))
 
 
 async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> tuple[str, list[Sample]]:

@@ -74,7 +74,7 @@ class Publisher:
         if base and base == self._base.key and size:
             delta = encode(self._base.files, files)
             moved = sum(map(len, delta.frames))
-            choice = f"full: the difference has {moved / max(1, size):.0%} of its bytes"
+            choice = f"full: the difference has {moved / size:.0%} of its bytes"
             if moved > _WORTH * size:
                 delta = None
         elif self._run:

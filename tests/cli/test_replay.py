@@ -324,5 +324,4 @@ async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: 
     await assert_goes_on(killed, again, 6, 60)
     code, output = await command(killed.folder, "fork", "short", "--at", "12", "nobody")
     assert (code, output.count("\n")) == (1, 1)
-    assert output.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 0, ")
-    assert re.search(r" 0, [4-7], 8, 9\n", output)
+    assert output.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 8, 9\n")

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
+from asyncrl.state.evaluation_text import evaluation_text
 from asyncrl.state.parts import one_line
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import bar, duration, render, sparkline
@@ -377,8 +378,16 @@ def test_a_traceback_is_shown_by_its_last_line():
     )
 
 
-def test_an_evaluation_names_the_versions_that_answered_in_place_of_its_own():
-    assert EvalScored("e000000", 0, {0: 9}, 0.25, 16, 0, 0.1).others == ""
-    assert (
-        EvalScored("e000000", 0, {0: 10, 1: 20, 2: 10}, 0.25, 16, 0, 0.1).others == ", 75 % of it by versions 1 and 2"
+@pytest.mark.parametrize(
+    ("versions", "failed", "end"),
+    [
+        ({0: 9}, 0, "on 16 prompts"),
+        ({0: 9}, 2, "on 16 prompts, 2 without a grade"),
+        ({0: 10, 1: 30}, 0, "on 16 prompts, 75 % of it by version 1"),
+        ({0: 10, 1: 20, 2: 10}, 0, "on 16 prompts, 75 % of it by versions 1 and 2"),
+    ],
+)
+def test_an_evaluation_names_the_versions_that_answered_in_place_of_its_own(versions, failed, end):
+    assert evaluation_text(EvalScored("e000000", 0, versions, 0.25, 16, failed, 0.1)) == (
+        f"evaluation of version 0: 0.250 {end}"
     )

@@ -11,9 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
-from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import LOSSES, loss_of
-from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.training.checkpoint import CheckpointError
@@ -22,12 +20,18 @@ from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import DiskFolder
-from asyncrl.weights.tensors import write_tensors
+from harness.training import (
+    copies,
+    filled,
+    policy,
+    policy_rows,
+    save,
+    sft,
+    supervised_rows,
+)
 from topics.batches import Objective
-from topics.trajectories import Segment
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz="
-FIRST, EQUALS, END = 3, 29, 2
 SHAPE = ModelShape(hidden=32, head_dim=16, ffn=64, context=32)
 
 
@@ -41,67 +45,6 @@ def model(tmp_path_factory):
 @pytest.fixture
 def trainer(model):
     return TorchTrainer(model)
-
-
-def reverse_groups(rng, count):
-    """Supervised rows: a word of three letters, its reverse, the end."""
-    for index in range(count):
-        word = rng.integers(0, 26, 3) + FIRST
-        tokens = np.array([*word, EQUALS, *word[::-1], END], np.int32)
-        mask = np.array([0] * 4 + [1] * 4, np.uint8)
-        segment = Segment(tokens, mask, np.zeros(8, np.float32), np.full(8, -1, np.int32))
-        yield GradedGroup([GradedTrajectory(f"s{index}", [segment])])
-
-
-def supervised_rows(rng, count):
-    return build_rows(list(reverse_groups(rng, count)), Objective(), step=0, min_version=0)[0]
-
-
-def policy_rows(rng, count):
-    """Rows of many lengths, each third without advantage, as a sampler might have made them."""
-    rows = []
-    for index in range(count):
-        size = int(rng.integers(4, 20))
-        mask = (np.arange(size) >= 3).astype(np.uint8)
-        rows.append(
-            TrainRow(
-                trajectory_id=f"p{index}",
-                tokens=rng.integers(FIRST, EQUALS, size).astype(np.int32),
-                mask=mask,
-                logprobs=np.where(mask, rng.uniform(-4.5, -2.5, size), 0.0).astype(np.float32),
-                versions=np.where(mask, 0, -1).astype(np.int32),
-                advantages=np.full(size, rng.normal() if index % 3 else 0.0, np.float32),
-                weights=np.full(size, 1.0 / (count * (size - 3)), np.float32),
-                temperature=0.8 if index % 2 else 1.6,
-                estimator="grpo",
-            )
-        )
-    return rows
-
-
-def sft(rate=4e-3):
-    return Objective(loss="sft", learning_rate=rate)
-
-
-def policy(rate=1e-3):
-    return Objective(loss="decoupled", learning_rate=rate)
-
-
-def filled(row, name, value):
-    return dataclasses.replace(row, **{name: np.full(len(row.tokens), value, np.float32)})
-
-
-def copies(trainer):
-    return {one.name: host_tensor(one).clone() for one in trainer.copy_weights().files().get("model", [])}
-
-
-def host_tensor(one):
-    """A tensor in host memory as torch has it; valid until the next copy."""
-    return torch.from_numpy(one.content).view(getattr(torch, one.dtype)).view(one.shape)
-
-
-def save(trainer, directory):
-    write_tensors(DiskFolder(directory), trainer.copy_state().files())
 
 
 def assert_same_bits(first, second):
@@ -345,7 +288,8 @@ import faulthandler, sys
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch.distributed as dist
-from tests.training.test_torch_trainer import TorchTrainer, policy, policy_rows, copies, save
+from asyncrl.training.torch_trainer import TorchTrainer
+from tests.harness.training import policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
