@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import Config
-from asyncrl.weights.files import FileStore
 from benchmarks.stage import Stage, bench_config, make_model
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES
@@ -15,7 +14,6 @@ from topics.wire import decode
 
 LONG_TOKENS, SHORT_TOKENS = 4096, 16
 _STEPS, _PUBLISH_EVERY = 1_000_000, 2
-_VERSIONS = 200  # that an embedded engine finds: enough for 50,000 trajectories
 _WARM_S, _DEADLINE_S = 3.0, 120.0
 
 
@@ -51,19 +49,9 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
         # A scripted answer comes at once and in one piece, and progress is published of what streams.
         config = endless_config("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
         async with Stage.open(config) as stage:
-            if short:
-                _publish_untrained(stage.files.weights, model)
             await stage.enter_all()
             await stage.enter("prompter")
             return await stage.until(measure_window(stage, seconds, _WARM_S), _DEADLINE_S + seconds + _WARM_S)
-
-
-def _publish_untrained(weights: Path, model: Path) -> None:
-    """Put the initial model into the store; the learner, whose trainer has no tensors, keeps what it finds there."""
-    for number in range(_VERSIONS):
-        made = FileStore(weights).publish({}, None, lineage=0, version=number * _PUBLISH_EVERY)
-        for path in model.iterdir():
-            Path(made.location, path.name).symlink_to(path)
 
 
 async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:

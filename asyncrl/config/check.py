@@ -47,7 +47,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_leases(config.workers, config.supervision),
         *_limits(config),
         *_lag(config),
-        *_learner(config.learner, config.engine.kind),
+        *_learner(config.learner),
         *_start(config),
         *_engine(config.engine),
         *_tasks(config),
@@ -243,14 +243,11 @@ def _lag(config: Config) -> Iterator[Finding]:
         yield Finding(("learner.keep_versions", "buffer.max_lag"), message)
 
 
-def _learner(learner: LearnerSettings, engine_kind: str) -> Iterator[Finding]:
+def _learner(learner: LearnerSettings) -> Iterator[Finding]:
     if 1.0 in learner.betas:
         yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
-    if learner.trainer == "scripted" and engine_kind != "scripted":
-        message = f'learner.trainer = "scripted" makes no weights for engine.kind = "{engine_kind}" to load; '
-        yield Finding(("learner.trainer", "engine.kind"), message + 'set engine.kind = "scripted"')
 
 
 def _start(config: Config) -> Iterator[Finding]:

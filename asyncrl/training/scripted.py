@@ -7,16 +7,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.algorithms.rows import TrainRow
-from asyncrl.weights.tensors import Files
+from asyncrl.weights.tensors import Files, tensors_in
 from topics.batches import Objective
 
 
 class ScriptedTrainer:
-    """See `Trainer`."""
+    """See `Trainer`.
 
-    source: Path | None = None
+    Args:
+        step_s: seconds that each step takes.
+        model: directory whose weights every version has; without one, versions have no tensors.
+    """
 
-    def __init__(self, step_s: float) -> None:
+    def __init__(self, step_s: float, model: Path | None = None) -> None:
+        self.source = model
         self._step_s = step_s
         self._never = threading.Event()
 
@@ -27,16 +31,18 @@ class ScriptedTrainer:
         return {"loss": 0.0}
 
     def copy_weights(self) -> ScriptedTrainer:
-        """Copy none."""
+        """Copy none: they do not change."""
         return self
 
     def copy_state(self) -> ScriptedTrainer:
-        """Copy nothing."""
-        return self
+        """No state."""
+        return ScriptedTrainer(self._step_s)
 
     def files(self) -> Files:
-        """No tensors."""
-        return {}
+        """Tensors of the model, as they lie in its files."""
+        paths = sorted(self.source.glob("*.safetensors")) if self.source is not None else []
+        tensors = [tensor for path in paths for tensor in tensors_in(path)]
+        return {"model": tensors} if tensors else {}
 
     def load(self, directory: Path) -> None:
         """Load nothing."""

@@ -13,7 +13,8 @@ def open_trainer(config: Config, model: Path) -> Trainer:
     """The trainer that the config names."""
     settings = config.learner
     if settings.trainer == "scripted":
-        return ScriptedTrainer(settings.scripted_step_s)
+        loaded = config.engine.kind != "scripted"  # a scripted engine reads no tensors
+        return ScriptedTrainer(settings.scripted_step_s, model if loaded else None)
     from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer  # loads torch
 
     return TorchTrainer(

@@ -61,7 +61,6 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["learner.loss_options.correction_cap=0"], "learner.loss_options.correction_cap"),
         (["learner.betas=[0.9, 1]"], "learner.betas"),
         (["learner.device=gpu"], "learner.device"),
-        (["learner.trainer=scripted"], "learner.trainer engine.kind"),
         (["reward.function="], "reward.function task.rollout"),
         (["engine.kind=external"], "engine.kind engine.addresses"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
@@ -101,6 +100,7 @@ def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_i
     "overrides",
     [
         ["rollout.group_size=1", "learner.advantage=none"],
+        ["learner.trainer=scripted"],
         ["engine.kind=scripted", "learner.trainer=scripted"],
         ["engine.kind=scripted"],
         ["engine.kind=external", "engine.addresses=['http://a:1', 'https://b']"],
