@@ -1,4 +1,4 @@
-"""Process of isolated work: `python -m actors.runtime.isolated ROLE ID RUN LOGIN URL REPLY SOCKET` does one piece."""
+"""Process of isolated work, one piece at a time: `python -m actors.runtime.isolated ROLE ID RUN LOGIN URL SOCKET`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import uvloop
 from nats.aio.msg import Msg
 
 from actors.runtime.actor import Context, Login, module_of, open_context
+from actors.runtime.isolation import OVER
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_message
 from asyncrl.bus.pull import position
@@ -22,43 +23,58 @@ from asyncrl.telemetry.logs import open_log
 from topics.table import QUEUES
 
 _HEARTBEAT_S = 1.0
+_IDLE_S = 60.0  # without work, after which the process leaves
 
 
-class OneDelivery:
-    """The source of one piece of work, instead of a queue. From its beginning on heartbeats go to the worker."""
+class Handed:
+    """The source of the work that a worker hands over, instead of a queue.
 
-    def __init__(self, context: Context, reply: str, sock: socket.socket) -> None:
-        """
-        Args:
-            reply: subject of the delivery.
-        """
+    The worker sends the reply subject of a delivery, a line each; heartbeats go back until that work is over.
+    """
+
+    def __init__(self, context: Context, sock: socket.socket) -> None:
         self._context = context
-        self._reply = reply
         self._sock = sock
         self._receive: Callable[[Msg], None] = lambda _: None
+        self._over = asyncio.Event()
 
-    def open(self, receive: Callable[[Msg], None]) -> OneDelivery:
+    def open(self, receive: Callable[[Msg], None]) -> Handed:
         """Return the stand-in for the queue of a worker's loop."""
         self._receive = receive
         return self
 
     async def start(self, credit: int) -> None:
-        """Hand over the work, unless its message is gone."""
-        bus, stream = self._context.bus, QUEUES[self._context.role].stream
-        record = await read_message(bus, stream, position(self._reply).stream_sequence)
-        if record is None:
-            self._context.stop.set()
-            return
-        _, writer = await asyncio.open_connection(sock=self._sock)
-        self._context.watch(asyncio.create_task(_send_heartbeats(writer)))
-        self._receive(Msg(bus.client, record.subject, self._reply, record.data, record.headers))
+        """Begin to take what is handed over."""
+        self._context.watch(asyncio.create_task(self._take(*await asyncio.open_connection(sock=self._sock))))
 
     def grant(self, count: int = 1) -> None:
-        """The work is over."""
-        self._context.stop.set()
+        """The work is over, unless it was a fault that ended it."""
+        if not self._context.faults:
+            self._over.set()
 
     async def close(self) -> None:
-        """Take no more work."""
+        """Take no more work: this process is about to leave."""
+
+    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        bus, stream = self._context.bus, QUEUES[self._context.role].stream
+        while reply := await _next(reader):
+            record = await read_message(bus, stream, position(reply).stream_sequence)
+            if record is not None:  # else its message is gone
+                self._over.clear()
+                heartbeats = asyncio.create_task(_send_heartbeats(writer))
+                self._receive(Msg(bus.client, record.subject, reply, record.data, record.headers))
+                await self._over.wait()
+                heartbeats.cancel()
+            writer.write(OVER)
+        self._context.stop.set()
+
+
+async def _next(reader: asyncio.StreamReader) -> str:
+    """Return what is handed over next; "" where nothing is for a while, or the worker has left."""
+    with contextlib.suppress(OSError):  # a TimeoutError is one
+        async with asyncio.timeout(_IDLE_S):
+            return (await reader.readline()).decode().strip()
+    return ""
 
 
 async def _send_heartbeats(writer: asyncio.StreamWriter) -> None:
@@ -69,14 +85,14 @@ async def _send_heartbeats(writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(_HEARTBEAT_S)
 
 
-async def run_actor(login: Login, reply: str, sock: socket.socket) -> None:
-    """Do one piece of work, or give it back when asked to leave.
+async def run_actor(login: Login, sock: socket.socket) -> None:
+    """Do the work that is handed over until there is none or it is asked to leave, and give back what it holds.
 
     Raises:
-        Exception: what the work raised in the program itself: it counts against the work.
+        Exception: what work raised in the program itself: it counts against that work.
     """
     context = await open_context(login, open_log(actor=login.actor_id))
-    context.handed = OneDelivery(context, reply, sock).open
+    context.handed = Handed(context, sock).open
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
     try:
         await module_of(login.role).main(context)
@@ -90,8 +106,8 @@ async def run_actor(login: Login, reply: str, sock: socket.socket) -> None:
 if __name__ == "__main__":
     loop = uvloop.new_event_loop()
     try:
-        role, actor_id, run, credentials, address, reply, number = sys.argv[1:]
+        role, actor_id, run, credentials, address, number = sys.argv[1:]
         login = Login(role, actor_id, run, Path(credentials), address)
-        loop.run_until_complete(run_actor(login, reply, socket.socket(fileno=int(number))))
+        loop.run_until_complete(run_actor(login, socket.socket(fileno=int(number))))
     except SystemExit:  # an exception of the work ends its process: no task of it may go on
         os._exit(1)

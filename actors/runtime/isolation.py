@@ -1,9 +1,10 @@
 """Isolation: tell work that kills its workers from work that was merely there when they died.
 
 A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
-times and brought nothing is therefore done in a process of its own: only what ends that process, again and again, is
-poison. The worker survives it, and no other work was in that process. When the worker itself is killed, the kernel ends
-the process with it, and that death is not counted.
+times and brought nothing is therefore done alone in a process beside the worker: only what ends that process, again and
+again, is poison. The worker survives it, and no other work was in that process. When the worker itself is killed, the
+kernel ends the process with it, and that death is not counted. A process that has done its work is used for the next
+piece; work that has ended one before begins in a new one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
@@ -30,6 +31,7 @@ _SUSPECTED = 3  # runs without progress after which work is done alone
 _AT_ONCE = 4  # processes for work that is done alone
 _START_S = 60.0  # half of the time for a process to load what its role needs
 _LEAVE_S = 4.0  # for one that is asked to leave to store the progress of its work
+OVER = b"+"  # the report of a process that a piece of work is over; until then it sends other bytes
 
 
 class WorkFailed(AsyncRLError):
@@ -44,6 +46,20 @@ async def _nowhere() -> int:
     return 0
 
 
+class _Process(NamedTuple):
+    """A process that does work alone, and the socket to it."""
+
+    child: ChildProcess
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def end(self) -> None:
+        """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
+        self.writer.close()
+        await self.child.end(_LEAVE_S)
+        self.child.kill_group()
+
+
 class Isolation:
     """The work of one worker that is done alone."""
 
@@ -53,6 +69,7 @@ class Isolation:
         self._beside = min(_SUSPECTED, most)  # runs beside other work
         self._alone = max(1, most - self._beside)  # and alone, after which work is poison
         self._places = asyncio.Semaphore(_AT_ONCE)
+        self._idle: list[_Process] = []
 
     async def done_alone(
         self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] = _nowhere
@@ -82,25 +99,30 @@ class Isolation:
                 await self._context.reject(record, f"poison: {poison}", poison=True)
                 raise WorkFailed("poison", poison)
             self._context.count("isolated")
-            how = await self._run(delivery)
+            how = await self._run(delivery, fresh=tries > 0)
             if not how:
                 return True
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
             await publish(bus, WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how))
 
-    async def _run(self, delivery: Delivery[Any]) -> str:
+    async def close(self) -> None:
+        """End the processes that wait for work."""
+        await asyncio.gather(*(process.end() for process in self._idle))
+
+    async def _run(self, delivery: Delivery[Any], *, fresh: bool) -> str:
         """One run in a process of its own; returns how it ended that process, or nothing."""
         with delivery.waiting(Waiting("turn")):
             await self._places.acquire()
         process = None
-        ours, theirs = socket.socketpair()
         try:
-            with delivery.waiting(Waiting("isolated")), theirs:
-                process = await self._start(delivery, theirs.fileno())
-                theirs.close()
-                reader, writer = await asyncio.open_connection(sock=ours)
-                with contextlib.closing(writer):
-                    return await self._follow(process, reader)
+            with delivery.waiting(Waiting("isolated")):
+                process = await self._take(fresh=fresh)
+                process.writer.write(f"{delivery.message.reply}\n".encode())
+                how = await self._follow(process)
+            if how is None:
+                self._idle.append(process)
+                process = None
+            return how or ""
         except asyncio.CancelledError:
             if process is not None and delivery.verdict is None:
                 delivery.verdict = False  # that process gives it back
@@ -108,28 +130,42 @@ class Isolation:
         finally:
             self._places.release()
             if process is not None:
-                await process.end(_LEAVE_S)
-                process.kill_group()
+                await process.end()
 
-    async def _start(self, delivery: Delivery[Any], socket_number: int) -> ChildProcess:
+    async def _take(self, *, fresh: bool) -> _Process:
+        if self._idle:
+            process = self._idle.pop()
+            if not fresh and process.child.returncode is None:
+                return process
+            await process.end()
         context = self._context
         login = (context.role, context.actor_id, context.bus.run, str(context.credentials), context.bus.address.url)
-        command = python("-m", "actors.runtime.isolated", *login, delivery.message.reply, str(socket_number))
-        return await ChildProcess.start(command, own_session=True, inherits=(socket_number,))
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = python("-m", "actors.runtime.isolated", *login, str(theirs.fileno()))
+            child = await ChildProcess.start(command, own_session=True, inherits=(theirs.fileno(),))
+        return _Process(child, *await asyncio.open_connection(sock=ours))
 
-    async def _follow(self, process: ChildProcess, reader: asyncio.StreamReader) -> str:
-        """Wait until a process has ended, or sends no more heartbeats; returns how its work did that, or nothing."""
+    async def _follow(self, process: _Process) -> str | None:
+        """Wait until a process reports that its work is over, has ended, or sends no more heartbeats.
+
+        Returns:
+            How the work ended the process, "" where the process ended for another reason; None where it goes on.
+        """
+        child, reader = process.child, process.reader
         begun, silence_s = False, self._context.config.supervision.silence_s
-        while await read_within(reader, silence_s if begun else _START_S):
+        while sent := await read_within(reader, silence_s if begun else _START_S):
+            if sent.endswith(OVER):
+                return None
             begun = True
-        over = reader.at_eof() or reader.exception() is not None or process.returncode is not None
-        if not over:
-            process.kill_group()
+        ended = reader.at_eof() or reader.exception() is not None or child.returncode is not None
+        if not ended:
+            child.kill_group()
             return "no heartbeat" if begun else ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
-                await process.wait()
-        return f"exit code {process.returncode}" if begun and process.returncode else ""
+                await child.wait()
+        return f"exit code {child.returncode}" if begun and child.returncode else ""
 
     async def _deaths(self, place: str) -> WorkIsolated | None:
         """Return the record of its isolated deaths."""

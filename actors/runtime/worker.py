@@ -96,6 +96,7 @@ class WorkerLoop(Generic[M]):
                 await self._idle.wait()
                 if self._acking is not None:
                     await self._acking
+        await self.isolation.close()
 
     def _pull(self, queue: WorkQueue) -> Source:
         context = self._context

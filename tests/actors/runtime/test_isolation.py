@@ -193,6 +193,28 @@ async def test_what_ends_its_process_is_poison_and_its_neighbours_are_done(bus: 
         assert await play.is_generated(name) == (name != "p000003-0")
 
 
+async def test_hundreds_of_suspects_are_done_by_few_processes_and_only_the_guilty_one_is_poison(bus: Bus, scene: Any):
+    play, count = scene(workers={"lease_s": 10.0}), 200
+    await play.engine()
+    names = [f"p{number:06d}-0" for number in range(count)]
+    await asyncio.gather(*(play.suspect(name, "kills" if name == "p000100-0" else "ba") for name in names))
+    await give_back(bus, count)
+
+    worker = await play.stage.start("rollout")
+    await until(lambda: is_done(bus, "rollout"), "all are over", LIMIT_S)
+
+    failed = await play.failure("p000100-0")
+    assert failed is not None
+    assert failed.detail == "3 runs without progress, then 2 alone that ended in exit code -9"
+    assert all([await play.is_generated(name) for name in names if name != "p000100-0"])
+    guilty, harmless = play.calls("kills"), play.calls("ba")
+    assert len(guilty) == 2
+    assert len(harmless) == count - 1
+    assert len({*guilty, *harmless}) <= 4 + 2  # four at once, and one in place of each that was killed
+    assert guilty[1] not in harmless  # its second run was in a process that had done nothing else
+    assert worker.pid not in {*guilty, *harmless}
+
+
 async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_workers_die(bus: Bus, scene: Any):
     play = scene()
     await play.engine()
