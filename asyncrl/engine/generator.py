@@ -100,7 +100,7 @@ class Generator:
             await watch.before(min(budget, self.quiet_tokens))
             with watch.waiting(Waiting("version", version=version)):
                 engine = await self._fleet.choose(version, exact=exact)
-            had = len(answer.tokens)
+            had, messages = len(answer.tokens), engine.messages
             try:
                 faults.check()
                 rest = msgspec.structs.replace(
@@ -115,7 +115,8 @@ class Generator:
             self._count("resumed")
             if fruitful := len(answer.tokens) > had:
                 engine.doubts = 0
-            if pause_s := faults.pause_s(fruitful=fruitful):
+            pause_s = faults.pause_s(fruitful=fruitful)
+            if pause_s and engine.messages == messages:  # after an update one waits for the engine itself
                 fault = faults.words or "an answer without a token"
                 with watch.waiting(Waiting("retry", engine.engine_id, fault=fault)):
                     await asyncio.sleep(pause_s)
@@ -140,7 +141,7 @@ class Generator:
     ) -> str:
         """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
         assert engine.ready is not None
-        key = engine.ready.key
+        key, messages = engine.ready.key, engine.messages
         intake = _Intake(answer, key if engine.client.exact else "", sampling.stop, self._decode, watch)
         streamed = sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
@@ -161,10 +162,10 @@ class Generator:
                 part = slice(span.start, span.end)
                 intake.take(generation.token_ids[part], generation.logprobs[part], span.version)
         if intake.wrong:
-            faults.add(f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {key!r}", engine)
             self._count("mislabelled_tokens", intake.refused)
-            # If it has announced an update since, the request was merely late.
-            if engine.ready is not None and engine.ready.key != intake.wrong:
+            if engine.messages == messages:  # else the request was merely late for an update
+                words = f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {key!r}"
+                faults.add(words, engine, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
         return "stop" if intake.stopped else "abort" if intake.wrong else generation.finish_reason
 
@@ -193,7 +194,7 @@ class _Faults:
 
     def __init__(self) -> None:
         self.words = ""  # of the newest
-        self._met: list[Engine | None] = []
+        self._met: list[tuple[Engine | None, int | None]] = []
         self._pauses = 0
 
     @property
@@ -201,14 +202,15 @@ class _Faults:
         """Return whether there was one."""
         return bool(self._met)
 
-    def add(self, words: str, engine: Engine | None = None) -> None:
+    def add(self, words: str, engine: Engine | None = None, *, messages: int | None = None) -> None:
         """Note a fault.
 
         Args:
             engine: the one at fault, unless it turns out to be healthy.
+            messages: it had published when it was asked, where the news of an update would explain the fault.
         """
         self.words = words
-        self._met.append(engine)
+        self._met.append((engine, messages))
 
     def check(self) -> None:
         """Refuse to go on after `TRIES` of them that were no engine's fault.
@@ -216,7 +218,10 @@ class _Faults:
         Raises:
             EngineRefused: with the text of the newest refusal.
         """
-        tries = sum(engine is None or engine.ready is not None for engine in self._met)
+        tries = sum(
+            engine is None or (engine.ready is not None and messages in (None, engine.messages))
+            for engine, messages in self._met
+        )
         if tries >= TRIES:
             raise EngineRefused(f"{tries} requests failed without a token between them, the last: {self.words}")
 

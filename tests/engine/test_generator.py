@@ -263,6 +263,29 @@ async def test_tokens_of_other_weights_than_asked_for_are_in_no_answer():
     assert servers.counts["mislabelled_tokens"] == 20
 
 
+@pytest.mark.parametrize("known", [True, False])  # the news of an update is faster than the answer, or slower
+async def test_a_request_that_is_late_for_one_update_after_another_has_not_failed(known: bool):
+    servers, version, many = Servers(), 0, TRIES + 2 if known else TRIES
+    one = servers.start("one")
+
+    def late() -> Generation:
+        """The server sampled with the next weights, and has the ones after that by now."""
+        nonlocal version
+        label, version = f"0:{version + 1}:made", version + 2
+        if known:
+            servers.start("one", version)
+        else:
+            asyncio.get_running_loop().call_later(0.01, servers.start, "one", version)
+        return some(20, label)
+
+    one.answers = [late] * many
+    answer = await servers.generate()
+
+    assert answer.versions.tolist() == [2 * many] * 20
+    assert [key for _, _, key in one.asked] == [f"0:{2 * count}:made" for count in range(many + 1)]
+    assert "mislabelled_at_s" not in servers.counts
+
+
 async def test_requests_that_fail_again_and_again_are_given_up_and_the_next_is_tried():
     servers = Servers()
     one = servers.start("one")
