@@ -114,6 +114,10 @@ class RecorderFold(Fold):
         starts = [start for start in self.state.starts if since_ns < start.before_ns and start.at_ns <= until_ns]
         return sum(start.at_ns - start.before_ns for start in starts)
 
+    def _seconds(self, until_ns: int) -> float:
+        """Return the seconds of the run up to a time, without those for which it lay stopped."""
+        return round((until_ns - self.state.first_ns - self._stopped_ns(0, until_ns)) / 1e9, 3)
+
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
         if failed.stage != "eval":  # the score counts it
@@ -183,7 +187,7 @@ class RecorderFold(Fold):
             "wasted_token_share": round(1 - trained / sampled, 4) if sampled else None,
             "trained_tokens_by_lag": {str(lag): state.lags[lag] for lag in sorted(state.lags)},
             "weight_update_median_s": sorted(state.update_s)[len(state.update_s) // 2] if state.update_s else None,
-            "wall_s": round((state.last_ns - state.first_ns - stopped_ns) / 1e9, 2),
+            "wall_s": round(self._seconds(state.last_ns), 2),
             "stopped_s": round(stopped_ns / 1e9, 2),
             "rl_wall_s": round(rl_wall_ns / 1e9, 2) if state.rl_first_ns else None,
             "rl_trained_tokens_per_s": round(trained * 1e9 / rl_ns, 1) if rl_ns else None,
@@ -214,7 +218,7 @@ class RecorderFold(Fold):
             "step": message.step,
             "stage": message.stage,
             "lineage": message.lineage,
-            "time_s": round((record.time_ns - state.first_ns) / 1e9, 3),
+            "time_s": self._seconds(record.time_ns),
             "reward_mean": message.rewards[0],
             "reward_std": message.rewards[1],
             "trajectories": message.trajectories,
@@ -225,7 +229,8 @@ class RecorderFold(Fold):
         }
         packed = state.packed.pop(message.step, Packed(record.time_ns, 0, {}))
         if state.trained_ns:
-            row["tokens_per_s"] = round(packed.tokens * 1e9 / max(1, record.time_ns - state.trained_ns), 1)
+            ran_ns = record.time_ns - state.trained_ns - self._stopped_ns(state.trained_ns, record.time_ns)
+            row["tokens_per_s"] = round(packed.tokens * 1e9 / max(1, ran_ns), 1)
         state.trained_ns = record.time_ns
         row |= packed.figures
         total = sum(message.lags.values())
@@ -254,8 +259,7 @@ class RecorderFold(Fold):
             row = {
                 name: getattr(message, name) for name in ("version", "base", "bytes", "encode_s", "write_s", "choice")
             }
-            seconds = round((record.time_ns - self.state.first_ns) / 1e9, 3)
-            self.rows.append({"event": "weights", "time_s": seconds, **row})
+            self.rows.append({"event": "weights", "time_s": self._seconds(record.time_ns), **row})
 
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
@@ -268,7 +272,7 @@ class RecorderFold(Fold):
         state.evaluated += message.prompts
         row = {
             "event": "eval",
-            "time_s": round((record.time_ns - state.first_ns) / 1e9, 3),
+            "time_s": self._seconds(record.time_ns),
             "version": message.version,
             "versions": message.versions,
             "accuracy": message.accuracy,
@@ -284,7 +288,7 @@ class RecorderFold(Fold):
         for end in range(_WINDOW, len(steps) + 1):
             window = steps[end - _WINDOW : end]
             if (_mean([step.reward_mean for step in window]) or 0.0) >= reward:
-                return round(window[-1].time_s - (self.state.rl_first_ns - self.state.first_ns) / 1e9, 2)
+                return round(window[-1].time_s - self._seconds(self.state.rl_first_ns), 2)
         return None
 
 

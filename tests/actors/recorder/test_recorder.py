@@ -10,13 +10,13 @@ from actors.recorder.actor import main
 from actors.recorder.fold import RecorderFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from harness.folds import Feed
+from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
 from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BatchPacked, BatchTrained
-from topics.evals import EvalScored
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GroupDropped
-from topics.trajectories import TRAJECTORY_FAILED, TrajectoryFailed
+from topics.trajectories import TRAJECTORY_FAILED
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -133,21 +133,21 @@ async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene
 def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
     fold = RecorderFold()
     feed = Feed(fold)
-    failed = TrajectoryFailed(
-        trajectory_id="p000001-0",
-        prompt_id="p000001",
-        member=0,
-        group_size=1,
-        stage="rl",
-        reason="rollout",
-        detail="x",
-    )
     feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=100.0)
-    feed.publish(TRAJECTORY_FAILED, failed, at_s=110.0)
-    feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=400.0)
-    feed.publish(TRAJECTORY_FAILED, failed, at_s=120.0)  # of another log, read later
-    feed.publish(TRAJECTORY_FAILED, failed, at_s=430.0)
+    for step, at_s in ((1, 110.0), (2, 430.0)):
+        if step == 2:
+            feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=400.0)
+            feed.publish(TRAJECTORY_FAILED, failure("p000001-0"), at_s=120.0)  # of another log, read later
+        groups = [BatchGroup("p000001", [BatchMember("p000001-0", 0, NO_PAYLOAD, 1.0, 400)])]
+        feed.publish(BATCH_PACKED, BatchPacked(step, "rl", groups, 0, {}, {}), at_s=at_s)
+        feed.publish(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 400}, 0, [1.0, 0.0], 1, step), at_s=at_s)
+        feed.publish(EVAL_SCORED, EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0), at_s=at_s)
 
     summary = fold.summary("demo", [])
 
     assert (summary["wall_s"], summary["stopped_s"]) == (50.0, 280.0)
+    assert [(row["event"], row["time_s"]) for row in fold.rows] == [
+        *[("step", 10.0), ("eval", 10.0)],
+        *[("step", 50.0), ("eval", 50.0)],
+    ]
+    assert fold.rows[2]["tokens_per_s"] == 10.0  # 400 tokens in 40 s
