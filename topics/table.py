@@ -6,12 +6,25 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from topics import actors, batches, engines, evals, groups, prompts, runs, stalls, streams, trajectories, weights
+from topics import (
+    actors,
+    batches,
+    engines,
+    evals,
+    groups,
+    promotions,
+    prompts,
+    runs,
+    stalls,
+    streams,
+    trajectories,
+    weights,
+)
 from topics.roles import ROLE_NAMES, ROLES, Role, add_role
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Message
 
-_NOUNS = (prompts, trajectories, groups, batches, weights, engines, evals, runs, stalls, streams, actors)
+_NOUNS = (prompts, trajectories, groups, batches, weights, promotions, engines, evals, runs, stalls, streams, actors)
 
 TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}

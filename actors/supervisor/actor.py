@@ -6,6 +6,8 @@ import asyncio
 import time
 from operator import attrgetter
 
+import msgspec
+
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState
@@ -19,6 +21,7 @@ from asyncrl.crash import crash_point
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import Placed, actor_job
 from topics.actors import ActorStopped, FleetScaled
+from topics.promotions import PromotionRefused, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, Role
 from topics.topic import FLEET
 
@@ -98,6 +101,10 @@ class Supervisor:
                     await self._scale(wanted)
                     self._reconcile()
                 continue
+            decision = self._state.channel.decide(self.fold.stored, self.context.config.weights)
+            if decision is not None:
+                await self._move(decision)
+                continue
             if self.fold.finished:
                 finished_at = finished_at or self.keeper.now()
                 if not self._state.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
@@ -121,6 +128,11 @@ class Supervisor:
         """Return the wanted number of processes; external servers are as many as the config has addresses."""
         engine = self.context.config.engine
         return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
+
+    async def _move(self, decision: WeightsPromoted | PromotionRefused) -> None:
+        """Move the channel `live`, or say why not."""
+        await self.keeper.append_until_stored([decision])
+        self.context.log.info("channel decided", **msgspec.to_builtins(decision))
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         await self.keeper.append_until_stored([FleetScaled(wanted)])

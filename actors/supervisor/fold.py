@@ -11,6 +11,7 @@ from asyncrl.config.settings import Config
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaleRequested, StopRequested
 from topics.batches import BatchTrained
 from topics.evals import EvalRequested, EvalScored
+from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
 from topics.roles import SCALABLE
 from topics.weights import TrainingFinished
 
@@ -39,6 +40,7 @@ class SupervisorFold(TrimmerFold):
         super().__init__(config)
         self.state = SupervisorState(self.state.asked_after)
         self._steps = config.learner.steps
+        self._gate_metric = config.weights.gate_metric
 
     @property
     def finished(self) -> bool:
@@ -80,13 +82,28 @@ class SupervisorFold(TrimmerFold):
         if stopped.reason:
             self.state.reasons[stopped.actor_id] = stopped.reason
 
+    @on(PromotionRequested)
+    def _on_promotion_requested(self, request: PromotionRequested, record: Record) -> None:
+        self.state.channel.ask(request, record.sequence)
+
+    @on(WeightsPromoted)
+    def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
+        self.state.channel.promote(message)
+
+    @on(PromotionRefused)
+    def _on_promotion_refused(self, message: PromotionRefused, _record: Record) -> None:
+        self.state.channel.answer(message.by, message.cause)
+
     @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
+        if self._gate_metric and request.eval_id not in self.state.scored_early:
+            self.state.channel.evaluated[request.eval_id] = request.version
         self._on_eval(request.eval_id, self.state.evals_open, self.state.scored_early)
 
     @on(EvalScored)
     def _on_scored(self, scored: EvalScored, record: Record) -> None:
         super()._on_scored(scored, record)
+        self.state.channel.score(scored, record.sequence, self._gate_metric)
         self._on_eval(scored.eval_id, self.state.scored_early, self.state.evals_open)
 
     def _on_eval(self, name: str, here: set[str], there: set[str]) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.supervisor.channel import Channel, Stored
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
@@ -32,6 +33,7 @@ class Version(NamedTuple):
     version: int
     name: str  # of its directory, or in the stream
     base: tuple[int, int] | None = None  # lineage and version that it is a difference to
+    digest: str = ""
 
 
 class Needless(NamedTuple):
@@ -87,6 +89,7 @@ class RoomState(msgspec.Struct):
     published: list[Version] = []  # in the order of the log, without those that need not stay
     engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
     paused: bool = False
+    channel: Channel = msgspec.field(default_factory=Channel)
 
 
 class TrimmerFold(Fold):
@@ -128,7 +131,9 @@ class TrimmerFold(Fold):
     @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, _record: Record) -> None:
         base = version_of(published.base) if published.base else None
-        self.state.published.append(Version(published.lineage, published.version, Path(published.location).name, base))
+        self.state.published.append(
+            Version(published.lineage, published.version, Path(published.location).name, base, published.digest)
+        )
 
     @on(EngineUpdating)
     def _on_updating(self, engine: EngineUpdating, _record: Record) -> None:
@@ -232,6 +237,11 @@ class TrimmerFold(Fold):
                 del self._logs[log]
         self._blobs = {at: named for at, named in self._blobs.items() if not named.goes(at, gone)}
 
+    @property
+    def stored(self) -> list[Stored]:
+        """Versions that are in the store, in the order in which they were published."""
+        return [Stored(*version[:2], version.digest) for version in self.state.published]
+
     def versions(self) -> Kept | None:
         """Weights that stay: the newest, and those that an engine has or is taking.
 
@@ -245,7 +255,7 @@ class TrimmerFold(Fold):
         needed |= {version.base for version in new if version.base is not None}
         kept = []
         for version in reversed(old):  # bases lie before what is a difference to them
-            if version[:2] in needed:
+            if version[:2] in needed or self.state.channel.keeps(*version[:2]):
                 kept.append(version)
                 needed |= {version.base} if version.base is not None else set()
         self.state.published = [*reversed(kept), *new]

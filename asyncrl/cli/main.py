@@ -24,6 +24,7 @@ COMMANDS = {
     "logs": "print the actors' logs, also of a run that is over",
     "audit": "prove that nothing was lost and nothing was trained twice",
     "explain": "show the history of one trajectory",
+    "weights": "list versions, and promote one to the channel `live`, or roll it back",
     "dead": "list unreadable messages and poison, and issue them again",
     "replay": "train again from the batch log, and compare",
     "fork": "start a new run from a step of another, and watch it",

@@ -278,6 +278,10 @@ class WeightsSettings(Settings):
     # together took less time than those of a full version), `always` (where they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
     full_every: Positive = 16  # Versions after which one is full, whatever `delta` says.
+    # Metric of evaluations, `accuracy` or one of the reward's own, by which versions are promoted to the channel
+    # `live`; empty promotes by command alone.
+    gate_metric: str = ""
+    gate_threshold: float = 1.0  # Least value of that metric that promotes.
 
 
 class SupervisionSettings(Settings):

@@ -1,0 +1,171 @@
+"""The channel `live`: what moves it, what it refuses, and what it keeps in the store."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.supervisor.fold import SupervisorFold, SupervisorState
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Config
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.promotions import (
+    PROMOTION_REFUSED,
+    PROMOTION_REQUESTED,
+    WEIGHTS_PROMOTED,
+    PromotionRefused,
+    PromotionRequested,
+    WeightsPromoted,
+)
+from topics.topic import Topic
+from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+
+
+class Supervised:
+    """The fold of a supervisor, fed with messages."""
+
+    def __init__(self, **weights: object) -> None:
+        self.config = msgspec.convert({"weights": weights, "learner": {"keep_versions": 4}}, Config)
+        self.fold = SupervisorFold(self.config)
+        self._sequence = 0
+
+    def add(self, topic: Topic, message: msgspec.Struct) -> int:
+        self._sequence += 1
+        record = Record(topic.stream, self._sequence, topic.name, {}, b"", self._sequence)
+        self.fold.apply(topic, message, record)
+        return self._sequence
+
+    def publish(self, *versions: int, lineage: int = 0) -> None:
+        for version in versions:
+            place = f"/w/lineage{lineage}-v{version:06d}-d"
+            self.add(WEIGHTS_PUBLISHED, WeightsPublished(lineage, version, f"d{version}", "files", place))
+
+    def ask(self, version: int | None) -> int:
+        return self.add(PROMOTION_REQUESTED, PromotionRequested(version))
+
+    def decide(self) -> WeightsPromoted | PromotionRefused | None:
+        return self.fold.state.channel.decide(self.fold.stored, self.config.weights)
+
+    def settle(self) -> WeightsPromoted | PromotionRefused:
+        """Decide, and read the decision back."""
+        decision = self.decide()
+        assert decision is not None
+        promoted = isinstance(decision, WeightsPromoted)
+        self.add(WEIGHTS_PROMOTED if promoted else PROMOTION_REFUSED, decision)
+        return decision
+
+    def kept(self) -> list[int]:
+        kept = self.fold.versions()
+        assert kept is not None
+        return sorted(int(name.split("-")[1][1:]) for name in kept.names)
+
+    def evaluate(self, number: int, asked: int, answered: dict[int, int], accuracy: float, **metrics: float) -> None:
+        eval_id = f"e{number:06d}"
+        self.add(EVAL_REQUESTED, EvalRequested(eval_id, asked, 8, 0.0))
+        scored = EvalScored(eval_id, asked, answered, accuracy, 8, 0, 1.0, metrics=metrics)
+        self.add(EVAL_SCORED, scored)
+
+
+def test_a_version_is_promoted_by_command_and_rolled_back_in_one():
+    run = Supervised()
+    run.publish(0, 1, 2)
+    for version in (1, 2):
+        cause = run.ask(version)
+        decision = run.settle()
+        assert (decision.key, decision.by, decision.cause) == (f"0:{version}:d{version}", "command", cause)
+    assert run.decide() is None
+
+    run.ask(None)
+    back = run.settle()
+    run.ask(None)
+    nothing = run.settle()
+
+    assert (back.key, back.by, back.reason) == ("0:1:d1", "rollback", "from 0:2:d2")
+    assert run.fold.state.channel.live == ["0:1:d1"]
+    assert nothing.reason == "there is no version before to go back to"
+
+
+def test_a_version_that_was_ever_live_is_never_trimmed_and_one_that_is_gone_is_refused():
+    run = Supervised()
+    run.publish(*range(3))
+    for version in (1, 2):
+        run.ask(version)
+        run.settle()
+    run.ask(None)
+    run.settle()
+    run.publish(*range(3, 20))
+
+    assert run.kept() == [1, 2, 16, 17, 18, 19]
+    run.ask(5)
+    assert "version 5 is not in the store" in run.settle().reason
+
+
+def test_a_request_that_is_not_decided_keeps_its_version():
+    run = Supervised()
+    run.publish(*range(3))
+    run.ask(1)
+    run.publish(*range(3, 20))
+
+    assert run.kept() == [1, 16, 17, 18, 19]
+
+
+def test_the_gate_promotes_what_reaches_its_threshold_and_names_what_does_not():
+    run = Supervised(gate_metric="accuracy", gate_threshold=0.6)
+    run.publish(*range(6))
+    run.evaluate(0, 1, {1: 50, 2: 70}, 0.5)
+    low = run.settle()
+    run.evaluate(1, 3, {3: 10, 4: 90}, 0.7)
+    good = run.settle()
+    run.evaluate(2, 2, {2: 5}, 0.9)
+    old = run.settle()
+
+    assert low.reason == "accuracy of version 2 is 0.5, weights.gate_threshold is 0.6"
+    assert (good.key, good.by) == ("0:4:d4", "gate")
+    assert old.reason == "version 2 is not newer than 0:4:d4"
+    assert run.decide() is None
+
+
+def test_the_gate_may_ask_for_a_metric_of_the_reward():
+    run = Supervised(gate_metric="format", gate_threshold=0.9)
+    run.publish(1, 2)
+    run.evaluate(0, 1, {1: 5}, 1.0)
+    missing = run.settle()
+    run.evaluate(1, 2, {2: 5}, 0.1, format=0.95)
+
+    assert missing.reason == "the evaluation of version 1 has no format"
+    assert run.settle().version == 2
+
+
+def test_a_version_under_evaluation_stays_until_it_is_judged():
+    run = Supervised(gate_metric="accuracy", gate_threshold=0.6)
+    run.publish(*range(3))
+    run.add(EVAL_REQUESTED, EvalRequested("e000000", 2, 8, 0.0))
+    run.publish(*range(3, 20))
+    during = run.kept()
+    run.add(EVAL_SCORED, EvalScored("e000000", 2, {2: 9}, 0.1, 8, 0, 1.0))
+    before = run.kept()
+    run.settle()
+
+    assert during == list(range(2, 20))
+    assert before == [2, 16, 17, 18, 19]
+    assert run.kept() == [16, 17, 18, 19]
+
+
+def test_without_a_gate_evaluations_move_nothing_and_keep_nothing():
+    run = Supervised()
+    run.publish(*range(3))
+    run.evaluate(0, 1, {1: 5}, 1.0)
+    run.publish(*range(3, 20))
+
+    assert run.decide() is None
+    assert run.kept() == [16, 17, 18, 19]
+
+
+def test_a_supervisor_that_died_behind_its_decision_does_not_decide_again_in_any_order_of_the_logs():
+    run = Supervised()
+    run.publish(0, 1)
+    run.add(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "d1", "command", 4))  # read before the request it answers
+    run.ask(1)
+
+    assert run.decide() is None
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(run.fold.state), type=SupervisorState)
+    assert state.channel == run.fold.state.channel
