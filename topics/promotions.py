@@ -15,7 +15,7 @@ class PromotionRequested(Message):
 
 
 class WeightsPromoted(Message):
-    """The channel `live` is at this version from here on; it stays in the store for good."""
+    """The channel `live` is at this version from here on; it stays in the store while it can be rolled back to."""
 
     lineage: Count
     version: Version

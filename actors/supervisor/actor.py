@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from operator import attrgetter
+from typing import Literal
 
 import msgspec
 
@@ -13,6 +14,7 @@ from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.stall_monitor import watch_for_stalls
 from actors.supervisor.state_publisher import follow_run, publish_state
+from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
@@ -130,9 +132,19 @@ class Supervisor:
         return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
 
     async def _move(self, decision: WeightsPromoted | PromotionRefused) -> None:
-        """Move the channel `live`, or say why not."""
+        """Move the channel `live`, or publish why not."""
+        if isinstance(decision, WeightsPromoted):
+            decision = await self._if_there(decision)
         await self.keeper.append_until_stored([decision])
         self.context.log.info("channel decided", **msgspec.to_builtins(decision))
+
+    async def _if_there(self, decision: WeightsPromoted) -> WeightsPromoted | PromotionRefused:
+        """Refuse a version whose files are gone: the logs name those that were removed before this process, too."""
+        names = self.fold.names_of(decision.lineage, decision.version)
+        if names and all([await is_stored(self.context.bus, self.context.files.weights, name) for name in names]):
+            return decision
+        by: Literal["command", "gate"] = "gate" if decision.by == "gate" else "command"
+        return PromotionRefused(by, decision.cause, f"the files of version {decision.version} are not in the store")
 
     async def _scale(self, wanted: dict[str, int]) -> None:
         await self.keeper.append_until_stored([FleetScaled(wanted)])

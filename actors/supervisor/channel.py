@@ -15,6 +15,9 @@ from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
 from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
+from topics.weights import WeightsRefused
+
+_REFUSALS = 64  # of engines that are remembered; each is of a version that was the newest
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -23,24 +26,25 @@ class Stored(msgspec.Struct, frozen=True):
     lineage: int
     version: int
     digest: str
+    sequence: int  # of its weights.published
 
 
 class Score(msgspec.Struct, frozen=True):
     """The result of an evaluation: the version that sampled most of its tokens, and its metric."""
 
     version: int
-    value: float | None  # None: the evaluation has no such metric
+    value: float | None  # None: the evaluation has no such metric, or no token
 
 
 class Channel(msgspec.Struct):
     """The state, as plain data."""
 
-    live: list[str] = []  # keys, the newest last, without those that were rolled back from
-    promoted: set[tuple[int, int]] = set()  # lineage and version of all that ever were live
+    live: list[str] = []  # keys, the newest last: what is live, and what can be rolled back to
     requests: dict[int, int | None] = {}  # not answered: version, or None for the one before, by sequence
     scores: dict[int, Score] = {}  # not judged, by sequence of their eval.scored
     evaluated: dict[str, int] = {}  # open evaluations: the version that was asked for
     answered: dict[str, int] = {}  # sequence of the newest request (command) and score (gate) that was answered
+    refused: dict[int, str] = {}  # reasons of engines, by sequence of the weights.published; the newest ones
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
         """Take note of a request."""
@@ -51,15 +55,20 @@ class Channel(msgspec.Struct):
         """Take note of an evaluation."""
         self.evaluated.pop(scored.eval_id, None)
         if metric and sequence > self.answered.get("gate", 0):
-            tokens = scored.versions
-            version = max(tokens, key=lambda number: (tokens[number], number)) if tokens else scored.version
+            tokens = {version: count for version, count in scored.versions.items() if version >= 0 and count}
+            version = max(tokens, key=lambda number: (tokens[number], number), default=scored.version)
             value = scored.accuracy if metric == "accuracy" else scored.metrics.get(metric)
-            self.scores[sequence] = Score(version, value)
+            self.scores[sequence] = Score(version, value if tokens else None)
 
-    def promote(self, message: WeightsPromoted) -> None:
-        """Move."""
-        self.promoted.add((message.lineage, message.version))
-        self.live = self.live[:-1] if message.by == "rollback" else [*self.live, message.key]
+    def refuse(self, refused: WeightsRefused) -> None:
+        """Take note of a version whose bytes an engine could not take."""
+        self.refused[refused.sequence] = refused.reason
+        for sequence in sorted(self.refused)[:-_REFUSALS]:
+            del self.refused[sequence]
+
+    def promote(self, message: WeightsPromoted, keep: int) -> None:
+        """Move, and keep as many versions to roll back to as `weights.keep_live` wants."""
+        self.live = self.live[:-1] if message.by == "rollback" else [*self.live, message.key][-keep:]
         self.answer("gate" if message.by == "gate" else "command", message.cause)
 
     def answer(self, by: str, cause: int) -> None:
@@ -69,14 +78,16 @@ class Channel(msgspec.Struct):
         for sequence in [sequence for sequence in waiting if sequence <= cause]:
             del waiting[sequence]
 
-    def keeps(self, lineage: int, version: int) -> bool:
-        """Return whether a version stays in the store: it was live, or a request or evaluation of it is not decided."""
+    def keeps(self, lineage: int, version: int, window: int) -> bool:
+        """Return whether a version stays in the store.
+
+        It does while it is live or can be rolled back to, while a request or score of it is not decided, and while the
+        oldest open evaluation may be of it: that is one of the first `window` versions from the one asked for.
+        """
         judged = [*self.requests.values(), *(score.version for score in self.scores.values())]
-        return (
-            (lineage, version) in self.promoted
-            or version in judged
-            or version >= min(self.evaluated.values(), default=version + 1)
-        )
+        asked = min(self.evaluated.values(), default=version + 1)
+        live = any(version_of(key) == (lineage, version) for key in self.live)
+        return live or version in judged or asked <= version < asked + window
 
     def decide(self, stored: Sequence[Stored], settings: WeightsSettings) -> WeightsPromoted | PromotionRefused | None:
         """Return the answer to the oldest request or score; None where there is none."""
@@ -92,30 +103,29 @@ class Channel(msgspec.Struct):
         self, sequence: int, version: int | None, stored: Sequence[Stored]
     ) -> WeightsPromoted | PromotionRefused:
         if version is not None:
-            return self._to(version, stored, "command", sequence) or PromotionRefused(
-                "command", sequence, f"version {version} is not in the store; asyncrl weights list prints what is"
-            )
+            return self._to(version, stored, "command", sequence)
         if len(self.live) < 2:
             return PromotionRefused("command", sequence, "there is no version before to go back to")
         lineage, number = version_of(self.live[-2])
-        return WeightsPromoted(
-            lineage, number, self.live[-2].split(":")[2], "rollback", sequence, f"from {self.live[-1]}"
-        )
+        digest = self.live[-2].split(":")[2]
+        return WeightsPromoted(lineage, number, digest, "rollback", sequence, f"from {self.live[-1]}")
 
     def _on_score(
         self, sequence: int, score: Score, stored: Sequence[Stored], settings: WeightsSettings
     ) -> WeightsPromoted | PromotionRefused:
-        metric, least = settings.gate_metric, settings.gate_threshold
+        metric, least, version = settings.gate_metric, settings.gate_threshold, score.version
         if score.value is None:
-            return PromotionRefused("gate", sequence, f"the evaluation of version {score.version} has no {metric}")
-        words = f"{metric} of version {score.version} is {score.value:g}, weights.gate_threshold is {least:g}"
-        if score.value < least:
+            return PromotionRefused("gate", sequence, f"the evaluation of version {version} has no {metric}")
+        words = f"{metric} of version {version} is {score.value:g}, weights.gate_threshold is {least:g}"
+        if not score.value >= least:  # not a number is no result either
             return PromotionRefused("gate", sequence, words)
-        if self.live and version_of(self.live[-1])[1] >= score.version:
-            return PromotionRefused("gate", sequence, f"version {score.version} is not newer than {self.live[-1]}")
-        return self._to(score.version, stored, "gate", sequence, words) or PromotionRefused(
-            "gate", sequence, f"version {score.version} is not in the store"
-        )
+        if self.live and version_of(self.live[-1])[1] >= version:
+            return PromotionRefused("gate", sequence, f"version {version} is not newer than {self.live[-1]}")
+        lineages = sorted({one.lineage for one in stored if one.version == version})
+        if len(lineages) > 1:
+            words = f"version {version} is on lineages {lineages}, and an evaluation does not name one"
+            return PromotionRefused("gate", sequence, f"{words}; asyncrl weights promote takes the newest")
+        return self._to(version, stored, "gate", sequence, words)
 
     def _to(
         self,
@@ -124,8 +134,15 @@ class Channel(msgspec.Struct):
         by: Literal["command", "gate"],
         cause: int,
         reason: str = "",
-    ) -> WeightsPromoted | None:
+    ) -> WeightsPromoted | PromotionRefused:
         found = next((one for one in reversed(stored) if one.version == version), None)
         if found is None:
-            return None
+            return PromotionRefused(
+                by, cause, f"version {version} is not in the store; `asyncrl weights list` prints what is"
+            )
+        if found.sequence in self.refused:
+            why = f"an engine refused version {version}: {self.refused[found.sequence]}"
+            return PromotionRefused(by, cause, why)
+        if self.live and self.live[-1] == f"{found.lineage}:{found.version}:{found.digest}":
+            return PromotionRefused(by, cause, f"version {version} is live already")
         return WeightsPromoted(found.lineage, found.version, found.digest, by, cause, reason)

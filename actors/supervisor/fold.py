@@ -13,7 +13,7 @@ from topics.batches import BatchTrained
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
 from topics.roles import SCALABLE
-from topics.weights import TrainingFinished
+from topics.weights import TrainingFinished, WeightsRefused
 
 
 class SupervisorState(RoomState, msgspec.Struct):
@@ -41,6 +41,7 @@ class SupervisorFold(TrimmerFold):
         self.state = SupervisorState(self.state.asked_after)
         self._steps = config.learner.steps
         self._gate_metric = config.weights.gate_metric
+        self._keep_live = config.weights.keep_live
 
     @property
     def finished(self) -> bool:
@@ -88,11 +89,15 @@ class SupervisorFold(TrimmerFold):
 
     @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
-        self.state.channel.promote(message)
+        self.state.channel.promote(message, self._keep_live)
 
     @on(PromotionRefused)
     def _on_promotion_refused(self, message: PromotionRefused, _record: Record) -> None:
         self.state.channel.answer(message.by, message.cause)
+
+    @on(WeightsRefused)
+    def _on_weights_refused(self, message: WeightsRefused, _record: Record) -> None:
+        self.state.channel.refuse(message)
 
     @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:

@@ -14,9 +14,11 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable
+from pathlib import Path
 from typing import Any
 
 from actors.runtime.actor import Context
+from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
@@ -150,6 +152,11 @@ async def purge_versions(bus: Bus, keep: Container[str], newest: tuple[int, int]
             old.append({"filter": subject})
     await purge(bus, WEIGHTS, old)
     return len(old)
+
+
+async def is_stored(bus: Bus, folder: Path, name: str) -> bool:
+    """Return whether a version of this name is in either store."""
+    return (folder / name).is_dir() or await read_newest_chunk(bus, WEIGHTS_STORED, name) is not None
 
 
 async def purge(bus: Bus, stream: Stream, wanted: list[dict[str, Any]]) -> int:

@@ -34,6 +34,7 @@ class Version(NamedTuple):
     name: str  # of its directory, or in the stream
     base: tuple[int, int] | None = None  # lineage and version that it is a difference to
     digest: str = ""
+    sequence: int = 0  # of its weights.published
 
 
 class Needless(NamedTuple):
@@ -129,11 +130,11 @@ class TrimmerFold(Fold):
         self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
 
     @on(WeightsPublished)
-    def _on_published(self, published: WeightsPublished, _record: Record) -> None:
+    def _on_published(self, published: WeightsPublished, record: Record) -> None:
         base = version_of(published.base) if published.base else None
-        self.state.published.append(
-            Version(published.lineage, published.version, Path(published.location).name, base, published.digest)
-        )
+        name, digest = Path(published.location).name, published.digest
+        version = Version(published.lineage, published.version, name, base, digest, record.sequence)
+        self.state.published.append(version)
 
     @on(EngineUpdating)
     def _on_updating(self, engine: EngineUpdating, _record: Record) -> None:
@@ -240,7 +241,16 @@ class TrimmerFold(Fold):
     @property
     def stored(self) -> list[Stored]:
         """Versions that are in the store, in the order in which they were published."""
-        return [Stored(*version[:2], version.digest) for version in self.state.published]
+        return [Stored(*version[:2], version.digest, version.sequence) for version in self.state.published]
+
+    def names_of(self, lineage: int, version: int) -> list[str]:
+        """Return the names of the files that a version is made of: its own, and those it is a difference to."""
+        newest = {one[:2]: one for one in self.state.published}
+        names, at = [], newest.get((lineage, version))
+        while at is not None:
+            names.append(at.name)
+            at = newest.get(at.base) if at.base is not None else None
+        return names
 
     def versions(self) -> Kept | None:
         """Weights that stay: the newest, and those that an engine has or is taking.
@@ -255,7 +265,7 @@ class TrimmerFold(Fold):
         needed |= {version.base for version in new if version.base is not None}
         kept = []
         for version in reversed(old):  # bases lie before what is a difference to them
-            if version[:2] in needed or self.state.channel.keeps(*version[:2]):
+            if version[:2] in needed or self.state.channel.keeps(*version[:2], self._keep_versions):
                 kept.append(version)
                 needed |= {version.base} if version.base is not None else set()
         self.state.published = [*reversed(kept), *new]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from pathlib import Path
 from typing import Any
 
+from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
@@ -13,7 +15,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import connected
+from asyncrl.run.connect import connected, newest_end, run_ended
 from asyncrl.run.find import FoundRun
 from topics.promotions import (
     PROMOTION_REFUSED,
@@ -23,9 +25,9 @@ from topics.promotions import (
     WeightsPromoted,
 )
 from topics.topic import FLEET, TRAINING, Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
-_SHOWN = 20  # newest versions
+_NEWEST = 64  # versions that are looked for in the store, besides those that were promoted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,10 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or move and report."""
-    if (arguments.action == "promote") != (arguments.version is not None):
+    if (arguments.action == "promote") != (arguments.version is not None) or (arguments.version or 0) < 0:
         raise WrongUsage("asyncrl weights promote VERSION names a version; list and rollback name none")
     if arguments.action == "list":
-        versions = read_topics(any_run(arguments), "weights", _versions)
+        found = any_run(arguments)
+        versions = read_topics(found, "weights", lambda bus: _versions(bus, found))
         show(arguments, versions, lambda: _table(versions))
         return 0
     print(asyncio.run(_move(live_run(arguments), arguments.version, arguments.wait)))
@@ -55,30 +58,34 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
     """Ask the supervisor, and return its answer."""
-    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    cause = 0
-
-    def take(_topic: Topic[Any], message: WeightsPromoted | PromotionRefused, _record: Record) -> None:
-        if message.by == "gate" or message.cause != cause or answer.done():
-            return
-        if isinstance(message, PromotionRefused):
-            answer.set_exception(AsyncRLError(message.reason))
-        else:
-            answer.set_result(f"live: version {message.version} ({message.key})")
+    answer: asyncio.Future[WeightsPromoted | PromotionRefused] = asyncio.get_running_loop().create_future()
 
     async with connected(found, "weights") as bus:
+        end = await newest_end(bus)
         cause = await publish(bus, PromotionRequested(version))
+
+        def take(_topic: Topic[Any], message: WeightsPromoted | PromotionRefused, _record: Record) -> None:
+            if message.by != "gate" and message.cause == cause and not answer.done():
+                answer.set_result(message)
+
         listener = _listener(bus, take)
+        ended = asyncio.create_task(run_ended(bus, end))
         await listener.start()
         try:
-            async with asyncio.timeout(wait_s):
-                return await answer
-        except TimeoutError:
-            raise AsyncRLError(
-                f"the supervisor did not answer within {wait_s:.0f} s; asyncrl status shows it"
-            ) from None
+            await asyncio.wait({answer, ended}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            ended.cancel()
             await listener.close()
+        if not answer.done():
+            words = "the run ended" if ended.done() else f"{wait_s:g} s passed"
+            raise AsyncRLError(
+                f"{words} before the supervisor answered; the request stands, and it answers it when it "
+                "runs again (asyncrl weights list shows what is live)"
+            )
+    decision = answer.result()
+    if isinstance(decision, PromotionRefused):
+        raise AsyncRLError(decision.reason)
+    return f"live: version {decision.version} ({decision.key})"
 
 
 def _listener(bus: Bus, take: Any) -> Listener:
@@ -86,10 +93,10 @@ def _listener(bus: Bus, take: Any) -> Listener:
     return Listener(bus, FLEET, take, lambda _record, _error: None, subjects=subjects)
 
 
-async def _versions(bus: Bus) -> list[dict[str, Any]]:
-    """The newest versions and all that were promoted, in the order in which they were published."""
+async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
+    """What is in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
-    live: list[str] = []
+    promoted: list[WeightsPromoted] = []
 
     def on_published(_topic: Topic[Any], message: WeightsPublished, _record: Record) -> None:
         names = ("lineage", "version", "digest", "store", "location", "base")
@@ -97,30 +104,39 @@ async def _versions(bus: Bus) -> list[dict[str, Any]]:
 
     def on_decided(_topic: Topic[Any], message: WeightsPromoted | PromotionRefused, _record: Record) -> None:
         if isinstance(message, WeightsPromoted):
-            live[:] = [message.key]
-            if message.key in published:
-                published[message.key]["promoted"] = message.by
+            promoted.append(message)
 
-    versions = Listener(
-        bus, TRAINING, on_published, lambda _record, _error: None, subjects=[WEIGHTS_PUBLISHED.pattern(bus.run)]
-    )
-    await versions.read()
+    subjects = [WEIGHTS_PUBLISHED.pattern(bus.run)]
+    await Listener(bus, TRAINING, on_published, lambda _record, _error: None, subjects=subjects).read()
     await _listener(bus, on_decided).read()
-    for key in live:
-        if key in published:
-            published[key]["live"] = True
+    for message in promoted:
+        if message.key in published:
+            published[message.key]["promoted"] = message.by
+    if promoted and promoted[-1].key in published:
+        published[promoted[-1].key]["live"] = True
     rows = list(published.values())
-    return [row for row in rows[:-_SHOWN] if row["promoted"]] + rows[-_SHOWN:]
+    rows = [row for row in rows[:-_NEWEST] if row["promoted"]] + rows[-_NEWEST:]
+    kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
+    return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
+
+
+async def _chunks(bus: Bus, row: dict[str, Any]) -> bool:
+    return await read_newest_chunk(bus, WEIGHTS_STORED, row["location"]) is not None
+
+
+def _files(found: FoundRun, row: dict[str, Any]) -> bool:
+    """Whether the directory of a version is there; on another machine it is not known, and may be."""
+    return found.root is None or Path(row["location"]).is_dir()
 
 
 def _table(versions: list[dict[str, Any]]) -> str:
     if not versions:
-        return "no version was published yet"
-    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<5}  {'promoted by':<11}  location"]
+        return "there is no version in the store"
+    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<4}  {'promoted by':<11}  location"]
     for row in versions:
         mark, digest = "live" if row["live"] else "", row["digest"][:12]
         place = f"{row['location']}{' (difference)' if row['base'] else ''}"
         lines.append(
-            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<5}  {row['promoted']:<11}  {place}"
+            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<4}  {row['promoted']:<11}  {place}"
         )
     return "\n".join(lines)

@@ -308,6 +308,9 @@ def _tasks(config: Config) -> Iterator[Finding]:
     tasks = tasks_of(config).values()
     for task in tasks:
         yield from _task(task)
+    if config.weights.gate_metric and not config.eval.prompts:
+        message = f'weights.gate_metric = "{config.weights.gate_metric}" judges evaluations, but eval.prompts = 0 makes'
+        yield Finding(("weights.gate_metric", "eval.prompts"), f"{message} none; raise eval.prompts or remove it")
     held_out = [(task.keys("eval_source"), bool(task.eval_source)) for task in tasks]
     for keys, given in ((("eval.every",), config.eval.every > 0), *held_out):
         if given and not config.eval.prompts:

@@ -196,7 +196,13 @@ def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
     weights = _weights_bytes(config, parameters)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
-    return checkpoints + (config.learner.keep_versions + config.engine.count + 3) * weights
+    versions = config.learner.keep_versions + config.engine.count + _gated(config) + 3
+    return checkpoints + versions * weights
+
+
+def _gated(config: Config) -> int:
+    """Versions that the gate of the channel `live` keeps: those that were live, and those under evaluation."""
+    return config.weights.keep_live + config.learner.keep_versions if config.weights.gate_metric else 0
 
 
 def _weights_bytes(config: Config, parameters: int) -> int:
@@ -204,12 +210,13 @@ def _weights_bytes(config: Config, parameters: int) -> int:
 
 
 def _versions(config: Config, parameters: int) -> Need:
-    """Weights in the store `stream`: those that are kept, one that is written, and two that are not purged yet."""
+    """Weights in the store `stream`: those that are kept, one that is written, and two not purged yet."""
     if config.weights.store != "stream":
         return Need(WEIGHTS, MB, MB, 0)
     version = math.ceil((_weights_bytes(config, parameters) + _TOKENIZER) * _CHUNKED)
-    least = (config.learner.keep_versions + 3) * version
-    return Need(WEIGHTS, least, least + config.engine.count * version + _SPARE, 0)  # and those that engines have
+    least = (config.learner.keep_versions + _gated(config) + 3) * version
+    others = config.engine.count + config.weights.keep_live  # that engines have, and that are promoted by command
+    return Need(WEIGHTS, least, least + others * version + _SPARE, 0)
 
 
 def created_parameters(create: CreateModelSettings) -> int:

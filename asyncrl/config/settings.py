@@ -278,6 +278,9 @@ class WeightsSettings(Settings):
     # together took less time than those of a full version), `always` (where they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
     full_every: Positive = 16  # Versions after which one is full, whatever `delta` says.
+    # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
+    # back from each to the one before.
+    keep_live: Annotated[int, Meta(ge=2, le=1024)] = 3
     # Metric of evaluations, `accuracy` or one of the reward's own, by which versions are promoted to the channel
     # `live`; empty promotes by command alone.
     gate_metric: str = ""

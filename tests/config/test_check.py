@@ -53,6 +53,7 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["engine.context=11"], "rollout.max_new_tokens engine.context"),
         (["engine.context=513"], "engine.context model.create.context"),
         (["buffer.max_lag=0", "buffer.ahead=1"], "buffer.ahead buffer.max_lag"),
+        (["eval.prompts=0", "weights.gate_metric=accuracy"], "weights.gate_metric eval.prompts"),
         (["buffer.max_lag=3"], "learner.keep_versions buffer.max_lag"),
         (["learner.publish_every=4"], "learner.publish_every buffer.max_lag"),
         (["learner.loss_options.clip_low=0.1"], "learner.loss_options.clip_low"),

@@ -127,7 +127,9 @@ def test_weights_take_room_on_the_server_only_where_they_lie_there():
 
     assert beside["WEIGHTS"].least == MB
     assert there["WEIGHTS"].least == pytest.approx(8 * 56 * MB, rel=0.02)  # float32, and the tokenizer
-    assert there["WEIGHTS"].ample > there["WEIGHTS"].least + 3 * 56 * MB
+    assert there["WEIGHTS"].ample > there["WEIGHTS"].least + 6 * 56 * MB  # of engines, and of the channel `live`
+    gated = needs(config_of(**tables, weights={"store": "stream", "gate_metric": "accuracy"}), 10, 10 * MB)
+    assert gated["WEIGHTS"].least == pytest.approx(16 * 56 * MB, rel=0.02)  # three live ones, five under evaluation
 
 
 def test_a_size_without_room_for_the_versions_that_are_kept_is_refused(tmp_path: Path):

@@ -11,7 +11,9 @@ from harness.runs import command
 from harness.stories import FIRST, LOGS, Story, result
 from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
+from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.promotions import PROMOTION_REQUESTED, WEIGHTS_PROMOTED, PromotionRequested, WeightsPromoted
 from topics.streams import STREAM_TRIMMED, StreamTrimmed
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
@@ -269,6 +271,25 @@ def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
 
     untrained = [("untrained version", f"version {version} of lineage 0") for version in (1, 2)]
     assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
+
+
+def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
+    story = told()
+    story.publish(EVAL_SCORED, EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
+    score = len(story.logs["BATCHES"])
+    moves = [("command", 1, 1), ("command", 2, 2), ("rollback", 1, None), ("gate", 2, None)]
+    for by, version, asked in moves:
+        request = story.publish(PROMOTION_REQUESTED, PromotionRequested(asked)) if by != "gate" else score
+        story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, version, f"0-{version}", by, request))
+    assert story.wrong() == []
+
+    first = len(story.messages(WEIGHTS_PROMOTED)) + 2  # behind the claim
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "other", "rollback", request))
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "command", 1))  # message 1 claims the log
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "gate", score - 1))
+    places = [f"message {first + number} of FLEET" for number in range(3)]
+    kinds = ["foreign weights", "unasked promotion", "unasked promotion", "unasked promotion"]
+    assert story.wrong() == list(zip(kinds, [places[0], *places], strict=True))
 
 
 def test_late_and_forged_claims_end_nothing():

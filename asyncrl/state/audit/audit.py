@@ -49,6 +49,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         open_violations(ledger, queues),
         _steps(ledger),
         _versions(ledger),
+        ledger.channel.violations(ledger.training.published, ledger.later_versions),
         _missing_results(ledger),
     )
     violations = [*ledger.violations, *chain.from_iterable(checks)]

@@ -10,6 +10,7 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, unpack
 from asyncrl.state.audit.batch import Batch
+from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.training import Training
@@ -40,6 +41,7 @@ class Ledger(Fold):
         self.writers = Writers(self.violations)
         self.groups = Groups(self.training, self.writers, self.violations, first_result=first_result)
         self.batches = self.groups.batches
+        self.channel = Channel()
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
         self.letters: dict[tuple[str, int], DeadLetter] = {}  # without what they hold, by stream and sequence
         self.legible: set[tuple[str, int]] = set()  # of those, messages that can be read after all
@@ -62,7 +64,7 @@ class Ledger(Fold):
         self.writers.check(topic, message, record)
         if record.stream is BATCHES:
             self.buffer_ns = record.time_ns
-        for part in (self.opening, self.training, self.groups):
+        for part in (self.opening, self.training, self.groups, self.channel):
             part.apply(topic, message, record)
         super().apply(topic, message, record)
 

@@ -17,6 +17,7 @@ from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.open_work import Queue
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
+from topics.promotions import PROMOTION_REQUESTED
 from topics.table import QUEUES, TOPICS
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
@@ -25,7 +26,7 @@ from topics.wire import WireError
 
 _REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
-_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, ACTORS, FLEET, DEAD)
+_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, FLEET, ACTORS, DEAD)
 
 
 class Audited(NamedTuple):
@@ -73,7 +74,7 @@ async def audit_run(
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
-    requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED)]
+    requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED, PROMOTION_REQUESTED)]
     first = [Part(ACTORS, ends[ACTORS], requests), Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)

@@ -15,7 +15,6 @@ from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
-from topics.promotions import WeightsPromoted
 from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
 
@@ -94,15 +93,6 @@ class Training(Fold):
         published = self.published.get((message.lineage, message.version))
         if published != message.digest:
             found = f"{message.engine_id} is ready with digest {message.digest} as version {message.version}"
-            expected = f"digest {published}, as published" if published else "a version that was published"
-            self._violations.add("foreign weights", place_of(record), found, expected)
-
-    @on(WeightsPromoted)
-    def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
-        """What is served is what was published, once all of the learner's log was read."""
-        published = self.published.get((message.lineage, message.version))
-        if published != message.digest:
-            found = f"version {message.version} is live with digest {message.digest}"
             expected = f"digest {published}, as published" if published else "a version that was published"
             self._violations.add("foreign weights", place_of(record), found, expected)
 

@@ -46,6 +46,7 @@ Kind: TypeAlias = Literal[
     "untrained version",
     "two digests",
     "foreign weights",
+    "unasked promotion",
     "wrong checkpoint",
     "unknown lineage",
     "foreign writer",

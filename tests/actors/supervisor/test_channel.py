@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
+import pytest
 
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from asyncrl.bus.log import Record
@@ -17,7 +20,7 @@ from topics.promotions import (
     WeightsPromoted,
 )
 from topics.topic import Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
 
 
 class Supervised:
@@ -84,19 +87,73 @@ def test_a_version_is_promoted_by_command_and_rolled_back_in_one():
     assert nothing.reason == "there is no version before to go back to"
 
 
-def test_a_version_that_was_ever_live_is_never_trimmed_and_one_that_is_gone_is_refused():
-    run = Supervised()
-    run.publish(*range(3))
-    for version in (1, 2):
+def test_what_is_live_or_can_be_rolled_back_to_stays_and_one_that_is_gone_is_refused():
+    run = Supervised(keep_live=3)
+    run.publish(*range(5))
+    for version in (0, 1, 2, 3, 4):
         run.ask(version)
         run.settle()
     run.ask(None)
     run.settle()
-    run.publish(*range(3, 20))
+    run.publish(*range(5, 20))
 
-    assert run.kept() == [1, 2, 16, 17, 18, 19]
+    assert run.kept() == [2, 3, 16, 17, 18, 19]  # 4 was rolled back from, and three are remembered
     run.ask(5)
     assert "version 5 is not in the store" in run.settle().reason
+
+
+def test_a_rollback_ends_at_the_oldest_version_that_is_remembered():
+    run = Supervised(keep_live=2)
+    run.publish(*range(3))
+    for version in (0, 1, 2):
+        run.ask(version)
+        run.settle()
+    answers = []
+    for _ in range(2):
+        run.ask(None)
+        answers.append(run.settle())
+
+    assert answers[0].version == 1
+    assert answers[1].reason == "there is no version before to go back to"
+    assert run.fold.state.channel.live == ["0:1:d1"]
+
+
+def test_requests_are_answered_once_each_and_in_their_order():
+    run = Supervised()
+    run.publish(0, 1, 2)
+    causes = [run.ask(version) for version in (1, 2, 1, 1, None)]
+    answers = [run.settle() for _ in causes]
+
+    assert [answer.cause for answer in answers] == causes
+    assert [getattr(answer, "version", 0) for answer in answers] == [1, 2, 1, 0, 2]
+    assert answers[3].reason == "version 1 is live already"
+    assert run.decide() is None
+
+
+def test_a_version_that_an_engine_refused_is_not_promoted_until_it_is_there_once_more():
+    run = Supervised()
+    run.publish(0)
+    torn = run.add(WEIGHTS_PUBLISHED, WeightsPublished(0, 1, "d1", "files", "/w/lineage0-v000001-d.delta", "0:0:d0"))
+    run.add(WEIGHTS_REFUSED, WeightsRefused("engine-1", 0, 1, torn, "a chunk is missing"))
+    run.ask(1)
+    refused = run.settle()
+    run.add(WEIGHTS_PUBLISHED, WeightsPublished(0, 1, "d1", "files", "/w/lineage0-v000001-d", answers=torn))
+    run.ask(1)
+
+    assert refused.reason == "an engine refused version 1: a chunk is missing"
+    assert run.settle().key == "0:1:d1"
+
+
+def test_the_newest_lineage_of_a_version_is_promoted_by_command_and_none_by_an_evaluation():
+    run = Supervised(gate_metric="accuracy", gate_threshold=0.5)
+    run.publish(0, 1)
+    run.publish(1, 2, lineage=1)
+    run.evaluate(0, 1, {1: 9}, 1.0)
+    judged = run.settle()
+    run.ask(1)
+
+    assert "version 1 is on lineages [0, 1]" in judged.reason
+    assert run.settle().key == "1:1:d1"
 
 
 def test_a_request_that_is_not_decided_keeps_its_version():
@@ -135,7 +192,23 @@ def test_the_gate_may_ask_for_a_metric_of_the_reward():
     assert run.settle().version == 2
 
 
-def test_a_version_under_evaluation_stays_until_it_is_judged():
+@pytest.mark.parametrize(
+    ("answered", "accuracy", "reason"),
+    [
+        ({2: 9}, math.nan, "accuracy of version 2 is nan, weights.gate_threshold is 0.6"),
+        ({}, 1.0, "the evaluation of version 1 has no accuracy"),
+        ({-1: 9}, 1.0, "the evaluation of version 1 has no accuracy"),
+    ],
+)
+def test_what_is_no_result_promotes_nothing(answered: dict[int, int], accuracy: float, reason: str):
+    run = Supervised(gate_metric="accuracy", gate_threshold=0.6)
+    run.publish(*range(3))
+    run.evaluate(0, 1, answered, accuracy)
+
+    assert run.settle().reason == reason
+
+
+def test_versions_under_the_oldest_evaluation_stay_until_it_is_judged():
     run = Supervised(gate_metric="accuracy", gate_threshold=0.6)
     run.publish(*range(3))
     run.add(EVAL_REQUESTED, EvalRequested("e000000", 2, 8, 0.0))
@@ -145,7 +218,7 @@ def test_a_version_under_evaluation_stays_until_it_is_judged():
     before = run.kept()
     run.settle()
 
-    assert during == list(range(2, 20))
+    assert during == [2, 3, 4, 5, 16, 17, 18, 19]  # as many as learner.keep_versions
     assert before == [2, 16, 17, 18, 19]
     assert run.kept() == [16, 17, 18, 19]
 

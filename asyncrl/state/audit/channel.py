@@ -1,0 +1,56 @@
+"""The channel `live` in an audit: it moved to published versions alone, each time by a request or an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+
+from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.log import Record
+from asyncrl.state.audit.violations import Violation
+from asyncrl.state.audit.writers import place_of
+from topics.evals import EvalScored
+from topics.promotions import PromotionRequested, WeightsPromoted
+
+
+class Channel(Fold):
+    """Collects what moved the channel, and what asked for it: they are on different logs."""
+
+    def __init__(self) -> None:
+        self._promoted: list[tuple[str, WeightsPromoted]] = []
+        self._requests: dict[int, int | None] = {}  # the version that was asked for, by sequence
+        self._scores: set[int] = set()  # sequences
+
+    @on(PromotionRequested)
+    def _on_requested(self, message: PromotionRequested, record: Record) -> None:
+        self._requests[record.sequence] = message.version
+
+    @on(EvalScored)
+    def _on_scored(self, _: EvalScored, record: Record) -> None:
+        self._scores.add(record.sequence)
+
+    @on(WeightsPromoted)
+    def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
+        self._promoted.append((place_of(record), message))
+
+    def violations(self, published: Mapping[tuple[int, int], str], later: Set[int]) -> Iterator[Violation]:
+        """Compare, once everything was read.
+
+        Args:
+            published: digests, by lineage and version.
+            later: versions published after that log was read.
+        """
+        for place, message in self._promoted:
+            digest = published.get((message.lineage, message.version))
+            if digest != message.digest and not (digest is None and message.version in later):
+                found = f"version {message.version} of lineage {message.lineage} is live with digest {message.digest}"
+                expected = f"digest {digest}, as published" if digest else "a version that was published"
+                yield Violation("foreign weights", place, found, expected)
+            if not self._is_asked(message):
+                found = f"version {message.version} by {message.by}, for message {message.cause}"
+                yield Violation("unasked promotion", place, found, "a request for it, or the score of an evaluation")
+
+    def _is_asked(self, message: WeightsPromoted) -> bool:
+        if message.by == "gate":  # the newest scores may not have been read
+            return message.cause in self._scores or message.cause > max(self._scores, default=0)
+        wanted = None if message.by == "rollback" else message.version
+        return message.cause in self._requests and self._requests[message.cause] == wanted

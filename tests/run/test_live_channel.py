@@ -1,0 +1,78 @@
+"""The channel `live` of a whole run: what moves it survives every kill, and what it names stays in the store."""
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.audited import audited_clean
+from harness.runs import Run, command, kill, resume, up
+from harness.stage import until
+
+
+async def weights(folder: Path, *words: str) -> str:
+    code, output = await command(folder, "weights", *words)
+    assert code == 0, output
+    return output
+
+
+async def versions(folder: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(await weights(folder, "list", "--json"))
+    return rows
+
+
+async def live(folder: Path) -> list[int]:
+    return [row["version"] for row in await versions(folder) if row["live"]]
+
+
+async def steps_more(run: Run, count: int) -> None:
+    at = len(run.steps())
+    await run.reaches(lambda: len(run.steps()) >= at + count, f"{count} steps more")
+
+
+@pytest.mark.slow
+async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in_one_command(tmp_path: Path):
+    async with up(tmp_path, "learner.steps=5000", "learner.keep_versions=8") as run:
+        await steps_more(run, 2)
+        first = (await versions(tmp_path))[-1]["version"]
+        assert f"live: version {first} (0:{first}:" in await weights(tmp_path, "promote", str(first))
+        await steps_more(run, 2)
+        second = (await versions(tmp_path))[-1]["version"]
+        supervisor = run.actor("supervisor-1")
+        assert supervisor is not None
+        os.kill(supervisor, signal.SIGSTOP)  # it never reads the requests; its successor does
+        code, output = await command(tmp_path, "weights", "promote", str(second), "--wait", "0.1")
+        assert (code, "0.1 s passed before the supervisor answered" in output) == (1, True), output
+        asking = asyncio.create_task(weights(tmp_path, "promote", str(first), "--wait", "120"))
+        kill(supervisor)
+        assert f"live: version {first}" in await asking
+        await steps_more(run, 12)
+        assert await live(tmp_path) == [first]
+        kept = {row["version"] for row in await versions(tmp_path)}
+        assert {first, second} < kept
+        assert not kept & set(range(second + 1, run.steps()[-1] - 16)), "versions in between are pruned"
+        code, output = await command(tmp_path, "weights", "promote", "1000000")
+        assert (code, "version 1000000 is not in the store" in output) == (1, True), output
+        kill(run.process.pid)
+        for pid in run.processes():
+            kill(pid)
+        await until(lambda: not run.processes(), "nothing of it lives")
+
+    code, output = await command(tmp_path, "weights", "rollback")
+    assert (code, "no live run" in output) == (1, True), output
+    async with resume(tmp_path, "short") as again:
+        await steps_more(again, 10)
+        assert await live(tmp_path) == [first]
+        assert f"live: version {second}" in await weights(tmp_path, "rollback")
+        again.interrupt()
+        await again.ended()
+    [row] = [row for row in await versions(tmp_path) if row["live"]]
+    assert (row["version"], row["promoted"]) == (second, "rollback")
+    assert (Path(row["location"]) / "model.safetensors").exists()
+    code, output = await command(tmp_path, "weights", "promote", "1", "--run-id", "short")
+    assert (code, "run short is over" in output) == (1, True), output
+    await audited_clean(tmp_path)
