@@ -71,8 +71,9 @@ async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
         listener = _listener(bus, take)
         ended = asyncio.create_task(run_ended(bus, end))
         await listener.start()
+        waits: set[asyncio.Future[Any]] = {answer, ended}
         try:
-            await asyncio.wait({answer, ended}, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended.cancel()
             await listener.close()
