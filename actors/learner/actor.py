@@ -29,6 +29,7 @@ from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import BatchStats, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import RestartPolicy
@@ -162,7 +163,8 @@ class Learner:
             self.context.log.info("checkpoint loaded", step=self.step, path=saved.path)
             break
         else:
-            await self.context.listen(BATCHES, self.fold.recall, [BATCH_PACKED]).read()
+            packed = Part(BATCHES, subjects=[BATCH_PACKED.pattern(self.context.bus.run)])
+            await read_merged(self.context.bus, [packed], self.fold.recall, self.context.refuse)
             if self.config.start.checkpoint:
                 await self._load(self.context.files.base / self.config.start.checkpoint)
         self._differed = await self._differs()

@@ -12,8 +12,8 @@ from actors.learner.payloads import fetch_trajectories
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
+from asyncrl.bus.merged import read_log
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles

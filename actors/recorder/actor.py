@@ -13,6 +13,7 @@ from actors.runtime.actor import Context
 from actors.runtime.snapshots import check_positions
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, stream_info
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.telemetry.plot import draw_reward
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.wire import Message, WireError
@@ -57,9 +58,13 @@ class Recorder:
             news = asyncio.create_task(self._news.wait())
             await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
             news.cancel()
-        for stream, listener in listeners.items():  # messages published before the end belong to the summary
+        for listener in listeners.values():
             await listener.close()
-            await self._listener(stream).read(after=listener.last)
+        # Messages published before the end belong to the summary.
+        bus, inputs = self.context.bus, self.fold.inputs()
+        subjects = {stream: [topic.pattern(bus.run) for topic in inputs[stream].topics] for stream in _LOGS}
+        rest = [Part(stream, subjects=subjects[stream], after=one.last) for stream, one in listeners.items()]
+        await read_merged(bus, rest, self._take, self.context.refuse)
         self._write_rows()
         self._file.store(self._positions, self.fold.state)
         await self._summarise()

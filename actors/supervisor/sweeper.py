@@ -20,8 +20,8 @@ from typing import Any
 from actors.runtime.actor import Context
 from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import BLOB, CHUNKS, Blob, blob_named, blob_owner
 from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
 from topics.weights import WEIGHTS_STORED
@@ -93,16 +93,18 @@ class Sweeper:
 
     async def _read_on(self, topic: Topic[Any]) -> None:
         """Find which blobs the messages of a topic name, behind those that were read before."""
-        listener = Listener(
+
+        def note(record: Record) -> None:
+            self._note(topic, record)
+            self._read[topic.name] = record.sequence
+
+        subjects, after = [topic.pattern(self._bus.run)], self._read.get(topic.name, 0)
+        await read_merged(
             self._bus,
-            topic.stream,
-            lambda _topic, _message, record: self._note(topic, record),
-            lambda record, _error: self._note(topic, record),
-            subjects=[topic.pattern(self._bus.run)],
-            headers_only=True,
+            [Part(topic.stream, subjects=subjects, headers_only=True, after=after)],
+            lambda _topic, _message, record: note(record),
+            lambda record, _error: note(record),
         )
-        await listener.read(after=self._read.get(topic.name, 0))
-        self._read[topic.name] = listener.last
 
     def _note(self, topic: Topic[Any], record: Record) -> None:
         """Note the blob that a message of a topic names."""

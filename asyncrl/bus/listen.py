@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
@@ -14,7 +14,6 @@ from topics.topic import Stream, Topic
 from topics.wire import WireError
 
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
-_READ_SILENT_S = 30.0  # the same while reading to the end: a caller waits for the answer
 
 Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message is None where only headers are read
 Refuse: TypeAlias = Callable[[Record, Exception], None]
@@ -53,7 +52,6 @@ class Listener:
         )
         self._late: deque[Record] = deque()  # not yet handed over
         self._handing: asyncio.Task[None] | None = None
-        self._reads = False  # for a caller that waits: in a task, because faults of a callback are the connection's
 
     async def start(self, after: int = 0) -> None:
         """Begin to listen, behind a sequence.
@@ -70,33 +68,19 @@ class Listener:
             self._handing.cancel()
         await self._reader.close()
 
-    async def caught_up(self, silent_s: float = _SILENT_S) -> None:
+    async def caught_up(self) -> None:
         """Wait until everything was handed over that was there at the start.
 
         Raises:
             BusGone: the server sends nothing more, or a body cannot be fetched.
         """
-        await self._reader.wait(lambda: False, silent_s)
+        await self._reader.wait(lambda: False, _SILENT_S)
         await self.handed_over()
 
     async def handed_over(self) -> None:
         """Wait until everything that came was handed over."""
         if self._handing is not None:
             await asyncio.shield(self._handing)
-
-    async def read(self, after: int = 0) -> None:
-        """Hand over what is there now, behind a sequence.
-
-        Raises:
-            BusGone: the server sends nothing more.
-            Exception: whatever else went wrong, in `take` or on the way.
-        """
-        self._reads = True
-        try:
-            await self.start(after)
-            await self.caught_up(_READ_SILENT_S)
-        finally:
-            await self.close()
 
     @property
     def waits(self) -> bool:
@@ -105,7 +89,7 @@ class Listener:
 
     def subscribe(self, record: Record) -> None:
         """Hand a record over in its turn."""
-        if not (self._reads or self._late or self._lies_elsewhere(record)):
+        if not (self._late or self._lies_elsewhere(record)):
             self._hand_over(record)
             return
         self._late.append(record)
@@ -129,7 +113,7 @@ class Listener:
     def _handed(self, task: asyncio.Task[None]) -> None:
         """A listener that cannot go on must not fall silent."""
         error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and self._bus.on_fault is not None and not self._reads:
+        if isinstance(error, Exception) and self._bus.on_fault is not None:
             self._bus.on_fault(error)
 
     def _hand_over(self, record: Record) -> None:
@@ -144,25 +128,3 @@ class Listener:
 
     def _lies_elsewhere(self, record: Record) -> bool:
         return BLOB in record.headers and not self._by_headers(record)
-
-
-class Reading(Protocol):
-    """A consumer of log messages."""
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in; `message` is None where only headers are read."""
-
-    def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
-
-
-async def read_log(
-    bus: Bus, stream: Stream, subjects: Sequence[str], reading: Reading, *, headers_only: bool = False
-) -> None:
-    """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
-
-    Raises:
-        BusGone: the server fell silent.
-    """
-    listener = Listener(bus, stream, reading.apply, reading.refuse, subjects=subjects, headers_only=headers_only)
-    await listener.read()

@@ -1,17 +1,17 @@
-"""Reading several logs as one: their messages in the order in which the server stored them, each log up to an end."""
+"""Reading logs to an end, several as one: their messages in the order in which the server stored them."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
-from topics.topic import Stream
+from topics.topic import Stream, Topic
 
 _SILENT_S = 30.0
 
@@ -20,7 +20,7 @@ class Part(NamedTuple):
     """A log, as far as it is read."""
 
     stream: Stream
-    end: int  # sequence of the last message that is read
+    end: float = math.inf  # sequence of the last message that is read; else all that is there at the start
     subjects: Sequence[str] = ()  # none for all
     headers_only: bool = False
     unread: Collection[str] = ()  # subjects of which only headers are read
@@ -60,6 +60,28 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
     finally:
         for source in sources:
             await source.close()
+
+
+class Reading(Protocol):
+    """A consumer of log messages."""
+
+    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
+        """Fold one message in; `message` is None where only headers are read."""
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read."""
+
+
+async def read_log(
+    bus: Bus, stream: Stream, subjects: Sequence[str], reading: Reading, *, headers_only: bool = False
+) -> None:
+    """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    part = Part(stream, subjects=subjects, headers_only=headers_only)
+    await read_merged(bus, [part], reading.apply, reading.refuse)
 
 
 class _Source(LogReader):

@@ -32,7 +32,7 @@ from asyncrl.config.room import (
     needs_of_the_rest,
     payload_room,
 )
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, ModelSettings, NatsSettings
 from asyncrl.config.tasks import largest_group, rows_of
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
@@ -218,22 +218,21 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
         DataError, OSError: its data cannot be read.
     """
     row_bytes = _row_bytes(msgspec.json.encode(rows_of(config, base)), config.task.row_limit_s)
-    needed = needs(config, row_bytes, _parameters(config, base))
+    parameters = _parameters(config.model, base)
+    needed = needs(config, row_bytes, parameters)
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
-    disk = None if config.nats.url else _disk(config, base, root)
+    wanted, files = Path(config.directory).resolve(), files_bytes(config, parameters)
+    disk = None if config.nats.url else _disk(config.nats, wanted, root, files)
     room = disk.room if disk is not None else None
     return Plan(config, row_bytes, needed, disk, room, progress.sizes if progress is not None else {})
 
 
-def _disk(config: Config, base: Path, root: Path | None) -> Disk:
-    wanted = root or Path(config.directory).resolve()
-    folder = next(path for path in (wanted, *wanted.parents) if path.is_dir())
+def _disk(nats: NatsSettings, directory: Path, root: Path | None, files: int) -> Disk:
+    folder = root or next(path for path in (directory, *directory.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free + (_taken(root) if root is not None else 0)
-    files = files_bytes(config, _parameters(config, base))
-    most = config.nats.disk_max_mb * MB or free
-    room = min(most, free - RESERVE_MB * MB - files)
-    return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / config.nats.servers))
+    room = min(nats.disk_max_mb * MB or free, free - RESERVE_MB * MB - files)
+    return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / nats.servers))
 
 
 def _taken(root: Path) -> int:
@@ -247,11 +246,11 @@ def _taken(root: Path) -> int:
     return total
 
 
-def _parameters(config: Config, base: Path) -> int:
-    if not config.model.path:
-        return created_parameters(config.model.create)
+def _parameters(model: ModelSettings, base: Path) -> int:
+    if not model.path:
+        return created_parameters(model.create)
     try:
-        return count_parameters(base / config.model.path)
+        return count_parameters(base / model.path)
     except ModelError:
         return 0  # named where the model itself is checked
 

@@ -11,8 +11,8 @@ import msgspec
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
-from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import MESSAGE_ID, publish
 from asyncrl.errors import AsyncRLError
 from asyncrl.state.format_message import FormattedMessage, as_json
@@ -74,7 +74,7 @@ async def read_letters(bus: Bus) -> list[Letter]:
         letter = DeadLetter("message.rejected", DEAD.name, record.sequence, str(error), record.headers, record.data)
         found.append(Letter(record.sequence, letter, record.time_ns))
 
-    await Listener(bus, DEAD, apply, refuse, subjects=[DEAD_LETTER.pattern(bus.run)]).read()
+    await read_merged(bus, [Part(DEAD, subjects=[DEAD_LETTER.pattern(bus.run)])], apply, refuse)
     return found
 
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold, on, on_headers
-from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record
+from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import BY
 from asyncrl.run.find import RunNotFound
 from topics.actors import RunOpened

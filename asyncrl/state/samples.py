@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.find import FoundRun
 from asyncrl.state.evaluation_text import evaluation_text
@@ -110,6 +110,6 @@ async def _newest(bus: Bus, topic: Topic[Any], wanted: Callable[[Any], bool]) ->
         if wanted(message):
             newest = message
 
-    subjects = [topic.pattern(bus.run)]
-    await Listener(bus, BATCHES, apply, lambda _record, _error: None, subjects=subjects).read()
+    part = Part(BATCHES, subjects=[topic.pattern(bus.run)])
+    await read_merged(bus, [part], apply, lambda _record, _error: None)
     return newest

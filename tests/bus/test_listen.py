@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import BLOB, publish
 from harness.logs import read_all
 from harness.stage import Stage
@@ -57,9 +58,9 @@ async def test_a_reader_of_a_whole_log_gets_its_large_messages_and_its_errors(bu
     assert min(sizes) > 0 and sizes[1] > INLINE_BYTES
 
     steps.clear()
-    await Listener(bus, BATCHES, take, lambda record, _: refused.append(record.sequence)).read(after=1)
+    await read_merged(bus, [Part(BATCHES, after=1)], take, lambda record, _: refused.append(record.sequence))
     assert (steps, refused) == ([2, 3], [3, 3])
 
     with pytest.raises(AttributeError, match="steps"):
-        await Listener(bus, BATCHES, lambda _, message, __: message.steps, lambda *_: None).read()
+        await read_merged(bus, [Part(BATCHES)], lambda _, message, __: message.steps, lambda *_: None)
     assert faults == []

@@ -13,9 +13,9 @@ import pytest
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
-from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, known_logins
+from asyncrl.bus.merged import read_log
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read

@@ -15,7 +15,7 @@ from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
 from actors.learner.rank import CopyState, CopyWeights, Digest, Export, Fetch, Load, Publish, Rank, Save, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import read_log
+from asyncrl.bus.merged import read_log
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.ranks import shares
 from harness.learning import Playing, pack

@@ -11,8 +11,8 @@ from actors.learner.rank import Rank
 from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.listen import read_log
 from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.merged import read_log
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.skip import request_skip
 from asyncrl.training.publisher import Publisher
