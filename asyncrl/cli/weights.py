@@ -11,6 +11,7 @@ from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, any_run, live_run, read_topics
@@ -68,7 +69,8 @@ async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
             if message.by != "gate" and message.cause == cause and not answer.done():
                 answer.set_result(message)
 
-        listener = _listener(bus, take)
+        subjects = [topic.pattern(bus.run) for topic in (WEIGHTS_PROMOTED, PROMOTION_REFUSED)]
+        listener = Listener(bus, FLEET, take, lambda _record, _error: None, subjects=subjects)
         ended = asyncio.create_task(run_ended(bus, end))
         await listener.start()
         waits: set[asyncio.Future[Any]] = {answer, ended}
@@ -89,11 +91,6 @@ async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
     return f"live: version {decision.version} ({decision.key})"
 
 
-def _listener(bus: Bus, take: Any) -> Listener:
-    subjects = [topic.pattern(bus.run) for topic in (WEIGHTS_PROMOTED, PROMOTION_REFUSED)]
-    return Listener(bus, FLEET, take, lambda _record, _error: None, subjects=subjects)
-
-
 async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     """What is in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
@@ -103,13 +100,11 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
         names = ("lineage", "version", "digest", "store", "location", "base")
         published[message.key] = {name: getattr(message, name) for name in names} | {"promoted": "", "live": False}
 
-    def on_decided(_topic: Topic[Any], message: WeightsPromoted | PromotionRefused, _record: Record) -> None:
-        if isinstance(message, WeightsPromoted):
-            promoted.append(message)
-
-    subjects = [WEIGHTS_PUBLISHED.pattern(bus.run)]
-    await Listener(bus, TRAINING, on_published, lambda _record, _error: None, subjects=subjects).read()
-    await _listener(bus, on_decided).read()
+    for stream, topic, take in (
+        (TRAINING, WEIGHTS_PUBLISHED, on_published),
+        (FLEET, WEIGHTS_PROMOTED, lambda _topic, message, _record: promoted.append(message)),
+    ):
+        await read_merged(bus, [Part(stream, subjects=[topic.pattern(bus.run)])], take, lambda *_: None)
     for message in promoted:
         if message.key in published:
             published[message.key]["promoted"] = message.by
