@@ -27,6 +27,7 @@ from asyncrl.run.launch import run_opened
 from asyncrl.run.make_model import create_model_aside
 from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
+from topics.roles import role_of
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic
 
 T = TypeVar("T")
@@ -67,18 +68,19 @@ class Stage:
 
     async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 600.0) -> None:
         """Start all actors of the config except some roles, and return once all of them are ready for prompts."""
-        for role, count in first_fleet(self.config).items():
-            if role not in but:
+        fleet = first_fleet(self.config)
+        for pool, count in fleet.items():
+            if role_of(pool) not in but:
                 for number in range(1, count + 1):
-                    await self.enter(role, number)
-        engines = self.config.engine.count
+                    await self.enter(pool, number)
+        engines = sum(count for pool, count in fleet.items() if role_of(pool) == "engine")
         await self.until(self._seen(ENGINES, ENGINE_READY, engines), deadline_s)
         await self.until(self._pulled(), deadline_s)
 
-    async def enter(self, role: str, number: int = 1) -> None:
+    async def enter(self, pool: str, number: int = 1) -> None:
         """Start one actor."""
-        name = f"{role}-{number}"
-        job = actor_job(self.files.credentials, self.config.run, role, name)
+        name = f"{pool}-{number}"
+        job = actor_job(self.files.credentials, self.config.run, role_of(pool), name)
         process = self._actors[name] = await LocalProcesses(self.files.logs).start(job)
         task = asyncio.create_task(self._watch(name, process))
         self._watching.add(task)

@@ -23,6 +23,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import read_key
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.store import STORES, StorePlace
@@ -171,7 +172,7 @@ class _Delivery:
 
     async def _first_tokens(self) -> float:
         """Return when every engine has sampled a token."""
-        key = self._stage.files.engine_key(self._stage.config.engine)
+        key = read_key(self._stage.files.engine_key_file(self._stage.config.engine, "engine-1"))
         clients = [EngineClient(ready.address, api_key=key) for ready, _ in self._ready.values()]
         await asyncio.gather(*(client.generate([1, 2, 3], SamplingParams(1)) for client in clients))
         ended = time.monotonic()

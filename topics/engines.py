@@ -6,7 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from topics.topic import ENGINES, Topic
+from topics.topic import ACTORS, ENGINES, Topic
 from topics.wire import Count, Id, Message, Seconds, Version
 
 
@@ -31,11 +31,17 @@ class EngineReady(Message):
     update_s: Seconds = 0.0  # seconds from engine.updating to here
     delta: bool = False  # its files were a difference to the version before
     fetch_s: Seconds = 0.0  # seconds until its host had the version, while it still sampled from the one before
+    cache: Annotated[str, Meta(max_length=64)] = ""  # distinguishes this loading from another one of the same weights
 
     @property
     def key(self) -> str:
         """Name of its weights: `lineage:version:digest`."""
         return f"{self.lineage}:{self.version}:{self.digest}"
+
+    @property
+    def cache_key(self) -> str:
+        """The key of its prefix cache: what the server has cached before it confirmed these weights is not reused."""
+        return f"{self.key}:{self.cache}" if self.cache else self.key
 
 
 def version_of(key: str) -> tuple[int, int]:
@@ -52,13 +58,28 @@ class EngineGone(Message):
     asked: bool = False  # to leave
 
 
-_SUBSCRIBERS = ("rollout", "recorder", "supervisor")
+class EngineAnnounced(Message):
+    """Request to sample from a server of another owner, too: it is never started, stopped or reconfigured."""
+
+    engine_id: Id  # "engine-at-gpu7-30000"
+    address: Annotated[str, Meta(max_length=1024)]
+    slots: Annotated[int, Meta(ge=1, le=2**20)] = 256  # requests it runs at once
+
+
+class EngineWithdrawn(Message):
+    """Request to sample from a server of another owner no more; what runs there goes on elsewhere."""
+
+    engine_id: Id
+
+
+_PUBLISHERS = ("engine", "router")  # a router is one engine for those that sample
+_SUBSCRIBERS = ("rollout", "router", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(
     "engine.updating",
     EngineUpdating,
     ENGINES,
-    publishers=("engine",),
+    publishers=_PUBLISHERS,
     subscribers=_SUBSCRIBERS,
     key="engine_id",
     repeats=True,
@@ -67,11 +88,29 @@ ENGINE_READY = Topic(
     "engine.ready",
     EngineReady,
     ENGINES,
-    publishers=("engine",),
+    publishers=_PUBLISHERS,
     subscribers=("learner", *_SUBSCRIBERS),
     key="engine_id",
     repeats=True,
 )
 ENGINE_GONE = Topic(
-    "engine.gone", EngineGone, ENGINES, publishers=("engine",), subscribers=_SUBSCRIBERS, key="engine_id", repeats=True
+    "engine.gone", EngineGone, ENGINES, publishers=_PUBLISHERS, subscribers=_SUBSCRIBERS, key="engine_id", repeats=True
+)
+ENGINE_ANNOUNCED = Topic(
+    "engine.announced",
+    EngineAnnounced,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("supervisor", "engine"),
+    key="engine_id",
+    repeats=True,
+)
+ENGINE_WITHDRAWN = Topic(
+    "engine.withdrawn",
+    EngineWithdrawn,
+    ACTORS,
+    publishers=("operator",),
+    subscribers=("supervisor",),
+    key="engine_id",
+    repeats=True,
 )

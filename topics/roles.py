@@ -43,6 +43,7 @@ ROLES = [
     Role("buffer", "keeper", stops=4),
     Role("learner", "keeper", stops=4, slow=True, children=True),
     Role("engine", "service", stops=4, setting="engine.count", scalable=True, slow=True, children=True),
+    Role("router", "service", stops=4, setting="engine.router.count", children=True),
     Role("recorder", "service", stops=5),
     Role(SUPERVISOR, "keeper", stops=6),  # it stops the others, and then itself
 ]
@@ -51,6 +52,16 @@ KEEPERS = [role.name for role in ROLES if role.kind == "keeper"]
 WORKERS = [role.name for role in ROLES if role.kind == "worker"]
 SCALABLE = [role.name for role in ROLES if role.scalable]
 OWN = tuple(ROLE_NAMES)  # without the user's
+
+
+def pool_of(actor_id: str) -> str:
+    """The processes that an actor is counted with: `engine-large` of `engine-large-2`, `rollout` of `rollout-2`."""
+    return actor_id.rpartition("-")[0]
+
+
+def role_of(name: str) -> str:
+    """The role of an actor or of a pool of them: `engine` of `engine-2`, `engine-large-2` and `engine-large`."""
+    return name.partition("-")[0]
 
 
 def add_role(role: Role) -> None:

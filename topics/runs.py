@@ -79,7 +79,7 @@ class RunStatus(Message, omit_defaults=False):
     open_groups: float | None
     ready_groups: float | None
     engines: list[EngineStatus]  # at most 256
-    wanted: dict[str, int]  # processes of each role
+    wanted: dict[str, int]  # processes of each pool: a role, or a group of engines
     actors: list[ActorStatus]  # at most 256
     stalls: list[StallFound]
     trajectories_failed: int

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.engine.fetch import Fetcher
-from actors.runtime.actor import VITALS_S, ActorDown, Context
+from actors.runtime.actor import VITALS_S, ActorDown, ActorFault, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
+from asyncrl.config.engine_settings import ANNOUNCED
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
-from asyncrl.engine.control import KINDS, EngineFailed, EngineHome
+from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.verify import TornVersion
 from topics.engines import (
+    ENGINE_ANNOUNCED,
+    EngineAnnounced,
     EngineGone,
     EngineReady,
     EngineUpdating,
 )
-from topics.topic import TRAINING, Topic
+from topics.topic import ACTORS, TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished, WeightsRefused
 from topics.wire import Message, WireError
 
+_UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # the weights of a model that is served as it is
 _NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
 
 
@@ -38,13 +43,23 @@ class Announced(NamedTuple):
 
 async def main(context: Context) -> None:
     """Run the engine until asked to stop."""
-    await EngineActor(context).run()
+    await EngineActor(context, await _announced(context)).run()
+
+
+async def _announced(context: Context) -> EngineAnnounced | None:
+    """The announcement of this engine; None for one of the config."""
+    if not context.actor_id.startswith(ANNOUNCED):
+        return None
+    record = await read_last(context.bus, ACTORS, ENGINE_ANNOUNCED.subject(context.bus.run, context.actor_id))
+    if record is None:
+        raise ActorFault(f"{context.actor_id} was never announced; `asyncrl engines add URL` does it")
+    return await read(context.bus, EngineAnnounced, record)
 
 
 class EngineActor:
     """Follows `weights.published` in its order (not by the integer) and brings the server to the newest."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, announced: EngineAnnounced | None = None) -> None:
         self.context = context
         self.settings = context.config.engine
         self._target: Announced | None = None
@@ -58,9 +73,14 @@ class EngineActor:
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         config, files = context.config, context.files
-        key_file, model = files.engine_key_file(config.engine), files.model_path(config.model)
+        key_file, model = files.engine_key_file(config.engine, context.actor_id), files.model_path(config.model)
         home = EngineHome(context.actor_id, self.settings, model, log_file, key_file)
-        self._server = KINDS[self.settings.kind].control(home)
+        self._slots = home.group.max_running
+        if announced is not None:
+            home, self._slots = home._replace(address=announced.address), announced.slots
+        if not context.config.trains:
+            home = home._replace(label=_UNTRAINED.key)
+        self._server = CONTROLS[home.group.kind](home)
         self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])
 
     async def run(self) -> None:
@@ -74,6 +94,8 @@ class EngineActor:
             for probe in probes:
                 self.context.watch(probe)
             await self._listener.caught_up()  # versions in between may be pruned by now
+            if not self.context.config.trains and self._target is None:
+                await self._publish_ready(_UNTRAINED, 0.0, 0.0)  # nobody will publish any weights
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
@@ -259,18 +281,24 @@ class EngineActor:
         crash_point("engine.swapped")
         self._loaded, self._found = target.key, ""
         seconds = round(time.monotonic() - began, 4)
-        self.context.vitals.update(version=target.version, update_s=seconds, fetch_s=round(fetch_s, 4))
+        await self._publish_ready(target, seconds, fetch_s)
+
+    async def _publish_ready(self, target: WeightsPublished, update_s: float, fetch_s: float) -> None:
+        server, fetch_s = self._server, round(fetch_s, 4)
+        self.context.vitals.update(version=target.version, update_s=update_s, fetch_s=fetch_s)
         ready = EngineReady(
-            engine_id,
+            self.context.actor_id,
             server.address,
             target.lineage,
             target.version,
             target.digest,
-            self.settings.max_running,
-            update_s=seconds,
+            self._slots,
+            update_s=update_s,
             delta=bool(target.base),
-            fetch_s=round(fetch_s, 4),
+            fetch_s=fetch_s,
         )
+        if not server.own:  # its owner may have restarted it, and others may have sampled under the same key since
+            ready.cache = secrets.token_hex(4)
         await self._publish(ready)
 
     async def _publish(self, message: Message) -> None:

@@ -9,7 +9,7 @@ from actors.rollout.ends import EVERY, Ends
 from actors.rollout.execution import Execution, Tools
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
-from actors.runtime.engines import follow_engines
+from actors.runtime.engines import follow_fleet
 from actors.runtime.worker import Produced, WorkerLoop
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.rollout.journal import branch_tasks
@@ -40,7 +40,7 @@ class RolloutWorker:
     async def run(self) -> None:
         """Work until asked to stop."""
         branch_tasks(asyncio.get_running_loop())
-        engines = await follow_engines(self.context, self.tools.fleet)
+        engines = await follow_fleet(self.context, self.tools.fleet)
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)

@@ -22,6 +22,7 @@ from asyncrl.config.tasks import tasks_of
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
 from asyncrl.errors import last_lines
 from asyncrl.rewards.functions import load_rollout
@@ -78,6 +79,7 @@ class Execution(Watch):
         self._settings = tools.context.config.rollout
         self._issued = issued
         self._delivery = delivery
+        self._wanted = Wanted(issued.min_version, group=issued.prompt_id)
         self._progress = self._open_progress()
 
     async def run(self, *, look: bool) -> Produced:
@@ -141,7 +143,7 @@ class Execution(Watch):
     async def _engine_there(self) -> None:
         """Wait until an engine could take a request."""
         with self.waiting(Waiting("version", version=self._issued.min_version)):
-            self._tools.fleet.release(await self._tools.fleet.choose(self._issued.min_version))
+            self._tools.fleet.release(await self._tools.fleet.choose(self._wanted))
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
@@ -162,7 +164,11 @@ class Execution(Watch):
         self._progress.left += most - len(answer.tokens)
         try:
             await self._tools.generator.generate(
-                input_ids, sampling, version=self._issued.min_version, answer=answer, watch=self
+                input_ids,
+                sampling,
+                wanted=self._wanted,
+                answer=answer,
+                watch=self,
             )
         finally:
             self._progress.left -= most - len(answer.tokens)

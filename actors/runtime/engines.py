@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
-from asyncrl.engine.control import KINDS
-from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.control import open_client
+from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
+from asyncrl.engine.router import RouterClient
+from topics.roles import role_of
 from topics.table import TOPICS
 from topics.topic import ENGINES
 
@@ -14,14 +18,29 @@ from topics.topic import ENGINES
 def open_fleet(context: Context) -> Fleet:
     """The engines of the actor's run, none of which is known before it follows them."""
     settings = context.config.engine
-    key = context.files.engine_key(settings)
-    client = KINDS[settings.kind].client
-    return Fleet(lambda address: client(settings, address, key), counts=context.vitals, fail=context.fail)
+
+    def opened(engine_id: str, address: str) -> Sampler:
+        if role_of(engine_id) == "router":
+            return RouterClient(address)  # it knows the keys of the engines behind it
+        return open_client(settings, address, context.files.engine_key_file(settings, engine_id))
+
+    return Fleet(opened, counts=context.vitals, fail=context.fail)
 
 
-async def follow_engines(context: Context, fleet: Fleet) -> Listener:
-    """Tell a fleet the newest state of each engine, and what follows on the log: its length does not matter."""
-    listener = context.listen(ENGINES, lambda _topic, message, _record: fleet.apply(message))
+async def follow_fleet(context: Context, fleet: Fleet) -> Listener:
+    """Tell a fleet of the engines that it samples from: all of the run, or the router in front of them."""
+    sampled = "router" if context.config.engine.router.count else "engine"
+
+    def take(news: EngineNews) -> None:
+        if role_of(news.engine_id) == sampled:
+            fleet.apply(news)
+
+    return await follow_engines(context, take)
+
+
+async def follow_engines(context: Context, take: Callable[[EngineNews], None]) -> Listener:
+    """Take in the newest state of each engine, and what follows on the log: its length does not matter."""
+    listener = context.listen(ENGINES, lambda _topic, message, _record: take(message))
     subjects = [topic.pattern(context.bus.run) for topic in TOPICS if topic.stream is ENGINES]
     newest = sorted(await read_last_of_each(context.bus, ENGINES, subjects), key=lambda record: record.sequence)
     for record in newest:

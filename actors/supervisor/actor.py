@@ -24,7 +24,7 @@ from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import Placed, actor_job
 from topics.actors import ActorStopped, FleetScaled
 from topics.promotions import PromotionRefused, WeightsPromoted
-from topics.roles import ROLES, SUPERVISOR, Role
+from topics.roles import ROLES, SUPERVISOR, role_of
 from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
@@ -33,18 +33,23 @@ _MOST = 1024  # processes of one role
 
 
 def first_fleet(config: Config) -> dict[str, int]:
-    """Return how many processes run each role at the start, in the order of their starts."""
+    """Return how many processes run each pool at the start, in the order of their starts.
+
+    A pool is a role, or one of several groups of engines: `engine-large`.
+    """
     roles = sorted((role for role in ROLES if role.name != SUPERVISOR), key=lambda role: not role.slow)
-    fleet = {role.name: _first_count(role, config) for role in roles}
-    if config.engine.kind == "external":
-        fleet["engine"] = len(config.engine.addresses)
+    fleet: dict[str, int] = {}
+    alone = {*config.only, "recorder"} | ({"router"} if "engine" in config.only else set())
+    for role in roles:
+        if config.only and role.name not in alone:
+            fleet[role.name] = 0
+        elif role.name == "engine":
+            fleet |= {pool: group.servers for pool, group in config.engine.pools.items()}
+        elif role.setting:
+            fleet[role.name] = int(attrgetter(role.setting)(config))
+        else:
+            fleet[role.name] = 1 + config.supervision.spares if role.kind == "keeper" else role.processes
     return fleet
-
-
-def _first_count(role: Role, config: Config) -> int:
-    if role.setting:
-        return int(attrgetter(role.setting)(config))
-    return 1 + config.supervision.spares if role.kind == "keeper" else role.processes
 
 
 class _Child:
@@ -75,6 +80,7 @@ class Supervisor:
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
         self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
         self._failure = ""
+        self._reconciled: list[str] = []  # actors that were wanted when last they were started and dismissed
         self.keeper = Keeper(context, FLEET, self.fold)
 
     @property
@@ -91,17 +97,20 @@ class Supervisor:
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.config))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
-            self._begin("recorder", "recorder-1")  # a supervisor died while the run ended: the summary may be missing
+            self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
         else:
             self._reconcile()
         finished_at = 0.0
         while not (self.context.stop.is_set() or self._state.stopping):
             if self._state.asked:
                 asked, self._state.asked = self._state.asked, {}
-                wanted = {role: min(count, self._most(role)) for role, count in asked.items()}
-                if any(self._state.wanted.get(role) != count for role, count in wanted.items()):
+                known = {pool: count for pool, count in asked.items() if pool in self._state.wanted}
+                wanted = {pool: min(count, self._most(pool)) for pool, count in known.items()}
+                if any(self._state.wanted[pool] != count for pool, count in wanted.items()):
                     await self._scale(wanted)
-                    self._reconcile()
+                continue
+            if self._names != self._reconciled:
+                self._reconcile()
                 continue
             decision = self._state.channel.decide(self.fold.stored, self.context.config.weights)
             if decision is not None:
@@ -126,10 +135,10 @@ class Supervisor:
             watch_for_stalls(self.context, self.keeper, watch, lambda: self._state.trained),
         )
 
-    def _most(self, role: str) -> int:
-        """Return the wanted number of processes; external servers are as many as the config has addresses."""
-        engine = self.context.config.engine
-        return len(engine.addresses) if role == "engine" and engine.kind == "external" else _MOST
+    def _most(self, pool: str) -> int:
+        """Return how many processes a pool may have."""
+        group = self.context.config.engine.pools.get(pool)
+        return _MOST if group is None else group.most
 
     async def _move(self, decision: WeightsPromoted | PromotionRefused) -> None:
         """Move the channel `live`, or publish why not."""
@@ -153,19 +162,27 @@ class Supervisor:
 
     def _reconcile(self) -> None:
         """Start missing actors, and ask surplus ones to leave."""
-        for role, count in self._state.wanted.items():
-            names = [f"{role}-{number}" for number in range(1, count + 1)]
-            for name in names:
-                self._begin(role, name)
-            for child in list(self._children.values()):
-                if child.role == role and child.actor_id not in names:
-                    self._dismiss(child)
+        self._reconciled = self._names
+        for name in self._reconciled:
+            self._begin(name)
+        for child in list(self._children.values()):
+            if child.actor_id not in self._reconciled:
+                self._dismiss(child)
 
-    def _begin(self, role: str, name: str) -> None:
+    @property
+    def _names(self) -> list[str]:
+        """The actors that are wanted."""
+        pools = self._state.wanted.items()
+        names = [f"{pool}-{number}" for pool, count in pools for number in range(1, count + 1)]
+        return [name for name in (*names, *self._state.announced) if name not in self._state.withdrawn]
+
+    def _begin(self, name: str) -> None:
         child = self._children.get(name)
         if child is None or child.task is None or child.task.done():
-            child = self._children[name] = _Child(role, name, RestartPolicy(self.context.config.supervision))
+            policy = RestartPolicy(self.context.config.supervision)
+            child = self._children[name] = _Child(role_of(name), name, policy)
             child.task = asyncio.create_task(self._keep_alive(child))
+        child.leaving = False  # it is started again, where it was asked to leave and has not yet
 
     def _dismiss(self, child: _Child) -> None:
         child.leaving = True

@@ -10,9 +10,10 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaleRequested, StopRequested
 from topics.batches import BatchTrained
+from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
-from topics.roles import SCALABLE
+from topics.roles import SCALABLE, role_of
 from topics.weights import TrainingFinished, WeightsRefused
 
 
@@ -21,6 +22,8 @@ class SupervisorState(RoomState, msgspec.Struct):
 
     wanted: dict[str, int] = {}
     asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
+    announced: list[str] = []  # engines that were announced while the run went on, and not withdrawn
+    withdrawn: set[str] = set()  # engines that shall be left
     stopping: str = ""
     finished_at: int | None = None  # step at which training was reported finished
     trained: int = 0  # batches reported trained
@@ -54,7 +57,17 @@ class SupervisorFold(TrimmerFold):
 
     @on(ScaleRequested)
     def _on_scale_requested(self, request: ScaleRequested, _record: Record) -> None:
-        self.state.asked.update({role: count for role, count in request.wanted.items() if role in SCALABLE})
+        self.state.asked.update({pool: count for pool, count in request.wanted.items() if role_of(pool) in SCALABLE})
+
+    @on(EngineAnnounced)
+    def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
+        self.state.announced = [*dict.fromkeys([*self.state.announced, message.engine_id])]
+        self.state.withdrawn.discard(message.engine_id)
+
+    @on(EngineWithdrawn)
+    def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
+        self.state.announced = [name for name in self.state.announced if name != message.engine_id]
+        self.state.withdrawn.add(message.engine_id)
 
     @on(RunOpened)
     def _on_opened(self, _opened: RunOpened, _record: Record) -> None:

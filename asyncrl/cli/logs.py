@@ -15,7 +15,7 @@ from rich.text import Text
 from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import AsyncRLError
 from asyncrl.telemetry.log_file import Line, LogFile
-from topics.roles import ROLE_NAMES
+from topics.roles import ROLE_NAMES, role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _LOOK_S = 0.3
@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow if asked to."""
     word = arguments.run_id
-    if not arguments.actor and (
-        word in ROLE_NAMES or word.rpartition("-")[0] in ROLE_NAMES
-    ):  # an actor, where no run is named
+    if not arguments.actor and (word in ROLE_NAMES or role_of(word) in ROLE_NAMES):  # an actor, where no run is named
         arguments.actor, arguments.run_id = word, ""
     found = any_run(arguments)
     logs = found.files.logs
@@ -73,7 +71,7 @@ def line_text(line: Line) -> Text:
 def _open_new(logs: Path, actor: str, files: dict[Path, LogFile]) -> bool:
     for path in sorted(logs.glob("*.log")):
         name = path.name.split(".")[0]
-        if path not in files and (not actor or actor in (name, name.rpartition("-")[0])):
+        if path not in files and (not actor or actor in (name, name.rpartition("-")[0], role_of(name))):
             files[path] = LogFile(path)
     return bool(files)
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "down": "stop a run; `up --resume` continues it",
     "doctor": "name what keeps a run from advancing",
     "scale": "change how many processes run a role",
+    "engines": "list inference servers; add and remove those of other owners",
     "tap": "print the messages on a run's topics",
     "logs": "print the actors' logs, also of a run that is over",
     "audit": "prove that nothing was lost and nothing was trained twice",

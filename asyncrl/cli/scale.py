@@ -13,7 +13,7 @@ from asyncrl.run.find import FoundRun
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import ScaleRequested
-from topics.roles import ROLE_NAMES, SCALABLE
+from topics.roles import ROLE_NAMES, SCALABLE, pool_of, role_of
 
 _MOST = 1024  # processes of one role
 
@@ -21,9 +21,9 @@ _MOST = 1024  # processes of one role
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument(
-        "counts", nargs="*", metavar="ROLE=COUNT", help=f"such as rollout=4; roles: {', '.join(SCALABLE)}"
-    )
+    roles = ", ".join(SCALABLE)
+    about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
+    parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
 
 
@@ -50,7 +50,7 @@ def read_counts(words: list[str]) -> dict[str, int]:
     wanted = {}
     for word in words:
         role, _, count = word.partition("=")
-        if role in ROLE_NAMES:
+        if role_of(role) in ROLE_NAMES:
             _check_scalable(role)
         if not count.isdecimal() or int(count) > _MOST:
             raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
@@ -59,7 +59,7 @@ def read_counts(words: list[str]) -> dict[str, int]:
 
 
 def _check_scalable(role: str) -> None:
-    if role not in SCALABLE:
+    if role_of(role) not in SCALABLE:
         raise WrongUsage(f"{role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
 
 
@@ -70,6 +70,7 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
             _check_scalable(role)
         watch = Watch(bus, state)
         await watch.start()
+        _check_known(state, wanted)
         await publish(bus, ScaleRequested(wanted))
         try:
             async with asyncio.timeout(wait_s):
@@ -83,8 +84,16 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
             await watch.close()
 
 
-def _live(state: RunState, role: str) -> int:
-    return sum(actor.live for actor in state.fleet if actor.role == role)
+def _check_known(state: RunState, wanted: dict[str, int]) -> None:
+    """Refuse the name of a role whose processes are in several groups, and of a group that is not there."""
+    for pool in wanted:
+        known = [name for name in state.wanted if role_of(name) == role_of(pool)]
+        if known and pool not in known:
+            raise WrongUsage(f"run {state.run} has no {pool}; name one of {', '.join(known)}")
+
+
+def _live(state: RunState, pool: str) -> int:
+    return sum(actor.live for actor in state.fleet if pool_of(actor.actor_id) == pool)
 
 
 def _reached(state: RunState, wanted: dict[str, int]) -> bool:
@@ -93,5 +102,5 @@ def _reached(state: RunState, wanted: dict[str, int]) -> bool:
 
 def _shortfall(state: RunState, wanted: dict[str, int], wait_s: float) -> str:
     found = ", ".join(f"{role} {_live(state, role)} of {count}" for role, count in wanted.items())
-    words = next((actor.error for actor in state.fleet if actor.role in wanted and actor.error), "")
+    words = next((actor.error for actor in state.fleet if pool_of(actor.actor_id) in wanted and actor.error), "")
     return f"after {wait_s:.0f} s there are: {found}{'; last error: ' + words if words else ''}"

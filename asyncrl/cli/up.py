@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the config's)"
     )
     parser.add_argument(
+        "--only", default="", metavar="ROLES", help="run these roles alone, such as engine: a run that only serves"
+    )
+    parser.add_argument(
         "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
     )
     parser.add_argument(
@@ -74,6 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
+    overrides += [f"only={arguments.only.split(',')}"] if arguments.only else []
     launch = Launch(load_config(arguments.config or "demo", overrides=overrides, further=check_surroundings))
     for hint in (*hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")
@@ -81,8 +85,8 @@ def _new(arguments: argparse.Namespace) -> Launch:
 
 
 def _resumed(arguments: argparse.Namespace) -> Launch:
-    if arguments.config or arguments.run_id:
-        raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run")
+    if arguments.config or arguments.run_id or arguments.only:
+        raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run nor --only")
     found = find_run(arguments.resume, Path("runs"), live=False)
     launch = Launch.of(found.files.root, arguments.set)
     launch.skip_batch = arguments.skip_batch

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import (
     Config,
-    EngineSettings,
     LearnerSettings,
     ModelSettings,
     NatsSettings,
@@ -24,6 +25,7 @@ from asyncrl.config.settings import (
 )
 from asyncrl.config.tasks import Task, tasks_of
 from asyncrl.ports import is_ip
+from topics.roles import ROLE_NAMES
 
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
@@ -38,6 +40,7 @@ class Finding(NamedTuple):
 def contradictions(config: Config) -> list[Finding]:
     """Settings that are each in range and cannot hold together."""
     return [
+        *_only(config),
         *_nats(config.nats),
         *_model(config.model),
         *_lengths(config),
@@ -50,8 +53,15 @@ def contradictions(config: Config) -> list[Finding]:
         *_learner(config.learner),
         *_start(config),
         *_engine(config.engine),
+        *_router(config.engine),
         *_tasks(config),
     ]
+
+
+def _only(config: Config) -> Iterator[Finding]:
+    unknown = [name for name in config.only if name not in ROLE_NAMES]
+    if unknown and not config.actors:  # which may have roles of their own
+        yield Finding(("only",), f"found {_quoted(unknown)}, expected roles: {', '.join(ROLE_NAMES)}")
 
 
 def _nats(nats: NatsSettings) -> Iterator[Finding]:
@@ -176,7 +186,7 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
             "set it above 0 (evaluations have eval.temperature)"
         )
         yield Finding((*temperatures, *sizes, *advantages), message)
-    elif rollout.top_k == 1 and size > 1 and compared and config.engine.kind != "scripted":
+    elif rollout.top_k == 1 and size > 1 and compared and config.engine.kinds != {SCRIPTED}:
         message = (
             "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
         )
@@ -269,26 +279,56 @@ def _start(config: Config) -> Iterator[Finding]:
 
 
 def _engine(engine: EngineSettings) -> Iterator[Finding]:
-    external = engine.kind == "external"
-    if external and not engine.addresses:
-        message = 'engine.kind = "external" needs engine.addresses, found none; list them as http://host:port'
-        yield Finding(("engine.kind", "engine.addresses"), message)
-    if engine.addresses and not external:
-        message = f'engine.addresses is for engine.kind = "external", found "{engine.kind}"; remove them or set it'
-        yield Finding(("engine.addresses", "engine.kind"), message)
-    if engine.arguments and external:
-        message = 'engine.arguments is for servers started here, found engine.kind = "external"; remove them'
-        yield Finding(("engine.arguments", "engine.kind"), message)
-    for option, instead in (("--api-key", "engine.api_key_file"), ("--config", "further options in engine.arguments")):
-        if any(argument.split("=")[0] == option for argument in engine.arguments):
-            message = f"holds {option}, which a server started here is given by the run; use {instead}"
-            yield Finding(("engine.arguments",), message)
-    for address in engine.addresses:
-        if not _is_address(address, "http", "https"):
-            yield Finding(("engine.addresses",), f'found "{address}", expected http://host:port')
-    repeated = [address for address, count in Counter(engine.addresses).items() if count > 1]
+    plain = EngineGroup()
+    for key in EngineGroup.__struct_fields__ if engine.groups else ():
+        if getattr(engine, key) != getattr(plain, key):
+            names = ", ".join(engine.groups)
+            message = f"is for one group of engines, but engine.groups has {names}; move it into [engine.groups.NAME]"
+            yield Finding((f"engine.{key}", "engine.groups"), message)
+    tables = {f"engine.groups.{name}": group for name, group in engine.groups.items()} or {"engine": engine}
+    for table, group in tables.items():
+        yield from _engine_group(table, group)
+    addresses = Counter(address for group in tables.values() for address in group.addresses)
+    repeated = [address for address, count in addresses.items() if count > 1]
     if repeated:
-        yield Finding(("engine.addresses",), f"{_quoted(repeated)} found more than once, expected each server once")
+        keys = tuple(f"{table}.addresses" for table in tables)
+        yield Finding(keys, f"{_quoted(repeated)} found more than once, expected each server once")
+    if len({group.kind == "scripted" for group in tables.values()}) > 1:
+        message = "scripted engines make tokens up, and cannot be mixed with servers of a model"
+        yield Finding(tuple(f"{table}.kind" for table in tables), message)
+
+
+def _router(engine: EngineSettings) -> Iterator[Finding]:
+    if engine.router.count and SCRIPTED in engine.kinds:
+        message = "a router stands in front of servers, and scripted engines are none; set 0"
+        yield Finding(("engine.router.count",), message)
+    roles = {group.role for group in engine.pools.values()}
+    if roles != {"regular"} and (roles != {"prefill", "decode"} or not engine.router.count):
+        found = ", ".join(sorted(roles))
+        message = f"--disaggregation-mode makes servers that are {found}; expected groups of both prefill and decode "
+        keys = tuple(f"engine.groups.{name}.arguments" for name in engine.groups) or ("engine.arguments",)
+        yield Finding((*keys, "engine.router.count"), message + "and no others, with engine.router.count = 1")
+
+
+def _engine_group(table: str, group: EngineGroup) -> Iterator[Finding]:
+    external = group.kind == "external"
+    if group.addresses and not external:
+        message = f'{table}.addresses is for kind = "external", found "{group.kind}"; remove them or set it'
+        yield Finding((f"{table}.addresses", f"{table}.kind"), message)
+    for key, given in (("arguments", group.arguments), ("gpus", group.gpus)):
+        if given and external:
+            message = f'{table}.{key} is for servers started here, found kind = "external"; remove them'
+            yield Finding((f"{table}.{key}", f"{table}.kind"), message)
+    if len(group.gpus) % group.count or len(set(group.gpus)) < len(group.gpus):
+        message = f"found {group.gpus}, expected different numbers, as many for each of {table}.count = {group.count}"
+        yield Finding((f"{table}.gpus", f"{table}.count"), message)
+    for option, instead in (("--api-key", f"{table}.api_key_file"), ("--config", f"options in {table}.arguments")):
+        if any(argument.split("=")[0] == option for argument in group.arguments):
+            message = f"holds {option}, which a server started here is given by the run; use {instead}"
+            yield Finding((f"{table}.arguments",), message)
+    for address in group.addresses:
+        if not _is_address(address, "http", "https"):
+            yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port')
 
 
 def _tasks(config: Config) -> Iterator[Finding]:

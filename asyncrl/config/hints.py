@@ -45,12 +45,15 @@ def _speed_hints(config: Config) -> Iterator[str]:
             f"(max_lag + 1) * batch_groups = {open_groups} groups may be open; "
             f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
         )
-    running = config.engine.count * config.engine.max_running
-    if config.engine.kind != "external" and rollout.workers * rollout.slots > running:
+    groups = config.engine.pools.values()
+    running = sum(group.servers * group.max_running for group in groups)
+    if "external" not in config.engine.kinds and rollout.workers * rollout.slots > running:
         yield (
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
+    if not any(group.servers for group in groups):
+        yield "there are no engines: trajectories wait until `asyncrl engines add URL` announces one"
 
 
 def _meaning_hints(config: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -26,7 +26,6 @@ from asyncrl.config.reference import (
     toml_text,
 )
 from asyncrl.config.settings import Config, LearnerSettings
-from asyncrl.config.tasks import RESERVED
 from asyncrl.errors import AsyncRLError
 
 PACKAGE = Path(__file__).parents[1]
@@ -44,7 +43,6 @@ _RENAMED = {
     "rollout.poison_after": "workers.poison_after",
     "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
 }  # names of earlier versions, and what they are called now
-_NAME = r"[a-z][a-z0-9_-]{0,31}"
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -253,7 +251,7 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
         if name not in fields:
             findings.append(_unknown(key, list(fields)))
         elif (named := named_tables(fields[name])) is not None:
-            values[name] = _convert_named(named, value, key, findings)
+            values[name] = _convert_named(named, fields[name], value, key, findings)
         elif not is_table(fields[name]):
             try:
                 if isinstance(value, float) and not math.isfinite(value):
@@ -271,19 +269,23 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
     return table(**values)
 
 
-def _convert_named(table: type[Table], raw: Any, prefix: str, findings: list[Finding]) -> dict[str, Table]:
-    """Tables under names of the user's."""
+def _convert_named(
+    table: type[Table], annotation: Any, raw: Any, prefix: str, findings: list[Finding]
+) -> dict[str, Table]:
+    """Tables under names of the user's; names that their type forbids are noted."""
     if not isinstance(raw, dict):
         findings.append(_wrong(prefix, raw, f"tables of settings, [{prefix}.NAME]"))
         return {}
     values = {}
+    names = get_args(annotation)[0]
     for name, value in raw.items():
         key = join_key(prefix, name)
-        if not re.fullmatch(_NAME, name) or name in RESERVED:
-            message = "the name of a task is a letter, then up to 31 of a to z, 0 to 9, _ and -, and not "
-            message += " or ".join(RESERVED)
-            findings.append(Finding((key,), message))
-        elif isinstance(value, dict):
+        try:
+            msgspec.convert(name, names)
+        except msgspec.ValidationError:
+            findings.append(Finding((key,), f'found the name "{name}", expected {names.__metadata__[0].description}'))
+            continue
+        if isinstance(value, dict):
             values[name] = _convert(table, value, key, findings)
         else:
             findings.append(_wrong(key, value, f"table of settings, [{key}]"))

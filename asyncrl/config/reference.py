@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
-import typing
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 from msgspec import inspect as types
@@ -14,6 +14,7 @@ from msgspec import inspect as types
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
+from asyncrl.config.setting_types import BENCHMARKS, SCRIPTED, Settings
 
 UNITS = {
     "_s": "s",
@@ -75,7 +76,7 @@ def type_text(kind: types.Type) -> str:
         case types.StrType():
             return "string"
         case types.LiteralType():
-            return "one of " + ", ".join(toml_text(value) for value in kind.values if value != settings.SCRIPTED)
+            return "one of " + ", ".join(toml_text(value) for value in kind.values if value != SCRIPTED)
         case types.ListType(item_type=types.LiteralType()):
             return f"array, each {type_text(kind.item_type)}"
         case types.ListType():
@@ -122,24 +123,23 @@ def join_key(*parts: str) -> str:
 
 def is_table(annotation: Any) -> bool:
     """Return whether a field is itself a table of settings."""
-    return isinstance(annotation, type) and issubclass(annotation, settings.Settings)
+    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
-def named_tables(annotation: Any) -> type[settings.Settings] | None:
+def named_tables(annotation: Any) -> type[Settings] | None:
     """Type of the tables that a field holds by names of the user's; None for any other field."""
-    kinds = typing.get_args(annotation)[1:] if typing.get_origin(annotation) is dict else ()
+    kinds = get_args(annotation)[1:] if get_origin(annotation) is dict else ()
     return next((kind for kind in kinds if is_table(kind)), None)
 
 
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
-    first, *rest = key.split(".")
-    return join_key(first, "NAME", *rest[1:]) if first == "tasks" else key
+    return re.sub(r"^(tasks|engine\.groups)\.[^.]+", r"\1.NAME", key)
 
 
 def for_benchmarks(annotation: Any) -> bool:
     """Return whether a setting is of no use to a user."""
-    return any(getattr(meta, "extra", None) == settings.BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
+    return any(getattr(meta, "extra", None) == BENCHMARKS for meta in getattr(annotation, "__metadata__", ()))
 
 
 def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:

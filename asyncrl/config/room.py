@@ -151,7 +151,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
             _PACKED + rows * _MEMBER,
         ),
         TRAINING: (_TRAINED + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
-        ENGINES: (config.engine.count * _LOADED * published, 0),
+        ENGINES: (_engines(config) * _LOADED * published, 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
         LEDGER_BLOBS: ((0 if inside else packed) + (0 if score_inside else evaluations * scored), 0),
@@ -196,8 +196,12 @@ def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
     weights = _weights_bytes(config, parameters)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
-    versions = config.learner.keep_versions + config.engine.count + _gated(config) + 3
+    versions = config.learner.keep_versions + _engines(config) + _gated(config) + 3
     return checkpoints + versions * weights
+
+
+def _engines(config: Config) -> int:
+    return sum(group.servers for group in config.engine.pools.values())
 
 
 def _gated(config: Config) -> int:
@@ -215,7 +219,7 @@ def _versions(config: Config, parameters: int) -> Need:
         return Need(WEIGHTS, MB, MB, 0)
     version = math.ceil((_weights_bytes(config, parameters) + _TOKENIZER) * _CHUNKED)
     least = (config.learner.keep_versions + _gated(config) + 3) * version
-    others = config.engine.count + config.weights.keep_live  # that engines have, and that are promoted by command
+    others = _engines(config) + config.weights.keep_live  # that engines have, and that are promoted by command
     return Need(WEIGHTS, least, least + others * version + _SPARE, 0)
 
 

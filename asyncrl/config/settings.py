@@ -11,19 +11,16 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.algorithm_names import AdvantageName, AggregationName, FilterName, LossName, ScheduleName
+from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.setting_types import BENCHMARKS, Count, NonNegative, Positive, Rate, Seconds, Settings, Share
 
-Count: TypeAlias = Annotated[int, Meta(ge=0)]
-Positive: TypeAlias = Annotated[int, Meta(ge=1)]
-Seconds: TypeAlias = Annotated[float, Meta(gt=0)]
-Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-Rate: TypeAlias = Annotated[float, Meta(gt=0)]
-NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
-SCRIPTED = "scripted"  # kind of trainer and engine, for benchmarks and tests
-BENCHMARKS = {"benchmarks": True}  # marks settings that the reference leaves out
-
-
-class Settings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Base of every table of a config."""
+TaskName: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"^(?!(task|warmup)\Z)[a-z][a-z0-9_-]{0,31}\Z",  # topics.prompts gives these two a meaning
+        description="a letter, then up to 31 of a to z, 0 to 9, _ and -, and not task or warmup",
+    ),
+]
 
 
 class NatsSettings(Settings):
@@ -231,32 +228,6 @@ class LearnerSettings(Settings):
     scripted_step_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0  # Seconds a scripted step takes.
 
 
-class EngineSettings(Settings):
-    """Inference servers."""
-
-    # `embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers).
-    kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
-    count: Positive = 1  # Servers at start (embedded, sglang).
-    addresses: list[str] = msgspec.field(default_factory=list)  # Addresses of external servers, `http://host:port`.
-    # File that holds the servers' API key; empty: servers started here get one of their own, external ones none.
-    api_key_file: str = ""
-    max_running: Positive = 256  # Requests one server runs at once.
-    # Greatest number of tokens of a request, prompt and answer together; 0 takes the model's. A generation that reaches
-    # it ends with reason `length`.
-    context: Count = 0
-    # Further command-line arguments for a server started here.
-    arguments: list[str] = msgspec.field(default_factory=list)
-    # Environment variables for a server started here, such as a PYTHONPATH of its own.
-    environment: dict[str, str] = msgspec.field(default_factory=dict)
-    update_deadline_s: Seconds = 120.0  # Seconds one weight update may take before the server counts as gone.
-    start_deadline_s: Seconds = 300.0  # Seconds a server may take to start.
-    # Mean duration of a scripted generation, lognormal with `scripted_sigma`; 0 answers at once.
-    scripted_mean_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
-    # Sigma of the logarithm of scripted durations.
-    scripted_sigma: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 1.2
-    scripted_tokens: Annotated[int, Meta(ge=1, extra=BENCHMARKS)] = 16  # Tokens of a scripted completion.
-
-
 class EvalSettings(Settings):
     """Evaluation on held-out prompts, by the task's rollout function and reward."""
 
@@ -337,11 +308,14 @@ class Config(Settings):
     # seed of its own, a new one at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets it.
     seed: int = 1
     directory: str = "runs"  # Folder under which the run's directory is made.
-    actors: list[str] = []  # Files or modules with actors of your own, each with `ROLE`, `TOPICS` and `main`.
+    # Roles that run, such as `["engine"]` for a run that only serves; the recorder always runs. Empty: all.
+    only: list[str] = msgspec.field(default_factory=list)
+    # Files or modules with actors of your own, each with `ROLE`, `TOPICS` and `main`.
+    actors: list[str] = msgspec.field(default_factory=list)
     nats: NatsSettings = msgspec.field(default_factory=NatsSettings)
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     task: TaskSettings = msgspec.field(default_factory=TaskSettings)
-    tasks: dict[str, MixedTaskSettings] = {}
+    tasks: dict[TaskName, MixedTaskSettings] = msgspec.field(default_factory=dict)
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
     workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
@@ -355,6 +329,11 @@ class Config(Settings):
     placement: PlacementSettings = msgspec.field(default_factory=PlacementSettings)
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     start: StartSettings = msgspec.field(default_factory=StartSettings)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a learner runs; without one, engines serve the model as it is."""
+        return not self.only or "learner" in self.only
 
     @property
     def origin(self) -> int:

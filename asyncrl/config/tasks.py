@@ -11,10 +11,9 @@ import msgspec
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
 from topics.ids import TASK
-from topics.prompts import ONLY_TASK, WARMUP_TASK
+from topics.prompts import ONLY_TASK
 
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
-RESERVED = (ONLY_TASK, WARMUP_TASK)  # names of tasks that have a meaning
 _ONE = {
     "source": "task.source",
     "options": "task.options",

@@ -57,7 +57,7 @@ class _Meta(msgspec.Struct, frozen=True):
     finish_reason: _Finish | None = None
     completion_tokens: int | None = None
     weight_version: str = ""
-    weight_versions: list[VersionSpan] | None = None
+    weight_versions: list[VersionSpan] = []  # of all output tokens, in order; SGLang 0.5.17 sends none
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
 
 
@@ -86,12 +86,18 @@ class Member:
     """One generation on its way: its events are put together, whether they are cumulative or carry only what is new."""
 
     def __init__(
-        self, input_ids: list[int], sampling: dict[str, Any], extra_key: str | None, on_tokens: OnTokens | None
+        self,
+        input_ids: list[int],
+        sampling: dict[str, Any],
+        extra_key: str | None,
+        on_tokens: OnTokens | None,
+        group: str = "",
     ) -> None:
         self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
         self.input_ids = input_ids
         self.sampling = sampling
         self.extra_key = extra_key
+        self.group = group
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
         self.seen_at = time.monotonic()  # when its last part came, or when it was requested
@@ -154,24 +160,35 @@ class Member:
             new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
             self._tokens += new_ids
             self._logprobs += new_logprobs
-            self._extend_spans(meta)
-            if self._on_tokens is not None:
-                chunk = Chunk(np.array(new_ids, np.int32), np.array(new_logprobs, np.float32), meta.weight_version)
-                wanted = self._on_tokens(chunk) is not False
+            wanted = all(self._hand_on(span) for span in _spans(meta, have, total))
         finish = meta.finish_reason
         if finish is not None and finish.type == "abort" and finish.status_code not in (None, _NEVER_STARTED):
             raise fault_of(finish.status_code, finish.message or "aborted")
         return wanted
 
-    def _extend_spans(self, meta: _Meta) -> None:
-        count = len(self._tokens)
-        if meta.weight_versions:
-            self._spans = meta.weight_versions
-        elif self._spans and self._spans[-1].version == meta.weight_version:
-            self._spans[-1] = VersionSpan(meta.weight_version, self._spans[-1].start, count)
+    def _hand_on(self, span: VersionSpan) -> bool:
+        """Note the version of new tokens, and hand them to the caller; False where it wants no more."""
+        if self._spans and self._spans[-1].version == span.version:
+            self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, span.end)
         else:
-            start = self._spans[-1].end if self._spans else 0
-            self._spans.append(VersionSpan(meta.weight_version, start, count))
+            self._spans.append(span)
+        if self._on_tokens is None:
+            return True
+        part = slice(span.start, span.end)
+        tokens, logprobs = np.array(self._tokens[part], np.int32), np.array(self._logprobs[part], np.float32)
+        return self._on_tokens(Chunk(tokens, logprobs, span.version)) is not False
+
+
+def _spans(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
+    """The versions of the tokens [start, end): as the engine reports them, else the label of the event for all.
+
+    A chunk may straddle an update: newer engines say which of its tokens came before.
+    """
+    known = [VersionSpan(span.version, max(span.start, start), min(span.end, end)) for span in meta.weight_versions]
+    known = [span for span in known if span.start < span.end]
+    ends = [start, *(span.end for span in known)]
+    whole = ends[-1] == end and all(span.start == begin for span, begin in zip(known, ends[:-1], strict=True))
+    return known if whole else [VersionSpan(meta.weight_version, start, end)]
 
 
 def _known(logprobs: list[float | None], have: int) -> list[float]:

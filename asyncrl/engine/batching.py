@@ -24,7 +24,7 @@ class Opener(Protocol):
     """Opens an HTTP request and turns its faults into ours."""
 
     def __call__(
-        self, method: str, path: str, body: bytes | None
+        self, method: str, path: str, body: bytes | None, *, group: str
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """A response with status 200 or 499."""
 
@@ -33,10 +33,11 @@ class Batcher:
     """Gathers members for one turn of the loop, then sends them, at most `MAX_BATCH` to a request."""
 
     def __init__(
-        self, open_request: Opener, abort: Callable[[str], Awaitable[None]], address: str, silent_s: float
+        self, open_request: Opener, abort: Callable[[str], Awaitable[None]] | None, address: str, silent_s: float
     ) -> None:
         """
         Args:
+            abort: ends the request of an id; None where closing its connection does, and each travels alone.
             silent_s: seconds without a token after which a generation has failed.
         """
         self._open = open_request
@@ -54,8 +55,9 @@ class Batcher:
         Args:
             alone: in an HTTP request of its own.
         """
-        if alone:
-            self._spawn(self._send([member]))
+        sending: asyncio.Task[None] | None = None
+        if alone or self._abort is None:
+            sending = self._spawn(self._send([member]))
         else:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -70,8 +72,10 @@ class Batcher:
             raise
         finally:
             self._waiting.discard(member)
-            if member.left:
-                self._spawn(self._abort_quietly(member.rid))
+            if member.left and self._abort is not None:
+                self._spawn(self._abort_quietly(self._abort, member.rid))
+            elif member.left and sending is not None:
+                sending.cancel()
 
     async def close(self) -> None:
         """End everything in flight."""
@@ -107,14 +111,15 @@ class Batcher:
             for start in range(0, len(members), MAX_BATCH):
                 self._spawn(self._send(members[start : start + MAX_BATCH]))
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _abort_quietly(self, rid: str) -> None:
+    async def _abort_quietly(self, abort: Callable[[str], Awaitable[None]], rid: str) -> None:
         try:
-            await self._abort(rid)
+            await abort(rid)
         except EngineError:
             pass  # the caller has left; an engine that is gone has nothing to abort
 
@@ -158,7 +163,8 @@ class Batcher:
         body |= {"return_logprob": True, "stream": streamed}
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
-        async with self._open("POST", "/generate", msgspec.json.encode(body)) as response:
+        group = members[0].group if alone else ""
+        async with self._open("POST", "/generate", msgspec.json.encode(body), group=group) as response:
             if response.status == 499:
                 for member in members:
                     member.end("abort")

@@ -30,6 +30,7 @@ __all__ = [
     "VersionSpan",
 ]
 
+_ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.02
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
@@ -49,6 +50,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     stop_token_ids: list[int] = []
     seed: int | None = None
     ignore_eos: bool = False
+    group: str = ""  # a router sends requests of one group to one engine
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
@@ -91,6 +93,7 @@ class EngineClient:
     """
 
     exact = True
+    leaves = False  # a request is given up by closing its connection, and travels alone: so it is behind a router
 
     def __init__(
         self,
@@ -114,7 +117,8 @@ class EngineClient:
         self._generate_timeout_s = generate_timeout_s
         self._control_timeout_s = control_timeout_s
         self._session: aiohttp.ClientSession | None = None
-        self._batcher = Batcher(self._open, self.abort, self.address, generate_timeout_s)
+        abort = None if self.leaves else self.abort
+        self._batcher = Batcher(self._open, abort, self.address, generate_timeout_s)
 
     async def generate(
         self,
@@ -141,7 +145,8 @@ class EngineClient:
             The sampled tokens. An aborted generation has its tokens so far, none if it never started.
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
-        member = Member(ids, sampling.body(stream_interval if on_tokens else None), extra_key, on_tokens)
+        body = sampling.body(stream_interval if on_tokens else None)
+        member = Member(ids, body, extra_key, on_tokens, sampling.group)
         return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------
@@ -243,7 +248,7 @@ class EngineClient:
 
     @asynccontextmanager
     async def _open(
-        self, method: str, path: str, body: bytes | None, timeout_s: float | None = None
+        self, method: str, path: str, body: bytes | None, timeout_s: float | None = None, group: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response with status 200 or 499; every other outcome, also while it is read, is one of our errors."""
         if self._session is None:
@@ -256,9 +261,11 @@ class EngineClient:
         else:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         try:
-            async with self._session.request(method, self.address + path, data=body, timeout=timeout) as response:
+            headers = {_ROUTING_KEY: group} if group else {}
+            request = self._session.request(method, self.address + path, data=body, headers=headers, timeout=timeout)
+            async with request as response:
                 if response.status not in (200, 499):
-                    raise fault_of(response.status, _message(await response.read()))
+                    raise self._fault(response.status, await response.read())
                 yield response
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s
@@ -267,6 +274,10 @@ class EngineClient:
             raise RequestFailed(f"{method} {path}: unreadable answer: {fault}") from fault
         except (aiohttp.ClientError, OSError) as fault:
             raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
+
+    def _fault(self, status: int, raw: bytes) -> EngineError:
+        """The error that an answer means."""
+        return fault_of(status, _message(raw))
 
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:

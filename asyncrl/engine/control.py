@@ -1,4 +1,4 @@
-"""Inference servers under the control of their engine actor: one class for each `engine.kind`."""
+"""Inference servers under the control of their engine actor: one class for each kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import urlsplit
 
-from asyncrl.config.settings import EngineSettings
+from asyncrl.config.engine_settings import ANNOUNCED, EngineGroup, EngineSettings
+from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
@@ -32,16 +34,33 @@ class EngineFailed(AsyncRLError):
 class EngineHome(NamedTuple):
     """The arguments of a server's start."""
 
-    name: str  # "engine-2"
+    name: str  # "engine-2", or "engine-large-2" of several groups
     settings: EngineSettings
     model: Path  # directory that it starts from
     log_file: Path  # of its output
     key_file: Path | None  # holds the API key that it asks for; None for a server that asks for none
+    address: str = ""  # of one that was announced while the run went on
+    label: str = "none"  # of the weights that it starts with
 
     @property
     def key(self) -> str | None:
         """The API key."""
-        return self.key_file.read_text().strip() if self.key_file is not None else None
+        return read_key(self.key_file)
+
+    @property
+    def group(self) -> EngineGroup:
+        """The settings of its group."""
+        return self.settings.group_of(self.name)
+
+    @property
+    def number(self) -> int:
+        """Its number in its group, from 0."""
+        return int(self.name.rpartition("-")[2]) - 1
+
+
+def read_key(key_file: Path | None) -> str | None:
+    """The API key in a file."""
+    return key_file.read_text().strip() if key_file is not None else None
 
 
 class EngineControl(Protocol):
@@ -99,9 +118,8 @@ class ExternalControl(EngineClient, EngineControl):
     """A server that somebody else has started, at the address that the settings give."""
 
     def __init__(self, home: EngineHome, address: str = "") -> None:
-        settings, number = home.settings, int(home.name.rsplit("-", 1)[1])
-        address = address or settings.addresses[number - 1]
-        super().__init__(address, api_key=home.key, control_timeout_s=settings.update_deadline_s)
+        address = address or home.address or home.group.addresses[home.number]
+        super().__init__(address, api_key=home.key, control_timeout_s=home.settings.update_deadline_s)
 
     async def hold(self) -> None:
         """Abort all requests and freeze the sampler."""
@@ -122,6 +140,7 @@ class EmbeddedControl(ExternalControl):
 
     own = True
     module = "asyncrl.engine.embedded"
+    behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
         self._port = free_port()
@@ -130,11 +149,10 @@ class EmbeddedControl(ExternalControl):
         self._process: ChildProcess | None = None
 
     async def start(self) -> None:
-        """Start the server on the run's first weights under the name `none`."""
+        """Start the server on the weights of its model directory."""
         home, settings = self._home, self._home.settings
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
-        environment = {**_ENVIRONMENT, **settings.environment}
-        process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=environment)
+        process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=self.environment())
         self._process = process
         ended = asyncio.create_task(self.ended())
         try:
@@ -171,17 +189,25 @@ class EmbeddedControl(ExternalControl):
         if self._process is not None:
             await self._process.end()
 
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables of the server, its GPUs among those of its group with them."""
+        group, number = self._home.group, self._home.number
+        gpus = group.gpus[number * group.gpus_each : (number + 1) * group.gpus_each]
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        return {**_ENVIRONMENT, **visible, **group.environment}
+
     def arguments(self) -> list[str]:
         """Return the command line of the server, after `python`."""
-        home, settings = self._home, self._home.settings
+        home, group = self._home, self._home.group
         arguments = ["-m", self.module, "--model-path", str(home.model), "--host", "127.0.0.1"]
-        arguments += ["--port", str(self._port), "--weight-version", "none"]
-        arguments += ["--max-running-requests", str(settings.max_running), "--incremental-streaming-output"]
-        if settings.context:
-            arguments += ["--context-length", str(settings.context)]
+        arguments += ["--port", str(self._port), "--weight-version", home.label]
+        arguments += ["--max-running-requests", str(group.max_running), "--incremental-streaming-output"]
+        if home.settings.context:
+            arguments += ["--context-length", str(home.settings.context)]
         if home.key_file is not None:
             arguments += self.key_arguments(home.key_file)
-        return [*arguments, *settings.arguments]
+        arguments += self.behind_a_router if home.settings.router.count else ()
+        return [*arguments, *group.arguments]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the arguments that give the server its key: by file, since every user may read a command line."""
@@ -192,6 +218,14 @@ class SGLangControl(EmbeddedControl):
     """SGLang, as a process of our own."""
 
     module = "sglang.launch_server"
+
+    behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
+
+    def arguments(self) -> list[str]:
+        """Return its command line; each prefill server meets decode servers at a port of its own."""
+        group = self._home.group
+        port = ["--disaggregation-bootstrap-port", str(group.bootstrap_port + self._home.number)]
+        return [*super().arguments(), *(port if group.role == "prefill" else [])]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the name of an options file that holds the key."""
@@ -205,7 +239,7 @@ class ScriptedControl(EngineControl):
 
     def __init__(self, home: EngineHome) -> None:
         self.address = f"scripted:{home.name}"
-        self._label = "none"
+        self._label = home.label
 
     async def health(self) -> bool:
         """It is always well."""
@@ -224,27 +258,41 @@ class ScriptedControl(EngineControl):
         self._label = key
 
 
-def _http_client(settings: EngineSettings, address: str, key: str | None) -> Sampler:
+CONTROLS: dict[str, Callable[[EngineHome], EngineControl]] = {
+    "embedded": EmbeddedControl,
+    "sglang": SGLangControl,
+    "external": ExternalControl,
+    "scripted": ScriptedControl,
+}
+"""Control of the servers of each kind."""
+
+
+def announced_name(address: str) -> str:
+    """The name of a server that is announced while a run goes on: `engine-at-gpu7-30000` for `http://gpu7:30000`.
+
+    Raises:
+        ValueError: it is no address of an engine.
+    """
+    _check_address(address)
+    parts = urlsplit(address)
+    place = re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}{parts.path}").strip("-")
+    return f"{ANNOUNCED}{place}-{parts.port or (443 if parts.scheme == 'https' else 80)}"
+
+
+def _check_address(address: str) -> None:
     if not _ADDRESS.match(address):
         raise ValueError(f"{address!r} is no address of an engine; expected http://host:port")
-    return EngineClient(address, api_key=key)
 
 
-def _scripted_client(settings: EngineSettings, address: str, key: str | None) -> Sampler:
-    mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
-    return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens)
+def open_client(settings: EngineSettings, address: str, key_file: Path | None) -> Sampler:
+    """Return the client that samples from the server at an address, as its control publishes it.
 
-
-class EngineKind(NamedTuple):
-    """Control of the servers of one `engine.kind`, and the client that samples from them."""
-
-    control: Callable[[EngineHome], EngineControl]
-    client: Callable[[EngineSettings, str, str | None], Sampler]  # of settings, address and key
-
-
-KINDS = {
-    "embedded": EngineKind(EmbeddedControl, _http_client),
-    "sglang": EngineKind(SGLangControl, _http_client),
-    "external": EngineKind(ExternalControl, _http_client),
-    "scripted": EngineKind(ScriptedControl, _scripted_client),
-}
+    Raises:
+        ValueError: it is no address of an engine.
+        OSError: the key cannot be read.
+    """
+    if SCRIPTED in settings.kinds:
+        mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
+        return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens)
+    _check_address(address)
+    return EngineClient(address, api_key=read_key(key_file))

@@ -17,6 +17,10 @@ class EngineOverloaded(EngineError):
     """The engine has no room for the request now (HTTP 429 or 503). Retry after a pause, here or elsewhere."""
 
 
+class VersionAbsent(EngineError):
+    """No engine has the version of the weights that was asked for. Ask again later, or for another version."""
+
+
 class RequestFailed(EngineError):
     """The engine answered this one request with a fault, or with what is no answer. Retry it alone, a few times."""
 

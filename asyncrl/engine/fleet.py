@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import xxhash
 
 from asyncrl.engine.answer import Generation, OnTokens
 from asyncrl.engine.client import SamplingParams
-from asyncrl.engine.errors import EngineError, EngineRefused
+from asyncrl.engine.errors import EngineError, VersionAbsent
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.wire import Int32Array
 
 EngineNews: TypeAlias = EngineUpdating | EngineReady | EngineGone
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two health checks of an engine that failed
+_UNEVEN = 1.25  # load of an engine that keeps its groups, as a multiple of an even one
+_AT_EASE = 0.125  # load at which every engine does
 
 
 class Sampler(Protocol):
@@ -54,6 +58,14 @@ class Sampler(Protocol):
         ...
 
 
+class Wanted(NamedTuple):
+    """The engine that a request is for."""
+
+    version: int = 0  # of its weights, or a newer one
+    exact: bool = False  # this version and no other
+    group: str = ""  # requests of one group go to one engine, unless it is much busier than the others; "": to any
+
+
 class Engine:
     """One inference server."""
 
@@ -68,24 +80,29 @@ class Engine:
         self.messages = 0  # that it has published
 
     @property
+    def slots(self) -> int:
+        """Requests that the server runs at once."""
+        return self.ready.slots if self.ready is not None else 1
+
+    @property
     def load(self) -> float:
         """This process's requests there, as a share of what the server runs at once."""
-        return self.running / max(1, self.ready.slots) if self.ready is not None else 0.0
+        return self.running / self.slots
 
 
 class Fleet:
-    """Hands out the least loaded engine that is ready; it is told what engines publish."""
+    """Hands out engines that are ready: one engine for a group, else the least loaded; it is told what they publish."""
 
     def __init__(
         self,
-        open_client: Callable[[str], Sampler],
+        open_client: Callable[[str, str], Sampler],
         *,
         counts: dict[str, float],
         fail: Callable[[BaseException], None],
     ) -> None:
         """
         Args:
-            open_client: makes the client of an address; raises ValueError for what is none.
+            open_client: makes the client of an engine by its name and address; raises ValueError for what is none.
             counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than it said.
             fail: is given an unexpected error of a background task.
         """
@@ -107,7 +124,7 @@ class Fleet:
             engine.messages += 1
         if isinstance(news, EngineReady):
             if engine is None or engine.address != news.address:
-                client = self._open_client(news.address)
+                client = self._open_client(news.engine_id, news.address)
                 self._retire(news.engine_id)
                 engine = self._engines[news.engine_id] = Engine(news.engine_id, news.address, client)
             engine.ready, engine.doubts = news, 0
@@ -118,21 +135,20 @@ class Fleet:
             engine.ready = None
         self._wake()
 
-    async def choose(self, version: int, *, exact: bool = False) -> Engine:
-        """Take a slot of the least loaded engine that is ready with at least this version; waits until there is one.
-
-        Give the slot back with `release`.
+    async def choose(self, wanted: Wanted, *, avoid: Collection[Engine] = ()) -> Engine:
+        """Take a slot of an engine that is ready; waits until there is one. Give the slot back with `release`.
 
         Args:
-            exact: with this version and no other.
+            avoid: engines that are chosen only where there is no other.
 
         Raises:
-            EngineRefused: with `exact`, where every engine that is ready has a newer version.
+            VersionAbsent: an exact version is wanted, and every engine that is ready has a newer one.
         """
-        while (engine := self._least_loaded(version, exact=exact)) is None:
+        while (engine := self._best(wanted, avoid)) is None:
             ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
-            if exact and ready and min(ready) > version:
-                raise EngineRefused(f"no engine has version {version} any more; the oldest has {min(ready)}")
+            if wanted.exact and ready and min(ready) > wanted.version:
+                found = f"no engine has version {wanted.version} now; the oldest that is ready is {min(ready)}"
+                raise VersionAbsent(found)
             await self._changed.wait()
         engine.running += 1
         return engine
@@ -166,14 +182,19 @@ class Fleet:
         for engine in self._engines.values():
             await engine.client.close()
 
-    def _least_loaded(self, version: int, *, exact: bool) -> Engine | None:
-        free = [
-            engine
-            for engine in self._engines.values()
-            if (ready := engine.ready) is not None
-            and engine.running < ready.slots
-            and (ready.version == version if exact else ready.version >= version)
-        ]
+    def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
+        version, exact, group = wanted
+        ready = [(engine, engine.ready.version) for engine in self._engines.values() if engine.ready is not None]
+        fit = [engine for engine, has in ready if (has == version if exact else has >= version)]
+        fit = [engine for engine in fit if engine not in avoid] or fit
+        free = [engine for engine in fit if engine.load < 1]
+        if group and len(fit) > 1:
+            # Rendezvous hashing: every worker finds the same engine, and one that leaves moves its own groups alone.
+            even = (1 + sum(engine.running for engine in fit)) / sum(engine.slots for engine in fit)
+            bound = max(_UNEVEN * even, _AT_EASE)
+            at_ease = [engine for engine in free if engine.load < bound]
+            if at_ease:
+                return max(at_ease, key=lambda engine: xxhash.xxh3_64_intdigest(f"{group}/{engine.engine_id}".encode()))
         return min(free, key=lambda engine: engine.load) if free else None
 
     async def _check(self, engine: Engine) -> None:

@@ -13,7 +13,7 @@ import structlog
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
-from asyncrl.engine.fleet import Engine, Fleet
+from asyncrl.engine.fleet import Engine, Fleet, Wanted
 from asyncrl.engine.stops import Decode, reach_of, stop_string
 from topics.actors import Waiting
 from topics.engines import version_of
@@ -26,6 +26,7 @@ TRIES = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a request that brought no token
 _QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
 _STREAM_INTERVAL = 16
+_ANY = Wanted()
 
 log = structlog.get_logger()
 
@@ -72,8 +73,7 @@ class Generator:
         ids: Int32Array,
         sampling: SamplingParams,
         *,
-        version: int = 0,
-        exact: bool = False,
+        wanted: Wanted = _ANY,
         answer: Answer | None = None,
         watch: Watch | None = None,
     ) -> Answer:
@@ -84,27 +84,29 @@ class Generator:
         Args:
             ids: [P] the prompt.
             sampling: of the whole answer.
-            version: lowest version of the weights that may sample it.
-            exact: no other version may.
+            wanted: the engine that may sample it.
             answer: an open one, which is continued from the tokens that it has; None for a new one.
             watch: is notified of the progress.
 
         Raises:
-            EngineRefused: the prompt cannot be sampled from, requests failed `TRIES` times in a row, or with `exact`
-                no engine has the version any more.
+            EngineRefused: the prompt cannot be sampled from, or requests failed `TRIES` times in a row.
+            VersionAbsent: an exact version is wanted, and no engine has it any more.
         """
         self._check(ids)
         answer = Answer("generate", "", done=False) if answer is None else answer
         watch, faults = watch or Watch(), _Faults()
         while (budget := self._budget(ids, answer, sampling)) > 0:
             await watch.before(min(budget, self.quiet_tokens))
-            with watch.waiting(Waiting("version", version=version)):
-                engine = await self._fleet.choose(version, exact=exact)
+            with watch.waiting(Waiting("version", version=wanted.version)):
+                engine = await self._fleet.choose(wanted, avoid=faults.engines)
             had, messages = len(answer.tokens), engine.messages
             try:
                 faults.check()
                 rest = msgspec.structs.replace(
-                    sampling, max_new_tokens=budget, seed=None if engine.client.exact else sampling.seed
+                    sampling,
+                    max_new_tokens=budget,
+                    seed=None if engine.client.exact else sampling.seed,
+                    group=wanted.group,
                 )
                 finish = await self._request(engine, ids, answer, rest, faults, watch)
             finally:
@@ -141,7 +143,7 @@ class Generator:
     ) -> str:
         """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
         assert engine.ready is not None
-        key, messages = engine.ready.key, engine.messages
+        key, cache_key, messages = engine.ready.key, engine.ready.cache_key, engine.messages
         intake = _Intake(answer, key if engine.client.exact else "", sampling.stop, self._decode, watch)
         streamed = sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
@@ -149,7 +151,7 @@ class Generator:
             generation = await engine.client.generate(
                 np.concatenate([ids, answer.tokens]) if len(answer.tokens) else ids,
                 sampling,
-                extra_key=key,
+                extra_key=cache_key,
                 on_tokens=intake.on_tokens if streamed else None,
                 stream_interval=self.chunk_tokens,
                 alone=faults.any,
@@ -165,7 +167,7 @@ class Generator:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update
                 words = f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {key!r}"
-                faults.add(words, engine, messages=messages)
+                faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
         return "stop" if intake.stopped else "abort" if intake.wrong else generation.finish_reason
 
@@ -174,7 +176,7 @@ class Generator:
         log.warning("request failed", engine=engine.engine_id, reason=str(error))
         if isinstance(error, EngineUnavailable):
             self._count("engine_unavailable")
-            faults.add(str(error), engine)
+            faults.add(str(error), engine, its=True)
             self._fleet.suspect(engine)
             return
         if isinstance(error, EngineOverloaded):
@@ -182,7 +184,7 @@ class Generator:
             faults.words = str(error)
         else:
             self._count("request_failed")
-            faults.add(f"{engine.engine_id}: {error}")
+            faults.add(f"{engine.engine_id}: {error}", engine)
         self._fleet.check(engine)
 
     def _count(self, name: str, by: int = 1) -> None:
@@ -194,6 +196,7 @@ class _Faults:
 
     def __init__(self) -> None:
         self.words = ""  # of the newest
+        self.engines: set[Engine] = set()  # that were asked
         self._met: list[tuple[Engine | None, int | None]] = []
         self._pauses = 0
 
@@ -202,15 +205,17 @@ class _Faults:
         """Return whether there was one."""
         return bool(self._met)
 
-    def add(self, words: str, engine: Engine | None = None, *, messages: int | None = None) -> None:
+    def add(self, words: str, engine: Engine, *, its: bool = False, messages: int | None = None) -> None:
         """Note a fault.
 
         Args:
-            engine: the one at fault, unless it turns out to be healthy.
+            engine: the one that was asked.
+            its: whether the engine is at fault, unless it turns out to be healthy.
             messages: it had published when it was asked, where the news of an update would explain the fault.
         """
         self.words = words
-        self._met.append((engine, messages))
+        self.engines.add(engine)
+        self._met.append((engine if its else None, messages))
 
     def check(self) -> None:
         """Refuse to go on after `TRIES` of them that were no engine's fault.
@@ -229,6 +234,7 @@ class _Faults:
         """Seconds to wait before the next request; none after one that brought tokens, or was merely sent back."""
         if fruitful:
             self._met.clear()
+            self.engines.clear()
             self._pauses, self.words = 0, ""
             return 0.0
         self._pauses += 1

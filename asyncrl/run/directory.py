@@ -10,7 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config.settings import Config, EngineSettings, ModelSettings
+from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 
@@ -58,16 +59,19 @@ class RunFiles:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""
         write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
-    def engine_key_file(self, engine: EngineSettings) -> Path | None:
-        """File with the API key of the run's inference servers: the one given; those started here have their own."""
-        if engine.api_key_file:
-            return self.base / Path(engine.api_key_file).expanduser()
-        return self.own_engine_key if engine.kind in ("embedded", "sglang") else None
+    def announced_key(self, engine_id: str) -> Path:
+        """The API key of a server that was announced while the run went on; private."""
+        return self.root / f"{engine_id}.key"
 
-    def engine_key(self, engine: EngineSettings) -> str | None:
-        """The API key of the run's inference servers."""
-        file = self.engine_key_file(engine)
-        return file.read_text().strip() if file is not None else None
+    def engine_key_file(self, engine: EngineSettings, engine_id: str) -> Path | None:
+        """File with the API key of an inference server: the one given; those started here have one of their own."""
+        group = engine.group_of(engine_id)
+        if group.api_key_file:
+            return self.base / Path(group.api_key_file).expanduser()
+        if group.kind == "external":
+            announced = self.announced_key(engine_id)
+            return announced if announced.exists() else None
+        return self.own_engine_key if group.kind in ("embedded", "sglang") else None
 
     def read_config(self) -> Config:
         """Read the run's settings.

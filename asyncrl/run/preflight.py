@@ -85,9 +85,10 @@ def _directory(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _secrets(config: Config, base: Path) -> Iterator[Finding]:
+    tables = [(f"engine.groups.{name}", group) for name, group in config.engine.groups.items()]
     for key, name in (
         ("nats.password_file", config.nats.password_file),
-        ("engine.api_key_file", config.engine.api_key_file),
+        *((f"{table}.api_key_file", group.api_key_file) for table, group in [("engine", config.engine), *tables]),
     ):
         if not name:
             continue

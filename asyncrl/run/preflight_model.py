@@ -29,7 +29,7 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
     path = base / config.model.path
     try:
         context = check_model_directory(path).context
-        shape = read_config(path) if config.engine.kind == "embedded" else read_shape(path)
+        shape = read_config(path) if "embedded" in config.engine.kinds else read_shape(path)
         _compare_weights(path, shape)
         _compare_tokenizer(path, shape)
     except (ModelError, EngineError, TokenizerError) as error:
@@ -81,9 +81,12 @@ def check_machine(config: Config) -> Iterator[Finding]:
                 f'found "{device}", but torch {version} finds {count} GPUs here; set "cpu", or install torch for CUDA'
             )
             yield Finding(("learner.device",), message)
-    if config.engine.kind == "sglang" and _asked(_FIND_SGLANG, config.engine.environment) != "True":
-        message = 'engine.kind = "sglang", but there is no package sglang here; install it: pip install -e ".[sglang]"'
-        yield Finding(("engine.kind",), f"{message}, or name its folder in engine.environment.PYTHONPATH")
+    for pool, group in config.engine.pools.items():
+        if group.kind == "sglang" and _asked(_FIND_SGLANG, group.environment) != "True":
+            table = pool.replace("-", ".groups.")
+            message = f'{table}.kind = "sglang", but there is no package sglang here; install it: pip install -e'
+            message += f' ".[sglang]", or name its folder in {table}.environment.PYTHONPATH'
+            yield Finding((f"{table}.kind",), message)
 
 
 def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:

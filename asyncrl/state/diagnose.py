@@ -18,6 +18,7 @@ from asyncrl.state.findings import finding
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
+from topics.roles import role_of
 from topics.stalls import StallFound
 from topics.table import queues_of
 
@@ -111,6 +112,9 @@ def headline(state: RunState) -> str:
     newest = state.steps[-1] if state.steps else None
     if not state.opened_ns:
         return "starting: not opened yet"
+    if not state.config.trains:
+        ready = sum(engine.state == "ready" for engine in state.engines.values())
+        return f"serving: {ready} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
     total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"
@@ -122,7 +126,7 @@ def headline(state: RunState) -> str:
 
 def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
     """Return the causes for which no batch is trained."""
-    if state.trained >= state.total:
+    if state.trained >= state.total or not state.config.trains:
         return []
     if state.packed is not None and state.packed > state.trained:
         return [] if _explains(known, "learner") else list(_learner(state))
@@ -149,7 +153,7 @@ def _starts(state: RunState) -> bool:
 
 def _compiles(state: RunState) -> bool:
     """Return whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
-    if state.config.engine.kind in ("embedded", "scripted"):
+    if state.config.engine.kinds <= {"embedded", "scripted"}:
         return False
     begun = any(step.message.stage == "rl" and step.time_ns > state.opened_ns for step in state.steps)
     ready = min((engine.ready_ns for engine in state.engines.values() if engine.ready_ns), default=0)
@@ -157,7 +161,7 @@ def _compiles(state: RunState) -> bool:
 
 
 def _explains(known: list[StallFound], *roles: str) -> bool:
-    return any(one.object.rsplit("-", 1)[0] in roles for one in known)
+    return any(role_of(one.object) in roles for one in known)
 
 
 def _recovers(state: RunState) -> bool:
@@ -198,7 +202,7 @@ def _idle(state: RunState) -> Iterator[StallFound]:
             queue.update(state.queues.get(own.name, {}))
         living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
         if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
-            wanted = state.wanted.get(role, 0)
+            wanted = len(state.names_of(role)) if state.wanted else 0
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
             evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
             yield finding("no worker", role, evidence)

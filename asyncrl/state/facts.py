@@ -9,6 +9,7 @@ from asyncrl.state.findings import finding
 from asyncrl.state.parts import Actor, Engine
 from asyncrl.state.run_state import RunState
 from topics.actors import Waiting
+from topics.roles import role_of
 from topics.stalls import StallFound
 from topics.topic import STREAMS
 
@@ -77,13 +78,14 @@ def _letters(state: RunState) -> Iterator[StallFound]:
 
 
 def _actors(state: RunState) -> Iterator[StallFound]:
-    for role in state.wanted or {actor.role: 1 for actor in state.actors.values()}:
+    for role in dict.fromkeys(role_of(name) for name in state.wanted or state.actors):
         for actor in state.of_role(role):
             yield from _actor(state, actor)
-        missing = state.wanted.get(role, 0) - len(state.of_role(role))
+        wanted = len(state.names_of(role)) if state.wanted else 0
+        missing = wanted - len(state.of_role(role))
         waited_s = state.since_s(max(state.opened_ns, state.scaled_ns))
         if missing > 0 and waited_s > _START_S:
-            evidence = f"{missing} of {state.wanted[role]} never started, {waited_s:.0f} s after they were asked for"
+            evidence = f"{missing} of {wanted} never started, {waited_s:.0f} s after they were asked for"
             yield finding("actor silent", role, evidence)
     for actor in state.actors.values():
         if actor.denied and not actor.starts:  # its login was refused: it has published nothing

@@ -7,18 +7,18 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.evaluation_text import evaluation_text
 from asyncrl.state.parts import Actor, Disk, Engine, Event, EventKind, Letter, Step, StreamFill, Trouble, one_line
+from asyncrl.state.roster import Roster
 from topics.actors import (
     ActorStarted,
     ActorStopped,
     DeadLetter,
     FleetScaled,
-    HeldWork,
     RunOpened,
     StopRequested,
     Vitals,
@@ -37,15 +37,15 @@ from topics.wire import Message
 Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
 
 RECENT_STEPS = 20  # window of lag and rates
-_SILENT_NS = 6 * 10**9  # three vital signs
 _LETTERS = 5
 _EVENTS = 1024  # that nobody took; older ones are forgotten
 
 
-class RunState(Fold):
+class RunState(Roster):
     """Knowledge of a run from its topics. Whoever drives it counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
+        super().__init__()
         self.run = run
         self.total = steps  # RL steps of the run; 0: not known
         self.config = Config()
@@ -69,9 +69,6 @@ class RunState(Fold):
         self.drops: dict[str, int] = {}  # groups dropped since the newest batch, by reason
         self.evals: list[EvalScored] = []
         self.engines: dict[str, Engine] = {}
-        self.actors: dict[str, Actor] = {}
-        self.wanted: dict[str, int] = {}
-        self.scaled_ns = 0  # when that was requested
         self.failed = Trouble("trajectories failed")
         self.dead = Trouble("messages rejected")
         self.letters: list[Letter] = []  # the newest few
@@ -86,7 +83,6 @@ class RunState(Fold):
         self.unreachable = ""  # why the server cannot be asked
         self.denied = ""  # topics that this user may not read
         self._events: deque[Event] = deque(maxlen=_EVENTS)
-        self._heard_ns = 0  # newest vital signs of any actor
 
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in; of `batch.packed` the headers are enough."""
@@ -162,17 +158,6 @@ class RunState(Fold):
         return sum(lag * count for lag, count in lags.items()) / tokens if tokens else None
 
     @property
-    def fleet(self) -> list[Actor]:
-        """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
-        wanted = {f"{role}-{number}" for role, count in self.wanted.items() for number in range(1, count + 1)}
-        silent_ns = self._heard_ns - _SILENT_NS
-        return [
-            actor
-            for actor in self.actors.values()
-            if actor.role not in self.wanted or actor.actor_id in wanted or (actor.live and actor.since_ns > silent_ns)
-        ]
-
-    @property
     def metrics(self) -> dict[str, float]:
         """Of the newest step: of the learner, and of the trajectories of its batch."""
         return (self.steps[-1].message.metrics if self.steps else {}) | self.figures
@@ -201,21 +186,6 @@ class RunState(Fold):
     def since_s(self, time_ns: int) -> float:
         """Seconds between a moment of the server's clock and now."""
         return (self.now_ns - time_ns) / 1e9
-
-    def of_role(self, role: str) -> list[Actor]:
-        """Actors of a role that are wanted."""
-        names = [f"{role}-{number}" for number in range(1, self.wanted.get(role, 1) + 1)]
-        return [self.actors[name] for name in names if name in self.actors and self.actors[name].starts]
-
-    def held(self, role: str) -> list[tuple[Actor, HeldWork]]:
-        """Work that actors of a role have had for seconds, the oldest first."""
-        found = [(actor, work) for actor in self.of_role(role) if actor.vitals for work in actor.vitals.held]
-        return sorted(found, key=lambda entry: -entry[1].held_s)
-
-    def gauge(self, role: str, name: str) -> float | None:
-        """A gauge of the keeper of this role that folded most lately."""
-        known = [actor for actor in self.of_role(role) if actor.gauge(name) is not None]
-        return max(known, key=lambda actor: actor.seen_ns).gauge(name) if known else None
 
     # -- training
 
@@ -395,4 +365,4 @@ class RunState(Fold):
         actor = self.actors.get(message.actor_id)
         if actor is not None:
             actor.on_vitals(message, record.time_ns)
-            self._heard_ns = max(self._heard_ns, record.time_ns)
+            self.heard_ns = max(self.heard_ns, record.time_ns)

@@ -14,7 +14,7 @@ from rich.text import Text
 from asyncrl.config.room import CHECKPOINT_SHARE
 from asyncrl.state.status import curve
 from asyncrl.state.summary import own_metrics
-from topics.roles import ROLE_NAMES
+from topics.roles import ROLE_NAMES, pool_of, role_of
 from topics.runs import ActorStatus, RunStatus
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -189,24 +189,24 @@ def _engines(status: RunStatus) -> str:
 
 
 def _fleet(status: RunStatus) -> Table:
-    """One row per role: how many live, of how many wanted, how busy, how often started again."""
+    """One row per pool of processes: how many live, of how many wanted, how busy, how often started again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
     table.add_column("actors")
     table.add_column("live", justify="right")
     table.add_column("cores", justify="right")
     table.add_column("", no_wrap=True)
     way = ROLE_NAMES  # of a trajectory
-    roles = {*status.wanted, *(actor.role for actor in status.actors)}
-    for role in sorted(roles, key=lambda role: (way.index(role) if role in way else len(way), role)):
-        wanted = status.wanted.get(role, 1)
+    pools = {*status.wanted, *(pool_of(actor.actor_id) for actor in status.actors)}
+    for pool in sorted(pools, key=lambda pool: (way.index(role_of(pool)) if role_of(pool) in way else len(way), pool)):
+        wanted = status.wanted.get(pool, 1)
         if wanted:
-            _add_role(table, role, wanted, [actor for actor in status.actors if actor.role == role])
+            _add_pool(table, pool, wanted, [actor for actor in status.actors if pool_of(actor.actor_id) == pool])
     for share in [actor.vitals["nats_cpu_share"] for actor in status.actors if "nats_cpu_share" in actor.vitals][:1]:
         table.add_row("nats", "", f"{share:.2f}", Text(bar(share, _BAR), style="cyan"))
     return table
 
 
-def _add_role(table: Table, role: str, wanted: int, actors: Sequence[ActorStatus]) -> None:
+def _add_pool(table: Table, pool: str, wanted: int, actors: Sequence[ActorStatus]) -> None:
     live = [actor for actor in actors if actor.live]
     cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in live)
     silent = sum(actor.silent_s is not None and actor.silent_s > _SILENT_S for actor in live)
@@ -216,4 +216,4 @@ def _add_role(table: Table, role: str, wanted: int, actors: Sequence[ActorStatus
     notes += [f"[yellow]{restarts} restart{'s' if restarts > 1 else ''}[/]"] if restarts else []
     notes += [f"[dim]{escape(actor.last_error)}[/]" for actor in actors if actor.last_error][:1]
     count = str(len(live)) if len(live) == wanted else f"[yellow]{len(live)} of {wanted}[/]"
-    table.add_row(role, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))
+    table.add_row(pool, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))

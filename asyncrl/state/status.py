@@ -51,7 +51,7 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         engines=[
             EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:most]
         ],
-        wanted=state.wanted,
+        wanted=state.pools,
         actors=[_actor(actor, now_ns) for actor in state.fleet[:most]],
         stalls=list(state.stalls.values()),
         trajectories_failed=state.failed.count,

@@ -34,7 +34,7 @@ from topics.actors import (
     VITALS_TAKEN,
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.engines import ENGINE_ANNOUNCED, ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, ENGINE_WITHDRAWN
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
 from topics.stalls import STALL_ENDED, STALL_FOUND
@@ -62,7 +62,7 @@ class _Part(NamedTuple):
 
 
 _PARTS = (  # starts and ends first, so that vital signs find their actor
-    _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED)),
+    _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED, ENGINE_ANNOUNCED, ENGINE_WITHDRAWN)),
     _Part((FLEET_SCALED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
     _Part((STREAM_TRIMMED,), brief=0),
     _Part((ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE), "newest", "newest"),

@@ -86,7 +86,7 @@ def test_the_task_of_a_prompt_follows_from_its_number_alone(written):
         ("[tasks.a]\nsource = 'sum'\neval_source = 'sum'", "tasks.a.eval_source", 4, "eval.prompts = 0"),
         ("[tasks.a]\nsource = 'sum'\nsorce = 'sum'", "tasks.a.sorce", 4, "did you mean tasks.a.source?"),
         ("[tasks.a]\nshare = 2", "tasks.a", 2, "names no data; set tasks.a.source"),
-        ("[tasks.warmup]\nsource = 'sum'", "tasks.warmup", 2, "the name of a task is a letter, then"),
+        ("[tasks.warmup]\nsource = 'sum'", "tasks.warmup", 2, 'found the name "warmup", expected a letter'),
         ("[tasks]\na = 3", "tasks.a", 3, "expected table of settings, [tasks.a]"),
         (
             "task.epochs = 2\n[tasks.a]\nsource = 'sum'",

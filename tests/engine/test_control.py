@@ -12,9 +12,9 @@ from actors.engine.actor import EngineActor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
-from asyncrl.config.settings import EngineSettings
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, EngineLoad, SamplingParams
-from asyncrl.engine.control import KINDS, EngineControl, EngineFailed, EngineHome, EngineKind
+from asyncrl.engine.control import CONTROLS, EngineControl, EngineFailed, EngineHome, SGLangControl
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang
 from harness.stage import Stage, until
@@ -57,9 +57,6 @@ class OwnControl(EngineControl):
         self._open = False
 
 
-OWN = EngineKind(OwnControl, KINDS["scripted"].client)
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("model")
@@ -74,12 +71,25 @@ def home(model: Path, logs: Path, **settings: object) -> EngineHome:
 @asynccontextmanager
 async def controlled(kind: str, model: Path, logs: Path) -> AsyncIterator[EngineControl]:
     async with like_sglang() as server:
-        kinds = {**KINDS, "own": OWN}
-        yield kinds[kind].control(home(model, logs, addresses=[server.address]))
+        controls = {**CONTROLS, "own": OwnControl}
+        yield controls[kind](home(model, logs, addresses=[server.address]))
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_servers_of_a_group_share_out_its_gpus_and_have_its_arguments(tmp_path: Path, number: int):
+    large = EngineGroup(kind="sglang", count=2, gpus=[2, 3, 6, 7], arguments=["--tp-size", "2"], max_running=9)
+    settings = EngineSettings(groups={"large": large, "small": EngineGroup()}, context=100)
+    server = SGLangControl(EngineHome(f"engine-large-{number}", settings, tmp_path, tmp_path / "log", None))
+
+    assert server.environment()["CUDA_VISIBLE_DEVICES"] == {1: "2,3", 2: "6,7"}[number]
+    assert server.arguments()[-7:] == [
+        *("--max-running-requests", "9", "--incremental-streaming-output"),
+        *("--context-length", "100", "--tp-size", "2"),
+    ]
 
 
 def test_every_kind_that_settings_take_has_a_row():
-    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == KINDS.keys()
+    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == CONTROLS.keys()
 
 
 @pytest.mark.parametrize("kind", ["embedded", "external", "scripted", "own"])
@@ -128,7 +138,7 @@ async def test_a_held_server_returns_what_runs_with_its_partial_tokens(model: Pa
 
 
 async def test_a_server_that_ends_while_it_starts_fails_with_its_last_output(tmp_path: Path):
-    server = KINDS["embedded"].control(home(tmp_path / "nothing", tmp_path))
+    server = CONTROLS["embedded"](home(tmp_path / "nothing", tmp_path))
 
     with pytest.raises(EngineFailed, match=r"the server ended: exit code 1:(.|\n)*nothing"):
         await server.start()
@@ -138,7 +148,7 @@ async def test_a_server_that_ends_while_it_starts_fails_with_its_last_output(tmp
 async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(KINDS, "scripted", OWN)
+    monkeypatch.setitem(CONTROLS, "scripted", OwnControl)
     context = stage(engine={"kind": "scripted"}).context("engine", bus)
     actor = EngineActor(context)
     running = asyncio.create_task(actor.run())

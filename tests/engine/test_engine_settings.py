@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.hints import hints
-from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
 from asyncrl.engine.embedded.__main__ import parse

@@ -110,6 +110,110 @@ async def test_an_abort_with_a_status_inside_a_stream_is_a_fault_of_that_member(
     assert "Request waiting timeout reached." in str(ill)
 
 
+async def test_an_event_that_straddles_an_update_is_divided_as_the_engine_reports(
+    server: LikeSGLang, client: EngineClient
+):
+    """The spans of newer servers; without them all tokens of an event have its label."""
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        spans = [{"version": "old", "start": 0, "end": 3}, {"version": "new", "start": 3, "end": 5}]
+        yield server.answer(asked, [4, 5], None, weight_version="old", weight_versions=spans[:1])
+        yield server.answer(asked, [6, 7, 8], None, weight_version="new", weight_versions=spans)
+        yield server.answer(asked, [9], "length", weight_version="newest")
+
+    server.events = events
+    chunks: list[Any] = []
+
+    [answer] = await ask_all(client, [5], on_tokens=chunks.append)
+
+    assert [(chunk.weight_version, chunk.token_ids.tolist()) for chunk in chunks] == [
+        *(("old", [4, 5]), ("old", [6]), ("new", [7, 8]), ("newest", [9])),
+    ]
+    assert [(span.version, span.start, span.end) for span in answer.weight_versions] == [
+        *(("old", 0, 3), ("new", 3, 5), ("newest", 5, 6)),
+    ]
+
+
+@pytest.mark.parametrize("cumulative", [True, False])
+async def test_events_that_repeat_what_came_and_events_that_do_not_make_the_same_answer(
+    server: LikeSGLang, client: EngineClient, cumulative: bool
+):
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        for part in ([4, 5], [6], [], [7, 8]):
+            event = server.answer(asked, part, None if part != [7, 8] else "stop")
+            event["output_ids"] = list(asked.cumulative) if cumulative else part
+            triples = [[-float(token), token, None] for token in event["output_ids"]]
+            event["meta_info"]["output_token_logprobs"] = triples
+            yield event
+
+    server.events = events
+    chunks: list[Any] = []
+
+    [answer] = await ask_all(client, [5], on_tokens=chunks.append)
+
+    assert answer.token_ids.tolist() == [4, 5, 6, 7, 8]
+    assert answer.logprobs.tolist() == [-4, -5, -6, -7, -8]
+    assert [chunk.token_ids.tolist() for chunk in chunks] == [[4, 5], [6], [7, 8]]
+
+
+async def test_a_request_that_never_started_comes_back_empty_and_so_does_one_aborted_in_the_queue(
+    server: LikeSGLang, client: EngineClient
+):
+    """499 before the scheduler had it; in its queue, an answer without most fields, and in a stream its last token."""
+
+    async def never_started(_: Asked) -> dict[str, Any]:
+        raise Fault(499, "Client closed request")
+
+    async def in_the_queue(asked: Asked) -> dict[str, Any]:
+        reason = {"type": "abort", "message": "Abort in waiting queue"}
+        return {"meta_info": {"id": asked.rid, "finish_reason": reason, "weight_version": "default"}}
+
+    async def retracted(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield server.answer(asked, [4, 5, 6], None)
+        thin = {"id": asked.rid, "finish_reason": {"type": "abort", "message": "Abort in waiting queue"}}
+        thin |= {"completion_tokens": 9, "output_token_logprobs": [[-1.0, 12, None]]}
+        yield {"output_ids": [12], "meta_info": thin}
+
+    for serve in (never_started, in_the_queue):
+        server.serve = serve
+        for answer in await ask_all(client, [5], [6]) + await ask_all(client, [5]):
+            assert (answer.token_ids.tolist(), answer.finish_reason) == ([], "abort")
+    server.events = retracted
+
+    [answer] = await ask_all(client, [5], on_tokens=lambda chunk: None)
+
+    assert (answer.token_ids.tolist(), answer.finish_reason) == ([4, 5, 6], "abort")
+
+
+async def test_an_abort_of_one_request_meets_no_other_whose_id_it_begins(server: LikeSGLang, client: EngineClient):
+    """SGLang matches ids by prefix."""
+    server.serve = server.until_aborted
+
+    asked = [asyncio.create_task(client.generate([5], SOME, alone=True)) for _ in range(40)]
+    await until(lambda: len(server.running) == 40, "all are there")
+    asked[0].cancel()
+    await until(lambda: bool(server.aborted), "the server is told")
+
+    assert server.ended == server.aborted  # one id, and no further one that begins like it
+    await client.abort_all()
+    assert {answer.finish_reason for answer in await asyncio.gather(*asked[1:])} == {"abort"}
+
+
+async def test_a_request_whose_connection_broke_is_not_sampled_twice_by_the_same_call(
+    server: LikeSGLang, client: EngineClient
+):
+    async def serve(_: Asked) -> dict[str, Any]:
+        raise ConnectionError
+
+    server.serve = serve
+
+    for answers in (await ask_all(client, [5], [6]), await ask_all(client, [7])):
+        assert {type(answer) for answer in answers} == {EngineUnavailable}
+
+    assert sorted(asked.ids for asked in server.asked) == [[5], [6], [7]]
+    assert len({asked.rid for asked in server.asked}) == 3
+
+
 @pytest.mark.parametrize(("code", "kind"), [(400, EngineRefused), (503, EngineOverloaded), (500, RequestFailed)])
 async def test_an_error_event_distinguishes_a_passing_overload_from_a_refusal(
     server: LikeSGLang, client: EngineClient, code: int, kind: type[Exception]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -13,8 +14,8 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.answer import Chunk, Generation, OnTokens, VersionSpan
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed
-from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed, VersionAbsent
+from asyncrl.engine.fleet import Fleet, Wanted
 from asyncrl.engine.generator import TRIES, Generator, Watch
 from benchmarks.engine import served
 from harness.models import make_endless_model
@@ -81,7 +82,7 @@ class Sampling:
 
 @pytest.fixture
 async def sampling(model: Path, address: str) -> AsyncIterator[Sampling]:
-    fleet = Fleet(EngineClient, counts={}, fail=never)
+    fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=never)
     fleet.apply(ready(address))
     yield Sampling(fleet, model)
     await fleet.close()
@@ -203,7 +204,7 @@ class Servers:
         self.generator = Generator(self.fleet, shape, str, counts=self.counts)
         self.ids = np.arange(3, 8, dtype=np.int32)
 
-    def _open(self, address: str) -> Scripted:
+    def _open(self, _engine_id: str, address: str) -> Scripted:
         return self.clients.setdefault(address, Scripted())
 
     def start(self, address: str, version: int = 0) -> Scripted:
@@ -304,27 +305,72 @@ async def test_the_least_loaded_engine_with_the_version_is_chosen_and_exactly_it
     for address, version in (("one", 0), ("two", 1), ("three", 2)):
         servers.start(address, version)
 
-    found = [(await servers.fleet.choose(1)).engine_id for _ in range(4)]
-    exact = (await servers.fleet.choose(1, exact=True)).engine_id
+    found = [(await servers.fleet.choose(Wanted(1))).engine_id for _ in range(4)]
+    exact = (await servers.fleet.choose(Wanted(1, exact=True))).engine_id
     assert sorted(found) == ["three", "three", "two", "two"]
     assert exact == "two"
-    assert (await servers.generate(version=0, exact=True)).versions.tolist() == [0] * 20
+    assert (await servers.generate(wanted=Wanted(0, exact=True))).versions.tolist() == [0] * 20
 
     servers.start("one", 2)
-    with pytest.raises(EngineRefused, match="no engine has version 0 any more; the oldest has 1"):
-        await servers.generate(version=0, exact=True)
+    with pytest.raises(VersionAbsent, match="no engine has version 0 now; the oldest that is ready is 1"):
+        await servers.generate(wanted=Wanted(0, exact=True))
+
+
+async def test_members_of_a_group_go_to_one_engine_and_groups_spread_over_all():
+    servers, mirror = Servers(), Servers()
+    for address in ("one", "two", "three", "four"):
+        servers.start(address)
+        mirror.start(address)
+    groups = [f"p{number:06d}" for number in range(16)]
+    slots = [(group, await servers.fleet.choose(Wanted(group=group))) for group in groups for _ in range(4)]
+    places = {group: {engine.engine_id for name, engine in slots if name == group} for group in groups}
+
+    assert sum(len(found) == 1 for found in places.values()) >= len(groups) // 2  # others overflow where it is crowded
+    loads = [sum(engine.engine_id == name for _, engine in slots) for name in ("one", "two", "three", "four")]
+    assert max(loads) <= 1.25 * 64 / 4 + 1
+    for group in groups[:1]:  # another process finds the same engine
+        assert {(await mirror.fleet.choose(Wanted(group=group))).engine_id} == places[group]
+
+    for _, engine in slots:
+        servers.fleet.release(engine)
+    home = (await servers.fleet.choose(Wanted(group="p000000"))).engine_id
+    servers.fleet.apply(EngineGone(home, "stopped"))
+    moved = {(await servers.fleet.choose(Wanted(group="p000000"))).engine_id for _ in range(3)}
+    assert len(moved) == 1
+    assert moved != {home}
+
+
+async def test_a_request_that_failed_goes_to_another_engine_of_its_group():
+    servers = Servers()
+    one, two = servers.start("one"), servers.start("two")
+    first = one if (await servers.fleet.choose(Wanted(group="p000001"))).engine_id == "one" else two
+    other = two if first is one else one
+    first.answers = [failing(RequestFailed("a fault of this one"))] * 3
+
+    assert len((await servers.generate(wanted=Wanted(group="p000001"))).tokens) == 20
+    assert (len(first.asked), len(other.asked)) == (1, 1)
+
+
+async def test_a_prefix_is_cached_under_a_key_of_its_own_each_time_the_weights_were_loaded():
+    servers = Servers()
+    one = servers.start("one")
+    one.answers = [lambda: some(20)]
+    servers.fleet.apply(msgspec.structs.replace(ready("one", engine="one"), cache="ab12"))
+
+    assert (await servers.generate()).versions.tolist() == [0] * 20
+    assert one.asked[0][2] == "0:0:made:ab12"
 
 
 async def test_a_generation_waits_for_a_version_and_for_a_slot():
     servers = Servers()
     servers.start("one")
-    pending = asyncio.create_task(servers.generate(version=3))
+    pending = asyncio.create_task(servers.generate(wanted=Wanted(3)))
     await asyncio.sleep(0.01)
     assert not pending.done()
     servers.fleet.apply(ready("one", 3, engine="one", slots=1))
     assert (await pending).versions.tolist() == [3] * 20
 
-    engine = await servers.fleet.choose(0)
+    engine = await servers.fleet.choose(Wanted())
     pending = asyncio.create_task(servers.generate())
     await asyncio.sleep(0.01)
     assert not pending.done()

@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+PAUSED_HEALTH_S = 20.0  # until a paused server answers that it is not well
+
 
 class Fault(Exception):
     """A request that this server cannot serve: the HTTP status, or the code of an event, and its words."""
@@ -29,6 +31,8 @@ class Asked:
     index: int = 0  # its place among them
     streamed: bool = False
     cumulative: list[int] = field(default_factory=list)
+    extra_key: str = ""
+    bootstrap: dict[str, Any] = field(default_factory=dict)  # of a prefill and a decode server
 
     def tokens(self, count: int | None = None) -> list[int]:
         """As many tokens as were asked for, counted up from the last of the prompt."""
@@ -47,6 +51,7 @@ class LikeSGLang:
 
     def __init__(self) -> None:
         self.address = ""
+        self.runner: web.AppRunner
         self.weight_version = "default"
         self.key = ""  # asked for everywhere but /health, where there is one
         self.healthy = True
@@ -56,6 +61,9 @@ class LikeSGLang:
         self.http_requests = 0  # to /generate
         self.connections: set[Any] = set()  # that these came on
         self.aborted: list[str] = []  # request ids
+        self.ended: list[str] = []  # ids of requests that an abort has met: those that begin with its id
+        self.paused = False
+        self.running: dict[str, asyncio.Event] = {}
         self.refusal: Callable[[str], Awaitable[str]] = _taken  # why it does not take the weights of this name
         self.serve: Serve = self.whole
         self.events: Callable[[Asked], AsyncIterator[dict[str, Any]]] = self.one_event
@@ -76,9 +84,21 @@ class LikeSGLang:
             },
         }
 
+    async def die(self) -> None:
+        """Close its port and its connections."""
+        for site in list(self.runner.sites):
+            await site.stop()
+        for connection in list(self.connections):
+            connection.close()
+
     async def whole(self, asked: Asked) -> dict[str, Any]:
         """All tokens that were asked for."""
         return self.answer(asked, asked.tokens())
+
+    async def until_aborted(self, asked: Asked) -> dict[str, Any]:
+        """No token, until the request is aborted."""
+        await self.running.setdefault(asked.rid, asyncio.Event()).wait()
+        return self.answer(asked, [], "abort")
 
     async def one_event(self, asked: Asked) -> AsyncIterator[dict[str, Any]]:
         """The answer of `serve` as the only event of a stream."""
@@ -93,8 +113,8 @@ class LikeSGLang:
             ("/generate", self._generate),
             ("/update_weights_from_disk", self._update),
             ("/abort_request", self._abort),
-            ("/pause_generation", self._nothing),
-            ("/continue_generation", self._nothing),
+            ("/pause_generation", self._pause),
+            ("/continue_generation", self._continue),
         ):
             application.router.add_post(path, handler)
         application.router.add_get("/health", self._health)
@@ -120,6 +140,9 @@ class LikeSGLang:
             Asked(ids, sampling, rid, len(prompts), index, body["stream"])
             for index, (ids, sampling, rid) in enumerate(zip(prompts, samplings, rids, strict=True))
         ]
+        for one in asked:
+            one.extra_key = body.get("extra_key", "")
+            one.bootstrap = {name: value for name, value in body.items() if name.startswith("bootstrap_")}
         self.asked += asked
         if not body["stream"]:
             try:
@@ -170,14 +193,27 @@ class LikeSGLang:
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def _abort(self, request: web.Request) -> web.StreamResponse:
-        self.aborted.append((await request.json()).get("rid", ""))
+        body = await request.json()
+        self.aborted += [] if body.get("abort_all") else [body["rid"]]
+        met = [rid for rid in self.running if rid.startswith(body.get("rid", ""))]
+        self.ended += [] if body.get("abort_all") else met
+        for rid in met:
+            self.running.pop(rid).set()
         return web.Response()
 
-    async def _nothing(self, request: web.Request) -> web.StreamResponse:
+    async def _pause(self, request: web.Request) -> web.StreamResponse:
+        self.paused = True
+        return web.json_response({"status": "ok"})
+
+    async def _continue(self, request: web.Request) -> web.StreamResponse:
+        self.paused = False
         return web.json_response({"status": "ok"})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         self.health_asked += 1
+        if self.paused:  # it tries to sample a token
+            await asyncio.sleep(PAUSED_HEALTH_S)
+            return web.Response(status=503)
         return web.Response(status=200 if self.healthy else 503)
 
     async def _model_info(self, request: web.Request) -> web.StreamResponse:
@@ -202,7 +238,7 @@ def _broken(request: web.Request) -> web.StreamResponse:
 async def like_sglang(port: int = 0) -> AsyncIterator[LikeSGLang]:
     """Such a server, for the length of the block."""
     server = LikeSGLang()
-    runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
+    runner = server.runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", port)

@@ -105,17 +105,20 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
     (tmp_path / "held_turns.py").write_text(HELD)
     (tmp_path / "held").touch()
     settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
+    settings += ["engine.groups.near.max_running=64", "engine.groups.far.kind=embedded"]
     async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=2") as run:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
-        code, output = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine=2")
-        assert (code, output) == (0, "scaled: rollout 2, reward 2, engine 2\n")
-        assert all(run.actor(f"{role}-2") for role in ("rollout", "reward", "engine"))
+        code, output = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine-near=2")
+        assert (code, output) == (0, "scaled: rollout 2, reward 2, engine-near 2\n")
+        assert all(run.actor(name) for name in ("rollout-2", "reward-2", "engine-near-2", "engine-far-1"))
+        code, output = await command(tmp_path, "scale", "engine=2")
+        assert (code, output.count("name one of engine-near, engine-far")) == (2, 1)
 
         (tmp_path / "held").unlink()
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         (tmp_path / "held").touch()  # what rollout-2 holds by now is handed back
-        code, output = await command(tmp_path, "scale", "rollout=1", "engine=1")
-        assert (code, output) == (0, "scaled: rollout 1, engine 1\n")
+        code, output = await command(tmp_path, "scale", "rollout=1", "engine-near=0")
+        assert (code, output) == (0, "scaled: rollout 1, engine-near 0\n")
         (tmp_path / "held").unlink()
         assert await run.ended() == 0, run.story
 

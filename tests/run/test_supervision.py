@@ -276,8 +276,8 @@ async def test_a_finished_run_goes_on_only_if_it_is_made_longer(tmp_path: Path):
     ("words", "message"),
     [
         (["--resume", "nobody"], "no run called nobody under"),
-        (["--resume", "demo", "demo"], "give neither a config nor --run"),
-        (["--resume", "demo", "--run", "other"], "give neither a config nor --run"),
+        (["--resume", "demo", "demo"], "give neither a config nor --run nor --only"),
+        (["--resume", "demo", "--run", "other"], "give neither a config nor --run nor --only"),
     ],
 )
 def test_what_cannot_be_resumed_is_reported_in_one_line(

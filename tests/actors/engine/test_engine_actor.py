@@ -156,6 +156,29 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     assert player.context.vitals["relabelled"] == 1
 
 
+async def test_a_server_that_does_not_answer_for_its_health_while_it_is_paused_is_not_given_up(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    """The update takes longer than the silence after which a server counts as dead."""
+    player = make(inference.address)
+    loading, asked = asyncio.Event(), inference.health_asked
+
+    async def slowly(key: str) -> str:
+        loading.set()
+        await asyncio.sleep(2.5 * player.context.config.supervision.silence_s)
+        return ""
+
+    inference.refusal = slowly
+    await player.publish(1)
+    await player.start()
+    await asyncio.wait_for(loading.wait(), 60)
+
+    await until(lambda: player.versions(EngineReady) == [1], "it is ready")
+    assert inference.health_asked > asked + 1
+    assert not any(isinstance(message, EngineGone) for message in player.messages)
+    assert player.versions(EngineUpdating) == [1]
+
+
 async def test_a_server_that_is_away_when_weights_come_gets_them_when_it_is_back(make: Callable[[str], Player]):
     async with like_sglang() as inference:
         player = make(inference.address)

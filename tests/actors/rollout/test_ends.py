@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from actors.rollout.ends import Ends
 from actors.runtime.actor import Context
-from actors.runtime.engines import follow_engines, open_fleet
+from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.engine.fleet import Wanted
 from harness.results import counts, is_done
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
@@ -96,13 +97,13 @@ async def test_engines_are_known_by_their_newest_messages_at_once(bus: Bus, stag
     await publish(bus, EngineGone("engine-2", "stopped"))
     context: Context = stage(engine={"kind": "scripted"}).context("rollout", bus)
     fleet = open_fleet(context)
-    engines = await follow_engines(context, fleet)
+    engines = await follow_fleet(context, fleet)
 
-    engine = await fleet.choose(2)  # waits for nothing
+    engine = await fleet.choose(Wanted(2))  # waits for nothing
     fleet.release(engine)
     assert (engine.engine_id, engine.messages) == ("engine-3", 0)
 
     await publish(bus, EngineReady("engine-1", "scripted:1", 0, 3, "made", 16))
-    assert (await fleet.choose(3)).engine_id == "engine-1"
+    assert (await fleet.choose(Wanted(3))).engine_id == "engine-1"
     await engines.close()
     await fleet.close()

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.publish import publish
-from asyncrl.config.settings import EngineSettings
+from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl, EngineHome
 from asyncrl.rollout.journal import Journal, call_order

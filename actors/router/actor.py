@@ -1,0 +1,133 @@
+"""The router actor: `sglang-router` in front of the engines, as one engine for those that sample."""
+
+from __future__ import annotations
+
+import asyncio
+
+import xxhash
+
+from actors.runtime.actor import ActorDown, Context
+from actors.runtime.engines import follow_engines
+from asyncrl.bus.publish import publish
+from asyncrl.engine.control import EngineFailed, read_key
+from asyncrl.engine.errors import EngineError
+from asyncrl.engine.fleet import EngineNews
+from asyncrl.engine.router import Member, Router, member_of
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.roles import role_of
+
+_LOOK_S = 5.0  # between two looks at the engines that the router has
+
+
+async def main(context: Context) -> None:
+    """Run the router until asked to stop."""
+    await RouterActor(context).run()
+
+
+class RouterActor:
+    """Follows the engines, keeps those with the newest weights behind the router, and publishes it as an engine.
+
+    All engines behind it have the same weights, so a request names them without knowing which engine it will meet.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self._settings = context.config.engine
+        self._engines: dict[str, EngineReady] = {}  # those that take requests
+        self._coming: EngineUpdating | None = None  # the newest version that one of them is taking
+        self._published: EngineReady | None = None  # None: requests are held
+        self._news = asyncio.Event()
+        log_file = context.files.logs / f"{context.actor_id}.server.log"
+        arguments = list(self._settings.router.arguments)
+        arguments += ["--pd-disaggregation"] if self._disaggregated else []
+        self._router = Router(arguments, log_file, self._settings.start_deadline_s)
+
+    @property
+    def _disaggregated(self) -> bool:
+        return any(group.role == "prefill" for group in self._settings.pools.values())
+
+    async def run(self) -> None:
+        """Start the router, then follow the engines."""
+        stop = asyncio.create_task(self.context.stop.wait())
+        listener = None
+        try:
+            await self._router.start()
+            self.context.watch(asyncio.create_task(self._watch_end()))
+            listener = await follow_engines(self.context, self._take)
+            while not self.context.stop.is_set():
+                self._news.clear()
+                await self._reconcile()
+                news = asyncio.create_task(self._news.wait())
+                # One that did not answer may have joined since, and left the newest weights behind meanwhile.
+                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_S)
+                news.cancel()
+        except (EngineFailed, EngineError) as error:
+            raise ActorDown(f"router {self._router.address}: {error}") from error
+        finally:
+            stop.cancel()
+            await publish(self.context.bus, EngineGone(self.context.actor_id, "stopped", asked=True))
+            if listener is not None:
+                await listener.close()
+            await self._router.close()
+
+    def _take(self, news: EngineNews) -> None:
+        if role_of(news.engine_id) != "engine":
+            return  # its own
+        self._settings.group_of(news.engine_id)  # raises ValueError for a name that is none
+        if isinstance(news, EngineReady):
+            self._engines[news.engine_id] = news
+        else:
+            self._engines.pop(news.engine_id, None)
+            self._coming = news if isinstance(news, EngineUpdating) else self._coming
+        self._news.set()
+
+    async def _watch_end(self) -> None:
+        words = await self._router.ended()
+        if not self.context.stop.is_set():
+            raise ActorDown(f"the router ended: {words}")
+
+    async def _reconcile(self) -> None:
+        """Bring the router to the engines that have the newest weights; requests are held while the weights change."""
+        newest = max(self._engines.values(), key=lambda ready: (ready.lineage, ready.version), default=None)
+        if newest is None or not self._serves(newest.key):
+            await self._hold(self._coming)
+            return
+        members = {name: ready for name, ready in self._engines.items() if ready.key == newest.key}
+        ready = self._ready(newest, members)
+        if self._published is not None and self._published.key != newest.key:
+            await self._hold(EngineUpdating(self.context.actor_id, newest.lineage, newest.version))
+        routed = [self._member(name, ready.address) for name, ready in members.items()]
+        await self._router.set_members({member.address: member for member in routed})
+        if ready != self._published:
+            self._published = ready
+            self.context.vitals.update(version=ready.version, engines=len(members))
+            await publish(self.context.bus, ready)
+
+    def _serves(self, key: str) -> bool:
+        """Return whether the engines with these weights can answer: of disaggregated ones it takes both roles."""
+        roles = {self._settings.group_of(name).role for name, ready in self._engines.items() if ready.key == key}
+        return not self._disaggregated or roles >= {"prefill", "decode"}
+
+    def _ready(self, newest: EngineReady, members: dict[str, EngineReady]) -> EngineReady:
+        sampling = [ready for name, ready in members.items() if self._settings.group_of(name).role != "prefill"]
+        loadings = sorted(f"{name}:{ready.cache}" for name, ready in members.items() if ready.cache)
+        return EngineReady(
+            self.context.actor_id,
+            self._router.address,
+            newest.lineage,
+            newest.version,
+            newest.digest,
+            sum(ready.slots for ready in sampling),
+            cache=xxhash.xxh3_64_hexdigest(",".join(loadings).encode()) if loadings else "",
+        )
+
+    def _member(self, engine_id: str, address: str) -> Member:
+        key = read_key(self.context.files.engine_key_file(self._settings, engine_id))
+        number = int(engine_id.rpartition("-")[2]) - 1
+        return member_of(self._settings.group_of(engine_id), number, address, key)
+
+    async def _hold(self, coming: EngineUpdating | None) -> None:
+        """Publish that requests are held; those under way come back with their partial tokens, or go on."""
+        if self._published is not None and coming is not None:
+            self._published = None
+            await publish(self.context.bus, EngineUpdating(self.context.actor_id, coming.lineage, coming.version))

@@ -1,0 +1,183 @@
+"""`asyncrl engines`: list the inference servers of a run; servers of other owners join and leave while it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
+from asyncrl.cli.target import add_run, live_run
+from asyncrl.engine.control import announced_name
+from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.files import write_private
+from asyncrl.run.connect import connected
+from asyncrl.run.find import FoundRun
+from asyncrl.state.parts import Engine
+from asyncrl.state.run_state import RunState
+from asyncrl.state.watch import Watch
+from topics.engines import EngineAnnounced, EngineWithdrawn
+from topics.roles import pool_of
+
+_VERBS = ("add", "remove")
+Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
+
+
+class ListedEngine(msgspec.Struct):
+    """One server as `--json` prints it."""
+
+    name: str
+    kind: str
+    state: str
+    version: int | None
+    address: str
+    requests: int
+    reason: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser)
+    parser.add_argument("words", nargs="*", metavar="add URL | remove NAME", help="nothing: list the servers")
+    parser.add_argument("--key-file", type=Path, metavar="FILE", help="with add: file that holds the server's API key")
+    parser.add_argument(
+        "--max-running", type=int, default=256, metavar="N", help="with add: requests it runs at once (default: 256)"
+    )
+    parser.add_argument("--json", action="store_true", help="the list as JSON")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List, or request and wait until it is done."""
+    words = arguments.words
+    if arguments.run_id in _VERBS:  # where no run is named
+        words, arguments.run_id = [arguments.run_id, *words], ""
+    if words and (words[0] not in _VERBS or len(words) != 2):
+        raise WrongUsage("expected `asyncrl engines`, `asyncrl engines add URL` or `asyncrl engines remove NAME`")
+    found = live_run(arguments)
+    if not words:
+        listed = asyncio.run(_listed(found))
+        print(msgspec.json.encode(listed).decode() if arguments.json else engines_text(listed))
+    elif words[0] == "add":
+        print(asyncio.run(_add(found, words[1], arguments)))
+    else:
+        print(asyncio.run(_remove(found, words[1], arguments.wait)))
+    return 0
+
+
+def engines_text(engines: list[ListedEngine]) -> str:
+    """One line for each server."""
+    lines = []
+    for engine in engines:
+        version = "-" if engine.version is None else f"v{engine.version}"
+        about = f"{engine.name:<24} {engine.kind:<9} {engine.state:<9} {version:<6} {engine.requests:>5} requests  "
+        lines.append(f"{about}{engine.address}{'  ' + engine.reason if engine.reason else ''}")
+    return "\n".join(lines) or "there are no engines; announce one with `asyncrl engines add URL`"
+
+
+async def _listed(found: FoundRun) -> list[ListedEngine]:
+    async with _watched(found) as (_, state, _):
+        listed = []
+        for name in state.names_of("engine"):
+            engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
+            begun = max(engine.ready_ns, engine.updating_ns, engine.gone_ns)
+            requests = int((actor.gauge("requests") or 0) if actor is not None else 0)
+            reason = engine.reason if engine.state == "gone" else ""
+            kind = state.config.engine.group_of(name).kind
+            what = engine.state if begun else "starting"
+            listed.append(ListedEngine(name, kind, what, engine.shown, engine.address, requests, reason))
+        return listed
+
+
+async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> str:
+    """Announce a server, and wait until it has confirmed the newest weights."""
+    try:
+        name = announced_name(address)
+    except ValueError as error:
+        raise WrongUsage(str(error)) from error
+    key = _key(found, arguments.key_file)
+    async with _watched(found) as (bus, state, until):
+        for engine in state.engines.values():
+            if (engine.address == address) != (engine.engine_id == name) and engine.state != "gone":
+                raise AsyncRLError(
+                    f"{engine.engine_id} of run {found.run} is {engine.address}: {address} cannot be added"
+                )
+        if "scripted" in state.config.engine.kinds:
+            raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
+        if key is not None and found.root is not None:
+            write_private(found.files.announced_key(name), key)
+        before = state.engines.get(name, Engine(name)).ready_ns
+        await publish(bus, EngineAnnounced(name, address, arguments.max_running))
+
+        def done() -> bool:
+            ready = state.engines.get(name, Engine(name)).ready_ns > before
+            actor = state.actors.get(name)
+            return ready or (state.version is None and actor is not None and actor.live)
+
+        if not await until(done, arguments.wait):
+            actor, engine = state.actors.get(name), state.engines.get(name, Engine(name))
+            words = (actor.error if actor is not None else "") or engine.reason
+            raise AsyncRLError(
+                f"{name} is announced and has not confirmed the weights within {arguments.wait:.0f} s"
+                f"{': ' + words if words else ''}; `asyncrl engines remove {name}` takes it back"
+            )
+        version = state.engines.get(name, Engine(name)).version
+    return f"{name} has " + ("no weights yet: none are published" if version is None else f"version {version}")
+
+
+def _key(found: FoundRun, key_file: Path | None) -> bytes | None:
+    if key_file is None:
+        return None
+    if found.root is None:
+        raise WrongUsage("--key-file puts the key into the directory of the run, which is not here: run this there")
+    try:
+        return key_file.read_bytes()
+    except OSError as error:
+        raise WrongUsage(f"{key_file} cannot be read: {error.strerror}") from error
+
+
+async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
+    """Take a server of another owner out; what runs there goes on elsewhere."""
+    async with _watched(found) as (bus, state, until):
+        names = state.names_of("engine")
+        if name not in names:
+            raise WrongUsage(f"run {found.run} has no engine {name}; there are {', '.join(names) or 'none'}")
+        if state.config.engine.group_of(name).kind != "external":
+            pool = pool_of(name)
+            raise WrongUsage(f"{name} was started by the run; `asyncrl scale {pool}=COUNT` changes how many there are")
+        await publish(bus, EngineWithdrawn(name))
+        if not await until(lambda: name not in {actor.actor_id for actor in state.fleet if actor.live}, wait_s):
+            raise AsyncRLError(f"{name} has not left within {wait_s:.0f} s")
+    if found.root is not None:
+        found.files.announced_key(name).unlink(missing_ok=True)
+    return f"{name} has left"
+
+
+@asynccontextmanager
+async def _watched(found: FoundRun) -> AsyncIterator[tuple[Bus, RunState, Until]]:
+    """A connection to a run, its state, and a wait for what comes true of it; False after so many seconds."""
+    state = RunState(found.run)
+    async with connected(found, "engines") as bus:
+        watch = Watch(bus, state)
+        await watch.start()
+
+        async def until(condition: Callable[[], bool], wait_s: float) -> bool:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await watch.until(lambda: state.phase != "running" or condition())
+            except TimeoutError:
+                return False
+            if not condition():
+                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
+            return True
+
+        try:
+            yield bus, state, until
+        finally:
+            await watch.close()

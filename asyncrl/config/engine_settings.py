@@ -1,0 +1,123 @@
+"""Settings of the inference servers.
+
+The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings
+from topics.roles import pool_of
+
+GroupName: TypeAlias = Annotated[
+    str, Meta(pattern=r"^[a-z][a-z0-9]{0,15}\Z", description="a letter, then up to 15 of a to z and 0 to 9")
+]
+_MOST = 1024  # processes of one role
+ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
+
+
+def _value_of(option: str, arguments: list[str]) -> str:
+    """The value of a command-line option, as `--option value` or `--option=value`; empty where it is not there."""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    return words[words.index(option) + 1] if option in words[:-1] else ""
+
+
+class EngineGroup(Settings):
+    """A group of inference servers that are started alike, or belong to the same owner."""
+
+    # `embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers).
+    kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
+    count: Positive = 1  # Servers at start (embedded, sglang).
+    # Addresses of external servers, `http://host:port`; more can be announced while the run goes on.
+    addresses: list[str] = msgspec.field(default_factory=list)
+    # File that holds the servers' API key; empty: servers started here get one of their own, external ones none.
+    api_key_file: str = ""
+    max_running: Positive = 256  # Requests one server runs at once.
+    # Numbers of the GPUs that the servers started here share out evenly (`CUDA_VISIBLE_DEVICES`); empty: all see all.
+    gpus: list[Count] = msgspec.field(default_factory=list)
+    # Further command-line arguments for a server started here, such as `["--tp-size", "2"]`.
+    arguments: list[str] = msgspec.field(default_factory=list)
+    # Environment variables for a server started here, such as a PYTHONPATH of its own.
+    environment: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def servers(self) -> int:
+        """Servers at start."""
+        return len(self.addresses) if self.kind == "external" else self.count
+
+    @property
+    def most(self) -> int:
+        """Servers that there may be: as many as there are addresses, or GPUs for."""
+        if self.kind == "external":
+            return len(self.addresses)
+        return len(self.gpus) // self.gpus_each if self.gpus else _MOST
+
+    @property
+    def role(self) -> str:
+        """What its servers do, by their arguments: "prefill", "decode", or "regular" for both."""
+        return _value_of("--disaggregation-mode", self.arguments) or "regular"
+
+    @property
+    def bootstrap_port(self) -> int:
+        """Port at which the first prefill server of the group meets decode servers; the next has the next one."""
+        return int(_value_of("--disaggregation-bootstrap-port", self.arguments) or 8998)
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one server; 0 where `gpus` names none."""
+        return len(self.gpus) // self.count
+
+
+class RouterSettings(Settings):
+    """`sglang-router` in front of the engines."""
+
+    # 1 for a router that is started here: it chooses the engine of each group of trajectories. 0: rollout workers do.
+    count: Annotated[int, Meta(ge=0, le=1)] = 0
+    # Further command-line arguments, such as `["--policy", "consistent_hashing"]`; the last of two alike counts.
+    arguments: list[str] = msgspec.field(default_factory=list)
+
+
+class EngineSettings(EngineGroup):
+    """Inference servers: one group of them, or several in tables `[engine.groups.NAME]`."""
+
+    # Groups of servers by name (a to z, 0 to 9), each with settings of its own, instead of the one group of this table;
+    # what is not of a group stays here.
+    groups: dict[GroupName, EngineGroup] = msgspec.field(default_factory=dict)
+    router: RouterSettings = msgspec.field(default_factory=RouterSettings)
+    # Greatest number of tokens of a request, prompt and answer together; 0 takes the model's. A generation that reaches
+    # it ends with reason `length`.
+    context: Count = 0
+    update_deadline_s: Seconds = 120.0  # Seconds one weight update may take before the server counts as gone.
+    start_deadline_s: Seconds = 300.0  # Seconds a server may take to start.
+    # Mean duration of a scripted generation, lognormal with `scripted_sigma`; 0 answers at once.
+    scripted_mean_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
+    # Sigma of the logarithm of scripted durations.
+    scripted_sigma: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 1.2
+    scripted_tokens: Annotated[int, Meta(ge=1, extra=BENCHMARKS)] = 16  # Tokens of a scripted completion.
+
+    @property
+    def pools(self) -> dict[str, EngineGroup]:
+        """The groups by the name of their processes: `engine`, or `engine-NAME` for each of several."""
+        return {f"engine-{name}": group for name, group in self.groups.items()} or {"engine": self}
+
+    @property
+    def kinds(self) -> set[str]:
+        """The kinds of servers that there are."""
+        return {group.kind for group in self.pools.values()}
+
+    def group_of(self, engine_id: str) -> EngineGroup:
+        """The group of `engine-2` or `engine-NAME-2`, or that of a server that was announced while the run went on.
+
+        Raises:
+            ValueError: it is the name of no engine.
+        """
+        group = self.pools.get(pool_of(engine_id))
+        if group is None and engine_id.startswith(ANNOUNCED):
+            return EngineGroup(kind="external")
+        if group is None:
+            raise ValueError(f"{engine_id!r} is of no group of engines here; there are {', '.join(self.pools)}")
+        return group

@@ -1,0 +1,197 @@
+"""`sglang-router` in front of the engines: a process of our own, the engines behind it, and the client that samples."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import msgspec
+
+from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.control import EngineFailed
+from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineUnavailable, fault_of
+from asyncrl.ports import free_port
+from asyncrl.process import ChildProcess, python
+
+_ARGUMENTS = (
+    # Members of a group go where the first of them went, to the engine that had the least to do then.
+    *("--policy", "manual", "--assignment-mode", "min_load"),
+    # A retry would sample twice, and one request that all engines fail on would close the breakers of all.
+    *("--disable-retries", "--disable-circuit-breaker"),
+    *("--health-check-interval-secs", "2", "--health-failure-threshold", "1", "--health-success-threshold", "1"),
+    *("--worker-startup-check-interval", "1", "--log-level", "warn"),
+)
+_LOOK_S = 0.02
+_JOIN_S = 10.0  # for engines to be known to the router, and well
+_CALL_S = 10.0
+
+
+class RouterClient(EngineClient):
+    """Samples from the engines behind a router; it is told which weights they have, all of them the same."""
+
+    leaves = True
+    _label = ""
+
+    def announced(self, key: str) -> None:
+        """Take note of the weights of all engines behind it."""
+        self._label = key
+
+    async def label(self) -> str:
+        """Return what was announced: a router cannot be asked for all of its engines."""
+        return self._label
+
+    async def health(self) -> bool:
+        """Return whether there are engines behind it."""
+        try:
+            await self._call("GET", "/readiness")
+        except EngineError:
+            return False
+        return True
+
+    def _fault(self, status: int, raw: bytes) -> EngineError:
+        """An engine that has just died is none of the request's own faults: the router finds out within seconds."""
+        fault = super()._fault(status, raw)
+        return EngineOverloaded(str(fault)) if b'"call_upstream_' in raw else fault
+
+
+class Member(NamedTuple):
+    """An engine behind a router."""
+
+    address: str
+    key: str | None  # its API key
+    role: str = "regular"  # "prefill", "decode"
+    bootstrap_port: int | None = None  # of a prefill server
+
+
+class _Listed(msgspec.Struct):
+    id: str
+    url: str
+    is_healthy: bool = False
+
+
+class _List(msgspec.Struct):
+    workers: list[_Listed] = []
+
+
+class Router:
+    """The router's process, and the engines that it knows.
+
+    Raises, from every coroutine:
+        EngineFailed: it did not start, or ended.
+        EngineError: it does not answer.
+    """
+
+    def __init__(self, arguments: list[str], log_file: Path, start_deadline_s: float) -> None:
+        self._port = free_port()
+        self.address = f"http://127.0.0.1:{self._port}"
+        self._arguments = arguments
+        self._log_file = log_file
+        self._deadline_s = start_deadline_s
+        self._process: ChildProcess | None = None
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        """Start the process and return when it answers."""
+        own = ["--host", "127.0.0.1", "--port", str(self._port)]
+        own += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
+        command = python("-m", "sglang_router.launch_router", *own, *_ARGUMENTS, *self._arguments)
+        self._process = await ChildProcess.start(command, log=self._log_file, environment={})
+        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CALL_S))
+        ended = asyncio.create_task(self.ended())
+        try:
+            async with asyncio.timeout(self._deadline_s):
+                while not await self._answers():
+                    if ended.done():
+                        raise EngineFailed(f"the router ended: {ended.result()}")
+                    await asyncio.wait({ended}, timeout=0.05)
+        except TimeoutError:
+            words = f"the router did not answer within {self._deadline_s:.0f} s: {self._process.last_lines}"
+            raise EngineFailed(words) from None
+        finally:
+            ended.cancel()
+
+    async def ended(self) -> str:
+        """Return its exit code and last output, when it has ended."""
+        assert self._process is not None
+        return f"exit code {await self._process.wait()}: {self._process.last_lines}"
+
+    async def set_members(self, members: Mapping[str, Member]) -> None:
+        """Let requests go to these engines alone, by address; what runs on others goes on there.
+
+        An engine that does not answer joins once it does: it holds the others back for some seconds only.
+
+        Raises:
+            EngineUnavailable: none of them answers.
+        """
+        added: set[str] = set()
+        end = time.monotonic() + _JOIN_S
+        while True:
+            listed = await self._listed()
+            for worker in listed:
+                if worker.url not in members:
+                    await self._call("DELETE", f"/workers/{worker.id}")
+            there = {worker.url for worker in listed}
+            well = {worker.url for worker in listed if worker.is_healthy and worker.url in members}
+            if there == set(members) and added <= well:
+                return
+            if time.monotonic() > end:
+                if well:
+                    return
+                raise EngineUnavailable(self.address, f"none of {', '.join(sorted(members))} answers it")
+            for address in members.keys() - there - added:
+                added.add(address)
+                await self._call("POST", "/workers", _body(members[address]))
+            await asyncio.sleep(_LOOK_S)
+
+    def kill(self) -> None:
+        """End it at once."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def close(self) -> None:
+        """End it."""
+        if self._session is not None:
+            await self._session.close()
+        if self._process is not None:
+            await self._process.end()
+
+    async def _answers(self) -> bool:
+        try:
+            await self._call("GET", "/liveness")
+        except EngineError:
+            return False
+        return True
+
+    async def _listed(self) -> list[_Listed]:
+        return msgspec.json.decode(await self._call("GET", "/workers"), type=_List).workers
+
+    async def _call(self, method: str, path: str, body: dict[str, object] | None = None) -> bytes:
+        assert self._session is not None
+        try:
+            async with self._session.request(method, self.address + path, json=body) as response:
+                raw = await response.read()
+        except (aiohttp.ClientError, OSError, TimeoutError) as fault:
+            raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
+        if response.status not in (200, 202, 404):  # 404: a member that has gone already
+            raise fault_of(response.status, f"{method} {path}: {raw[:500].decode(errors='replace')}")
+        return raw
+
+
+def member_of(group: EngineGroup, number: int, address: str, key: str | None) -> Member:
+    """An engine of a group as the router knows it; its number counts from 0."""
+    port = group.bootstrap_port + number if group.role == "prefill" else None
+    return Member(address, key, group.role, port)
+
+
+def _body(member: Member) -> dict[str, object]:
+    body: dict[str, object] = {"url": member.address, "worker_type": member.role}
+    if member.key is not None:
+        body["api_key"] = member.key
+    if member.bootstrap_port is not None:
+        body["bootstrap_port"] = member.bootstrap_port
+    return body

@@ -1,0 +1,81 @@
+"""The actors of a run: which are wanted, which there are, what they hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.log import Record
+from asyncrl.state.parts import Actor
+from topics.actors import HeldWork
+from topics.engines import EngineAnnounced, EngineWithdrawn
+from topics.roles import pool_of, role_of
+
+_SILENT_NS = 6 * 10**9  # three vital signs
+
+
+class Roster(Fold):
+    """The part of a run's state that is about its actors."""
+
+    def __init__(self) -> None:
+        self.actors: dict[str, Actor] = {}
+        self.wanted: dict[str, int] = {}  # processes by pool: a role, or a group of engines
+        self.scaled_ns = 0  # when that was requested
+        self.announced: list[str] = []  # engines that were announced while the run went on
+        self.withdrawn: set[str] = set()  # engines that shall be left
+        self.heard_ns = 0  # newest vital signs of any actor
+
+    @property
+    def restarts(self) -> int:
+        """Return how often an actor was started again."""
+        return sum(actor.restarts for actor in self.actors.values())
+
+    @property
+    def fleet(self) -> list[Actor]:
+        """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
+        known = {role_of(pool) for pool in self.wanted}
+        wanted = {name for role in known for name in self.names_of(role)}
+        silent_ns = self.heard_ns - _SILENT_NS
+        return [
+            actor
+            for actor in self.actors.values()
+            if actor.role not in known or actor.actor_id in wanted or (actor.live and actor.since_ns > silent_ns)
+        ]
+
+    def of_role(self, role: str) -> list[Actor]:
+        """Actors of a role that are wanted."""
+        names = self.names_of(role)
+        return [self.actors[name] for name in names if name in self.actors and self.actors[name].starts]
+
+    def names_of(self, role: str) -> list[str]:
+        """Names of the actors of a role that are wanted; one, where the numbers of processes are not known."""
+        pools = {pool: count for pool, count in self.wanted.items() if role_of(pool) == role} or {role: 1}
+        names = [f"{pool}-{number}" for pool, count in pools.items() for number in range(1, count + 1)]
+        names += self.announced if role == "engine" else []
+        return [name for name in names if name not in self.withdrawn]
+
+    @property
+    def pools(self) -> dict[str, int]:
+        """How many processes of each pool are wanted, engines with them that were announced."""
+        names = [name for role in {role_of(pool) for pool in self.wanted} for name in self.names_of(role)]
+        return dict.fromkeys(self.wanted, 0) | Counter(map(pool_of, names))
+
+    def held(self, role: str) -> list[tuple[Actor, HeldWork]]:
+        """Work that actors of a role have had for seconds, the oldest first."""
+        found = [(actor, work) for actor in self.of_role(role) if actor.vitals for work in actor.vitals.held]
+        return sorted(found, key=lambda entry: -entry[1].held_s)
+
+    def gauge(self, role: str, name: str) -> float | None:
+        """A gauge of the keeper of this role that folded most lately."""
+        known = [actor for actor in self.of_role(role) if actor.gauge(name) is not None]
+        return max(known, key=lambda actor: actor.seen_ns).gauge(name) if known else None
+
+    @on(EngineAnnounced)
+    def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
+        self.announced = [*dict.fromkeys([*self.announced, message.engine_id])]
+        self.withdrawn.discard(message.engine_id)
+
+    @on(EngineWithdrawn)
+    def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
+        self.announced = [name for name in self.announced if name != message.engine_id]
+        self.withdrawn.add(message.engine_id)

@@ -1,0 +1,209 @@
+"""The router actor with a real `sglang-router` between a fleet and servers that answer as SGLang does."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.router.actor import RouterActor
+from actors.runtime.actor import ActorDown
+from actors.runtime.engines import follow_fleet, open_fleet
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.fleet import Wanted
+from asyncrl.engine.generator import Generator
+from harness.sglang_like import Asked, LikeSGLang, like_sglang
+from harness.stage import Stage, until
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.trajectories import Answer
+from topics.wire import Int32Array
+
+LONG = 100  # tokens of a streamed generation
+
+
+def prompt(group: str) -> Int32Array:
+    """What all members of a group begin with."""
+    return np.array([3, 4, 10 + int(group[1:])], np.int32)
+
+
+class Served:
+    """Two servers of one owner, their engine actors' messages, a router actor, and what samples through it."""
+
+    def __init__(self, bus: Bus, stage: Stage, servers: list[LikeSGLang]) -> None:
+        self.bus = bus
+        self.stage = stage
+        self.servers = servers
+        self.counts: dict[str, float] = {}
+        context = stage.context("rollout", bus)
+        context.vitals = self.counts
+        self.fleet = open_fleet(context)
+        self.context = context
+        self.generator = Generator(self.fleet, ModelInfo("any", 64, 4096), str, counts=self.counts)
+        self._close = AsyncExitStack()
+
+    async def start(self) -> None:
+        self.router = RouterActor(self.stage.context("router", self.bus))
+        self.running = asyncio.create_task(self.router.run())
+
+    async def ready(self, number: int, version: int) -> None:
+        server = self.servers[number]
+        server.weight_version = f"0:{version}:d{version}"
+        await publish(self.bus, EngineReady(f"engine-{number + 1}", server.address, 0, version, f"d{version}", 64))
+
+    async def generate(self, group: str, version: int = 0, tokens: int = 4) -> Answer:
+        async with asyncio.timeout(60):
+            wanted = Wanted(version, group=group)
+            return await self.generator.generate(prompt(group), SamplingParams(tokens), wanted=wanted)
+
+    def asked(self) -> list[list[Asked]]:
+        return [server.asked for server in self.servers]
+
+
+@pytest.fixture
+async def served(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Callable[..., Awaitable[Served]]]:
+    async with AsyncExitStack() as stack:
+
+        async def made(**engine: Any) -> Served:
+            servers = [await stack.enter_async_context(like_sglang()) for _ in range(2)]
+            addresses = [server.address for server in servers]
+            settings = engine or {"kind": "external", "addresses": addresses, "api_key_file": "key"}
+            play = stage(engine={**settings, "router": {"count": 1}})
+            (play.files.root / "key").write_text("the owner's")
+            made = Served(bus, play, servers)
+            for server in servers:
+                server.key = "" if engine else "the owner's"
+            await made.start()
+            stack.push_async_callback(made.fleet.close)
+            listener = await follow_fleet(made.context, made.fleet)
+            stack.push_async_callback(listener.close)
+
+            async def stop() -> None:
+                made.router.context.stop.set()
+                await asyncio.gather(made.running, return_exceptions=True)
+
+            stack.push_async_callback(stop)
+            return made
+
+        yield made
+
+
+@asynccontextmanager
+async def going(work: Awaitable[Any]) -> AsyncIterator[asyncio.Future[Any]]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_members_of_a_group_meet_one_engine_and_only_engines_with_the_newest_weights(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+    await play.ready(1, 1)
+    await until(lambda: play.router.context.vitals.get("engines") == 2, "both engines are behind the router")
+    groups = [f"p{number:06d}" for number in range(8)]
+
+    answers = await asyncio.gather(*(play.generate(group, 1) for group in groups for _ in range(3)))
+
+    assert all(answer.versions.tolist() == [1] * 4 for answer in answers)
+    prompts = [prompt(group).tolist() for group in groups]
+    places = [{n for n, asked in enumerate(play.asked()) if ids in [one.ids for one in asked]} for ids in prompts]
+    assert [len(found) for found in places] == [1] * 8
+    assert set().union(*places) == {0, 1}
+    assert all(asked.extra_key == "0:1:d1" and asked.together == 1 for asked in play.servers[0].asked)
+
+    await publish(play.bus, EngineUpdating("engine-1", 0, 2))
+    await play.ready(0, 2)  # engine-2 is stalled: it holds back nothing
+    before = len(play.servers[1].asked)
+    answers = await asyncio.gather(*(play.generate(group, 2) for group in groups))
+
+    assert all(answer.versions.tolist() == [2] * 4 for answer in answers)
+    assert len(play.servers[1].asked) == before
+    assert "mislabelled_tokens" not in play.counts
+
+
+async def test_a_request_that_its_caller_leaves_is_ended_at_the_engine(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+    ended = asyncio.Event()
+
+    async def endless(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        try:
+            while True:
+                yield play.servers[0].answer(asked, [4], None)
+                await asyncio.sleep(0.05)  # the router finds out with the next token
+        finally:
+            ended.set()
+
+    play.servers[0].events = endless
+    async with going(play.generate("p000000", 1, 10 * LONG)):
+        await until(lambda: bool(play.servers[0].asked), "the engine is asked")
+
+    await asyncio.wait_for(ended.wait(), 60)
+
+
+async def test_an_engine_that_dies_behind_the_router_costs_no_generation_and_no_token_twice(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+    await until(lambda: play.router.context.vitals.get("engines") == 1, "an engine is behind the router")
+
+    async def dies(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield play.servers[0].answer(asked, [11, 12, 13], None)
+        await until(lambda: play.router.context.vitals.get("engines") == 2, "the other has joined")
+        await play.servers[0].die()
+        raise ConnectionError
+
+    play.servers[0].events = dies
+    async with going(play.generate("p000000", 1, LONG)) as running:
+        await until(lambda: bool(play.servers[0].asked), "the engine is asked")
+        await play.ready(1, 1)
+        answer = await running
+
+    assert len(answer.tokens) == LONG
+    assert answer.tokens[:3].tolist() == [11, 12, 13]
+    assert play.servers[1].asked[0].ids == [*prompt("p000000").tolist(), 11, 12, 13]
+    answers = await asyncio.gather(*(play.generate(f"p{number:06d}", 1) for number in range(8)))
+    assert [len(answer.tokens) for answer in answers] == [4] * 8  # some wait until it is out
+
+
+async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+    assert len((await play.generate("p000000", 1)).tokens) == 4
+
+    play.router._router.kill()
+    with pytest.raises(ActorDown, match="the router ended"):
+        await asyncio.wait_for(play.running, 60)
+    async with going(play.generate("p000000", 1)) as running:
+        await play.start()
+        assert len((await running).tokens) == 4
+
+
+async def test_disaggregated_servers_answer_once_both_roles_are_there(served: Any):
+    groups = {
+        "first": {"kind": "sglang", "arguments": ["--disaggregation-mode", "prefill"]},
+        "second": {"kind": "sglang", "arguments": ["--disaggregation-mode=decode"], "max_running": 7},
+    }
+    play = await served(groups=groups)
+    for number, name in enumerate(("engine-first-1", "engine-second-1")):
+        assert "engines" not in play.router.context.vitals
+        server = play.servers[number]
+        server.weight_version = "0:1:d1"
+        await publish(play.bus, EngineReady(name, server.address, 0, 1, "d1", 7))
+
+    answer = await play.generate("p000000", 1)
+
+    assert len(answer.tokens) == 4
+    assert [len(asked) for asked in play.asked()] == [1, 1]
+    first, second = (asked[0].bootstrap for asked in play.asked())
+    assert first == second
+    assert first["bootstrap_port"] == 8998
+    await publish(play.bus, EngineGone("engine-first-1", "stopped"))
+    await publish(play.bus, EngineUpdating("engine-second-1", 0, 2))
+    await until(lambda: play.router._published is None, "requests are held")

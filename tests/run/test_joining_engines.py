@@ -1,0 +1,139 @@
+"""Servers of another owner join and leave a run while it goes on, as a user makes them."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from actors.supervisor.fold import SupervisorFold
+from asyncrl.cli.main import run as run_command
+from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.settings import Config
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import announced_name
+from benchmarks.engine import served
+from harness.audited import assert_within_lag
+from harness.configs import the_problem
+from harness.folds import Feed
+from harness.runs import command, up
+from harness.stage import until
+from topics.actors import SCALE_REQUESTED, ScaleRequested
+from topics.engines import ENGINE_ANNOUNCED, ENGINE_WITHDRAWN, EngineAnnounced, EngineWithdrawn
+
+
+@pytest.mark.slow
+async def test_servers_of_another_owner_join_and_leave_while_a_run_trains(tmp_path: Path):
+    key_file = tmp_path / "key"
+    key_file.write_text("the owner's key\n")
+
+    @asynccontextmanager
+    async def owned(model: Path) -> AsyncIterator[str]:
+        async with served(model, "--api-key-file", str(key_file)) as address:
+            yield address
+
+    async with up(tmp_path, "engine.kind=external", "learner.steps=10000", "buffer.max_lag=2") as run:
+        model = run.root / "model"
+        await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
+        async with owned(model) as first, owned(model) as second:
+            one, two = announced_name(first), announced_name(second)
+            code, output = await command(tmp_path, "engines", "add", first, "--key-file", str(key_file))
+            assert code == 0, output
+            assert output.startswith(f"{one} has ")
+            await run.reaches(run.steps, "the first step")
+            code, output = await command(tmp_path, "engines", "add", second, "--key-file", str(key_file))
+            assert code == 0, output
+            code, output = await command(tmp_path, "engines", "add", first)
+            assert (code, output.count(f"{one} has version")) == (0, 1)  # a second announcement loads the weights again
+
+            code, output = await command(tmp_path, "engines", "remove", one)
+            assert (code, output) == (0, f"{one} has left\n")
+            code, output = await command(tmp_path, "engines", "--json")
+            [listed] = json.loads(output)
+            assert (listed["name"], listed["kind"], listed["address"]) == (two, "external", second)
+            assert (listed["state"] in ("ready", "updating"), code) == (True, 0)
+            assert not (run.root / f"{one}.key").exists()
+            before = len(run.steps())
+            await run.reaches(lambda: len(run.steps()) > before + 2, "further steps with the other server")
+            code, _ = await command(tmp_path, "down")
+            assert (code, await run.ended()) == (0, 0), run.story
+
+    assert_within_lag(run, max_lag=2)
+    code, output = await command(tmp_path, "audit")
+    assert code == 0, output
+    assert "0 failed" in run.out
+
+
+@pytest.mark.slow
+async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_stopped(tmp_path: Path):
+    async with up(tmp_path, arguments=["--only", "engine"]) as run:
+
+        async def listed() -> list[dict[str, str]]:
+            code, output = await command(tmp_path, "engines", "--json")
+            return json.loads(output) if code == 0 else []
+
+        async def serves() -> bool:
+            return [engine["state"] for engine in await listed()] == ["ready"]
+
+        await until(serves, "the engine is ready")
+        [engine] = await listed()
+        client = EngineClient(engine["address"], api_key=(run.root / "engine.key").read_text())
+        answer = await client.generate([3, 4, 5], SamplingParams(4))
+        await client.close()
+        code, output = await command(tmp_path, "doctor")
+        assert (code, output.count("serving: 1 engines take requests")) == (0, 1)
+        assert not [run.actor(f"{role}-1") for role in ("prompter", "rollout", "learner") if run.actor(f"{role}-1")]
+        code, _ = await command(tmp_path, "down")
+        assert (code, await run.ended()) == (0, 0), run.story
+
+    assert [span.version for span in answer.weight_versions] == ["0:0:model"]
+
+
+def test_only_takes_roles():
+    assert 'found "nobody", expected roles: prompter, rollout' in the_problem("demo", "only=['nobody']").message
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    [
+        ("http://gpu7:30000", "engine-at-gpu7-30000"),
+        ("http://10.0.0.5:8000/v/", "engine-at-10-0-0-5-v-8000"),
+        ("https://[::1]", "engine-at-1-443"),
+    ],
+)
+def test_the_name_of_an_announced_server_follows_from_its_address(address: str, name: str):
+    assert announced_name(address) == name
+    assert EngineSettings().group_of(name).kind == "external"
+
+
+@pytest.mark.parametrize("words", [["engines", "add"], ["engines", "run", "list", "it"]])
+def test_words_that_engines_does_not_know_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]):
+    assert run_command(words) == 2
+    assert "expected `asyncrl engines`" in capsys.readouterr().err
+
+
+def test_what_is_no_address_of_an_engine_is_refused():
+    for address in ("gpu7:30000", "http://", "http://a b", "ftp://a:1"):
+        with pytest.raises(ValueError, match="is no address of an engine; expected http://host:port"):
+            announced_name(address)
+    with pytest.raises(ValueError, match="'engine-large-1' is of no group of engines here; there are engine"):
+        EngineSettings().group_of("engine-large-1")
+
+
+def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
+    fed = Feed(SupervisorFold(Config()))
+    for name in ("engine-at-a-1", "engine-at-b-1", "engine-at-a-1"):
+        fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, "http://a:1"))
+    assert fed.fold.state.announced == ["engine-at-a-1", "engine-at-b-1"]
+
+    fed.publish(ENGINE_WITHDRAWN, EngineWithdrawn("engine-at-a-1")).publish(
+        ENGINE_WITHDRAWN, EngineWithdrawn("engine-1")
+    )
+    assert fed.fold.state.announced == ["engine-at-b-1"]
+    assert fed.fold.state.withdrawn == {"engine-at-a-1", "engine-1"}
+
+    fed.publish(ENGINE_ANNOUNCED, EngineAnnounced("engine-at-a-1", "http://a:1"))
+    assert (fed.fold.state.announced[-1], fed.fold.state.withdrawn) == ("engine-at-a-1", {"engine-1"})
+    fed.publish(SCALE_REQUESTED, ScaleRequested({"engine-large": 2, "learner": 3}))
+    assert fed.fold.state.asked == {"engine-large": 2}
