@@ -1,0 +1,428 @@
+"""What the embedded engine and a real SGLang 0.5.17 must do alike: the same cases against both."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import aiohttp
+import numpy as np
+import pytest
+
+from asyncrl.engine.client import EngineClient, EngineRefused, SamplingParams
+from benchmarks.engine import save_random_model
+from harness.sglang_real import ABSENT, FOUND, engine
+
+VOCAB, CONTEXT = 64, 128
+HEADERS = {"Authorization": "Bearer secret"}
+LONG = SamplingParams(100, ignore_eos=True)
+
+pytestmark = pytest.mark.slow
+
+
+class Served(NamedTuple):
+    """A server of one kind, and what the tests reach it by."""
+
+    kind: str
+    incremental: bool
+    address: str
+    model: Path  # version "none"
+
+    def session(self) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(self.address, headers=HEADERS)
+
+
+@pytest.fixture(
+    scope="module", params=["embedded-incremental", "embedded-cumulative", "sglang-incremental", "sglang-cumulative"]
+)
+def served(request, tmp_path_factory):
+    kind, form = request.param.split("-")
+    if kind == "sglang" and not FOUND:
+        pytest.skip(ABSENT)
+    folder = tmp_path_factory.mktemp("contract")
+    (folder / "model").mkdir()
+    save_random_model(folder / "model", vocab=VOCAB, hidden=32, layers=2)
+    loop = asyncio.new_event_loop()
+    stack = contextlib.AsyncExitStack()
+    server = engine(kind, folder / "model", folder / "home", incremental=form == "incremental")
+    address = loop.run_until_complete(stack.enter_async_context(server))
+    yield Served(kind, form == "incremental", address, folder / "model")
+    loop.run_until_complete(stack.aclose())
+    loop.close()
+
+
+@pytest.fixture
+async def client(served):
+    client = EngineClient(served.address, api_key="secret")
+    yield client
+    with contextlib.suppress(Exception):
+        await client.continue_generation()
+        await client.empty()
+        await client.update_weights(served.model, "none", flush_cache=True)
+    await client.close()
+
+
+async def post(served, path, body):
+    async with served.session() as session, session.post(path, json=body) as response:
+        raw = await response.read()
+        with contextlib.suppress(ValueError):
+            return response.status, json.loads(raw) if raw else None
+        return response.status, raw.decode()
+
+
+async def get(served, path, **options):
+    async with served.session() as session, session.get(path, **options) as response:
+        raw = await response.read()
+        return response.status, json.loads(raw) if raw.startswith(b"{") else raw.decode()
+
+
+def ask(**changes):
+    return {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 5}, "return_logprob": True, **changes}
+
+
+async def begin(client, **options):
+    """A long generation that has its first tokens."""
+    begun = asyncio.Event()
+    call = asyncio.create_task(
+        client.generate([1], LONG, on_tokens=lambda _: begun.set(), stream_interval=1, **options)
+    )
+    async with asyncio.timeout(60):
+        await begun.wait()
+    return call
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+
+async def test_an_answer(served):
+    status, answer = await post(served, "/generate", ask(rid="me"))
+
+    meta = answer["meta_info"]
+    assert status == 200
+    assert (meta["id"], meta["prompt_tokens"], meta["completion_tokens"], meta["weight_version"]) == (
+        "me",
+        3,
+        5,
+        "none",
+    )
+    assert (meta["cached_tokens"], meta["num_retractions"]) == (0, 0)
+    assert meta["finish_reason"] == {"type": "length", "length": 5}
+    assert [token for _, token, _ in meta["output_token_logprobs"]] == answer["output_ids"]
+    assert meta["output_token_logprobs_length"] == 5
+    assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
+
+
+async def test_a_batch_is_answered_by_a_list_in_its_order(served):
+    params = [{"max_new_tokens": n, "temperature": 0.0} for n in (9, 1, 4)]
+    body = {"input_ids": [[1], [2, 3], [4]], "sampling_params": params, "rid": ["a", "b", "c"]}
+
+    _, answers = await post(served, "/generate", body)
+
+    assert [answer["meta_info"]["id"] for answer in answers] == ["a", "b", "c"]
+    assert [len(answer["output_ids"]) for answer in answers] == [9, 1, 4]
+    assert not answers[0]["meta_info"].get("output_token_logprobs")
+
+
+async def test_a_stream(served):
+    body = ask(stream=True, sampling_params={"max_new_tokens": 5, "stream_interval": 2})
+    async with served.session() as session, session.post("/generate", json=body) as response:
+        kind, raw = response.headers["Content-Type"], await response.text()
+
+    events = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")]
+    counts = [event["meta_info"]["completion_tokens"] for event in events]
+    held = [len(event["output_ids"]) for event in events]
+    assert kind.startswith("text/event-stream") and raw.endswith("data: [DONE]\n\n")
+    assert counts[-1] == 5 and len(counts) >= 2 and counts == sorted(counts)
+    assert held == ([b - a for a, b in zip([0, *counts], counts, strict=False)] if served.incremental else counts)
+    assert [len(event["meta_info"]["output_token_logprobs"]) for event in events] == held
+    assert [event["meta_info"]["finish_reason"] is None for event in events] == [True] * (len(events) - 1) + [False]
+
+
+async def test_a_streamed_batch_names_the_member_of_each_event(served):
+    params = [{"max_new_tokens": n, "stream_interval": 100} for n in (6, 2)]
+    body = {"input_ids": [[1], [2]], "sampling_params": params, "stream": True}
+    async with served.session() as session, session.post("/generate", json=body) as response:
+        raw = await response.text()
+
+    events = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")]
+    last = {event["index"]: event["meta_info"]["completion_tokens"] for event in events}
+    assert last == {0: 6, 1: 2}
+
+
+async def test_a_token_that_ends_is_named(served):
+    _, free = await post(served, "/generate", ask(sampling_params={"max_new_tokens": 5, "temperature": 0}))
+    stop = free["output_ids"][2]
+    first = free["output_ids"].index(stop)
+    sampling = {"max_new_tokens": 5, "temperature": 0, "stop_token_ids": [stop]}
+
+    _, answer = await post(served, "/generate", ask(sampling_params=sampling))
+
+    assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": stop}
+    assert answer["output_ids"] == free["output_ids"][: first + 1]
+
+
+async def test_null_means_default_and_unknown_keys_beside_the_sampling_are_ignored(served):
+    sampling = {"max_new_tokens": 2, "temperature": None, "stop": None, "frequency_penalty": 0.0, "n": 1}
+
+    status, answer = await post(served, "/generate", ask(sampling_params=sampling, nobody_knows="x", rid=None))
+
+    assert (status, len(answer["output_ids"])) == (200, 2)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ask(sampling_params={"temperature": -1}),
+        ask(sampling_params={"top_p": 0}),
+        ask(sampling_params={"top_k": 0}),
+        ask(sampling_params={"min_p": 2}),
+        ask(sampling_params={"min_new_tokens": 9, "max_new_tokens": 3}),
+        ask(input_ids=[1] * CONTEXT),
+        ask(input_ids=[]),
+        ask(input_ids="hello"),
+        ask(input_ids=[[1], [2]], rid=["a", "a"]),
+        {"sampling_params": {}},
+    ],
+    ids=lambda body: str(body)[:60],
+)
+async def test_a_bad_request_is_a_400_with_a_message(served, body):
+    status, answer = await post(served, "/generate", body)
+
+    assert status == 400
+    assert answer.get("message") or answer["error"]["message"]
+
+
+async def test_an_id_in_flight_is_not_taken_twice(served, client):
+    body = ask(rid="twice", stream=True, sampling_params={"max_new_tokens": 100, "stream_interval": 1})
+    async with served.session() as session, session.post("/generate", json=body) as response:
+        await response.content.readline()
+        status, answer = await post(served, "/generate", ask(rid="twice"))
+
+    assert status == 400 and "Duplicate request ID" in json.dumps(answer)
+
+
+async def test_prefixes_are_shared_within_an_extra_key_only(served, client):
+    prompt = list(range(1, 41))
+    sampling = {"max_new_tokens": 1}
+
+    async def cached(key):
+        _, answer = await post(served, "/generate", ask(input_ids=prompt, sampling_params=sampling, extra_key=key))
+        return answer["meta_info"]["cached_tokens"]
+
+    assert [await cached(key) for key in ("v1", "v2")] == [0, 0]
+    assert min([await cached(key) for key in ("v1", "v2")]) >= 32
+
+
+async def test_greedy_answers_of_both_kinds_agree(served, client):
+    asked = [list(range(1 + start, 9 + start)) for start in range(6)]
+    generations = await asyncio.gather(*(client.generate(ids, SamplingParams(8, temperature=0.0)) for ids in asked))
+
+    for ids, generation in zip(asked, generations, strict=True):
+        expected = scores(served.model, ids, generation.token_ids.tolist())
+        assert np.abs(expected - generation.logprobs).max() < 1e-3
+
+
+def scores(model, prompt, tokens):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    forward = AutoModelForCausalLM.from_pretrained(model)
+    ids = torch.tensor([prompt + tokens])
+    with torch.no_grad():
+        logits = forward(ids).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1).numpy()
+
+
+# -- differences, as docs/engines.md lists them -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "embedded", "sglang"),
+    [
+        (ask(sampling_params={"temprature": 1}), 400, 500),
+        (ask(sampling_params={"max_new_tokens": "many"}), 400, 500),
+        (ask(input_ids=[[1], [2]], sampling_params=[{}]), 400, 500),
+        (ask(sampling_params={"max_new_tokens": 2, "n": 2}), 400, 200),
+        (ask(sampling_params={"max_new_tokens": 2, "frequency_penalty": 0.5}), 400, 200),
+        (ask(top_logprobs_num=2), 400, 200),
+        (ask(logprob_start_len=0), 400, 200),
+    ],
+    ids=lambda part: str(part)[:60],
+)
+async def test_requests_that_the_kinds_answer_differently(served, client, body, embedded, sglang):
+    status, _ = await post(served, "/generate", body)
+
+    assert status == {"embedded": embedded, "sglang": sglang}[served.kind]
+    assert len((await client.generate([1], SamplingParams(2))).token_ids) == 2
+
+
+async def test_spans_of_versions_come_from_the_embedded_engine_alone(served, client):
+    call = await begin(client)
+    await client.pause("in_place")
+    await client.update_weights(served.model, "1", flush_cache=False)
+    await client.continue_generation()
+    generation = await call
+
+    # SGLang 0.5.17 labels an answer with the version at its end; the client brackets by what each chunk carried.
+    assert [span.version for span in generation.weight_versions] == ["none", "1"]
+    _, answer = await post(served, "/generate", ask())
+    assert ("weight_versions" in answer["meta_info"]) == (served.kind == "embedded")
+
+
+# -- information -------------------------------------------------------------------------------------------------
+
+
+async def test_what_a_router_reads(served):
+    assert await get(served, "/health") == (200, "")
+    _, model = await get(served, "/model_info")
+    _, server = await get(served, "/server_info")
+    _, loads = await get(served, "/v1/loads")
+
+    assert (model["weight_version"], model["is_generation"]) == ("none", True)
+    assert (model["model_path"], model["architectures"]) == (str(served.model), ["Qwen3ForCausalLM"])
+    expected = {"tp_size": 1, "dp_size": 1, "disaggregation_mode": "null", "load_balance_method": "round_robin"}
+    assert {name: server[name] for name in expected} == expected
+    for name in ("max_running_requests", "served_model_name", "internal_states", "version", "weight_version"):
+        assert name in server
+    (load,) = loads["loads"]
+    for name in ("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_running_requests", "token_usage"):
+        assert load[name] >= 0
+
+
+async def test_the_key_guards_everything_but_health(served):
+    found = {}
+    async with aiohttp.ClientSession(served.address) as session:
+        for method, path in (("GET", "/health"), ("GET", "/model_info"), ("POST", "/generate"), ("GET", "/v1/loads")):
+            async with session.request(method, path) as response:
+                found[path] = response.status
+
+    assert found == {"/health": 200, "/model_info": 401, "/generate": 401, "/v1/loads": 401}
+
+
+# -- aborts ------------------------------------------------------------------------------------------------------
+
+
+async def test_an_aborted_request_returns_what_it_has(served, client):
+    call = await begin(client)
+    await client.abort_all()
+    generation = await call
+
+    assert generation.finish_reason == "abort"
+    assert 0 < len(generation.token_ids) == len(generation.logprobs) < 100
+    assert {span.version for span in generation.weight_versions} == {"none"}
+    await client.wait_idle(10)
+
+
+async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(served, client):
+    def body(rid):
+        return ask(rid=rid, sampling_params={"max_new_tokens": 100, "ignore_eos": True})
+
+    other = asyncio.create_task(post(served, "/generate", body("other")))
+    stream = {**body("mine"), "stream": True}
+    async with served.session() as session, session.post("/generate", json=stream) as response:
+        await response.content.readline()
+        assert (await post(served, "/abort_request", {"rid": "nobody"}))[0] == 200
+        assert (await post(served, "/abort_request", {"rid": "mine"}))[0] == 200
+        raw = await response.text()
+
+    last = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")][-1]
+    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    assert (await other)[1]["meta_info"]["finish_reason"]["type"] == "length"
+
+
+async def test_a_request_whose_client_left_is_aborted(served, client):
+    body = ask(stream=True, sampling_params={"max_new_tokens": 100, "ignore_eos": True, "stream_interval": 1})
+    async with served.session() as session, session.post("/generate", json=body) as response:
+        await response.content.readline()
+
+    await client.wait_idle(10)
+
+
+# -- pauses and updates ------------------------------------------------------------------------------------------
+
+
+async def test_a_pause_that_aborts_returns_partials_and_holds_later_requests(served, client):
+    call = await begin(client)
+    await client.pause("abort")
+    first = await call
+    later = asyncio.create_task(client.generate([2], SamplingParams(3)))
+    await client.update_weights(served.model, "1", flush_cache=True)
+    assert not later.done()
+    await client.continue_generation()
+
+    assert (first.finish_reason, {span.version for span in first.weight_versions}) == ("abort", {"none"})
+    assert {span.version for span in (await later).weight_versions} == {"1"}
+
+
+@pytest.mark.parametrize("mode", ["in_place", "retract"])
+async def test_a_pause_that_keeps_requests_lets_them_end_under_the_new_weights(served, client, mode):
+    call = await begin(client)
+    await client.pause(mode)
+    assert await client.health()
+    with pytest.raises(EngineRefused):
+        await client.update_weights(served.model / "absent", "1", flush_cache=False)
+    assert (await client.model_info())["weight_version"] == "none"
+    await client.update_weights(served.model, "1", flush_cache=False)
+    assert (await client.model_info())["weight_version"] == "1"
+    assert not call.done()
+    await client.continue_generation()
+    generation = await call
+
+    assert (generation.finish_reason, len(generation.token_ids)) == ("length", 100)
+    assert generation.weight_versions[-1].version == "1"
+
+
+async def test_a_pause_of_an_unknown_mode_is_refused(served, client):
+    status, _ = await post(served, "/pause_generation", {"mode": "gently"})
+
+    assert status == 400
+    assert len((await client.generate([1], SamplingParams(2))).token_ids) == 2
+
+
+async def test_continue_without_a_pause_is_no_fault(served, client):
+    await client.continue_generation()
+
+
+async def test_the_cache_is_flushed_when_idle_and_not_while_requests_are_frozen(served, client):
+    assert (await post(served, "/flush_cache", {}))[0] == 200
+    call = await begin(client)
+    await client.pause("in_place")
+    assert (await post(served, "/flush_cache", {}))[0] == 400
+    await client.continue_generation()
+    await client.abort_all()
+    await call
+
+
+# -- the client --------------------------------------------------------------------------------------------------
+
+
+async def test_chunks_add_up_to_the_generation(served, client):
+    chunks = []
+
+    generation = await client.generate([1, 2], SamplingParams(11), on_tokens=chunks.append, stream_interval=4)
+
+    assert np.concatenate([chunk.token_ids for chunk in chunks]).tolist() == generation.token_ids.tolist()
+    assert np.concatenate([chunk.logprobs for chunk in chunks]).tolist() == generation.logprobs.tolist()
+    assert len(chunks) >= 2 and {chunk.weight_version for chunk in chunks} == {"none"}
+
+
+async def test_generations_asked_for_together_end_apart(served, client):
+    ended = []
+
+    async def one(length):
+        await client.generate([length], SamplingParams(length, ignore_eos=True))
+        ended.append(length)
+
+    lengths = [60, 3, 30, 9, 15]
+    await asyncio.gather(*map(one, lengths))
+
+    assert ended == sorted(lengths)
+
+
+async def test_more_requests_than_slots_wait_and_all_are_answered(served, client):
+    answers = await asyncio.gather(
+        *(client.generate([i % 60], SamplingParams(1 + i % 5), extra_key=str(i % 2)) for i in range(60))
+    )
+
+    assert [len(answer.token_ids) for answer in answers] == [1 + i % 5 for i in range(60)]

@@ -1,0 +1,67 @@
+"""Engines of both kinds for the same tests: the embedded one, and a real SGLang where there is one.
+
+`ASYNCRL_SGLANG` is the PYTHONPATH with which this Python imports SGLang 0.5.17; `scripts/sglang-cpu` makes a folder for
+a machine without a GPU and runs these tests. `ASYNCRL_SGLANG_ARGUMENTS` replaces the arguments for such a machine.
+"""
+
+import os
+import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from asyncrl.config.settings import EngineSettings
+from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
+
+FOUND = os.environ.get("ASYNCRL_SGLANG", "")
+ABSENT = "ASYNCRL_SGLANG names no folder with SGLang; scripts/sglang-cpu makes one (2.7 GB) and runs this test"
+ON_CPU = (
+    "--device cpu --attention-backend torch_native --sampling-backend pytorch --grammar-backend none "
+    "--cuda-graph-backend-decode disabled --cuda-graph-backend-prefill disabled --max-total-tokens 16384 "
+    "--dtype float32 --skip-server-warmup"
+)
+STREAMED = "--incremental-streaming-output"
+
+
+def arguments() -> list[str]:
+    """Arguments of SGLang that this machine needs."""
+    return shlex.split(os.environ.get("ASYNCRL_SGLANG_ARGUMENTS", ON_CPU))
+
+
+def environment() -> dict[str, str]:
+    """Variables with which a process imports SGLang."""
+    return {"PYTHONPATH": FOUND, "OMP_NUM_THREADS": "1"}
+
+
+class _Embedded(EmbeddedControl):
+    incremental = True
+
+    def arguments(self) -> list[str]:
+        """As the product starts it, or with cumulative events, which are SGLang's default."""
+        return [word for word in super().arguments() if self.incremental or word != STREAMED]
+
+
+class _SGLang(_Embedded, SGLangControl):
+    module = SGLangControl.module
+
+
+@asynccontextmanager
+async def engine(kind: str, model: Path, folder: Path, *, incremental: bool) -> AsyncIterator[str]:
+    """The address of a server that the product's own control has started, for the length of the block.
+
+    Args:
+        kind: "embedded" or "sglang".
+        folder: for its log and key; the key is "secret".
+    """
+    folder.mkdir()
+    (folder / "key").write_text("secret\n")
+    extra = ["--skip-tokenizer-init", *arguments()] if kind == "sglang" else []
+    settings = EngineSettings(max_running=8, arguments=extra, environment=environment() if kind == "sglang" else {})
+    home = EngineHome("engine-1", settings, model, folder / "log", folder / "key")
+    control = {"embedded": _Embedded, "sglang": _SGLang}[kind](home)
+    control.incremental = incremental
+    try:
+        await control.start()
+        yield control.address
+    finally:
+        await control.close()

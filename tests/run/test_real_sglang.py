@@ -1,0 +1,122 @@
+"""Whole runs whose engines load new weights again and again, with the embedded engine and with a real SGLang."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from harness.audited import assert_consistent, assert_within_lag, messages_on
+from harness.models import make_endless_model
+from harness.runs import command, kill, topics_left_in, up
+from harness.sglang_real import ABSENT, FOUND, arguments, environment
+from topics.topic import TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED, Segment
+
+pytestmark = pytest.mark.slow
+WITH_SGLANG = pytest.mark.skipif(not FOUND, reason=ABSENT)
+
+SGLANG = [
+    'engine.kind="sglang"',
+    f"engine.arguments={json.dumps(arguments())}",
+    f"engine.environment={{ PYTHONPATH = {json.dumps(environment()['PYTHONPATH'])} }}",
+]
+LONG_AND_SHORT = """
+run = "short"
+[model]
+path = "model"
+[task]
+options = { letters = 4 }
+rollout = "own.py:rollout"
+[reward]
+function = "own.py:reward"
+[rollout]
+group_size = 4
+slots = 32
+max_new_tokens = 600
+progress_tokens = 64
+[buffer]
+batch_groups = 2
+max_lag = 12
+[learner]
+steps = 24
+lr = 1e-3
+keep_versions = 100
+checkpoint_every = 1000
+[engine]
+max_running = 16
+[nats]
+keep = "run"
+"""
+OWN = """
+import random
+
+async def rollout(row, context):
+    ids = context.tokenizer.encode_prompt(row, max_tokens=None)
+    await context.generate(ids, max_new_tokens=600 if random.random() < 0.3 else 20)
+
+def reward(completion):
+    return random.random()
+"""
+
+
+@WITH_SGLANG
+async def test_a_run_trains_on_rollouts_of_sglang_and_survives_the_death_of_its_server(tmp_path: Path):
+    settings = [*SGLANG, "engine.max_running=16", "learner.steps=8", "rollout.progress_tokens=4", "eval.prompts=16"]
+    async with up(tmp_path, *settings) as run:
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step", limit_s=300)
+        served = {pid for pid, line in run.processes().items() if "sglang.launch_server" in line and "--port" in line}
+        kill(min(served))
+        assert await run.ended(600) == 0, run.story
+
+    assert_consistent(run, steps=8, warmup_steps=4)
+    assert_within_lag(run, max_lag=2)
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("settings", [[], pytest.param(SGLANG, marks=WITH_SGLANG)], ids=["embedded", "sglang"])
+async def test_log_probs_are_those_of_the_versions_that_the_tokens_name(tmp_path: Path, settings: list[str]):
+    (tmp_path / "own.py").write_text(OWN)
+    make_endless_model(tmp_path / "model")
+    async with up(tmp_path, *settings, config=LONG_AND_SHORT) as run:
+        assert await run.ended(600) == 0, run.story
+    async with topics_left_in(run.root) as bus:
+        results = (await messages_on(bus, TRAJECTORIES)).on(TRAJECTORY_GENERATED)
+
+    models: dict[int, Any] = {}
+    crossed, others, mistaken = list[float](), list[float](), list[float]()
+    for segment in (segment for result in results for segment in result.segments):
+        named = set(segment.versions[segment.mask != 0].tolist())
+        if len(named) == 1:
+            others.append(rescored_difference(run.root / "weights", models, segment))
+        elif len(named) > 3:
+            crossed.append(rescored_difference(run.root / "weights", models, segment))
+            versions = np.where(segment.mask != 0, min(named), segment.versions)
+            false = msgspec.structs.replace(segment, versions=versions)
+            mistaken.append(rescored_difference(run.root / "weights", models, false))
+    print(f"mean difference {np.mean(crossed):.2g} across three updates or more, {np.mean(others):.2g} across none")
+    assert len(crossed) >= 5 and len(others) >= 5
+    assert len(models) >= 10
+    assert np.mean(crossed) <= max(2 * np.mean(others), 1e-6)
+    assert np.mean(mistaken) > 1000 * np.mean(crossed)  # the comparison tells one version from the next
+
+
+def rescored_difference(weights: Path, models: dict[int, Any], segment: Segment) -> float:
+    """Mean absolute difference of recorded log-probs to those of the weights that the tokens name."""
+    ids, sampled = torch.from_numpy(segment.tokens.astype(np.int64))[None], segment.mask != 0
+    expected = np.zeros(len(segment.tokens), np.float32)
+    for version in set(segment.versions[sampled].tolist()):
+        if version not in models:
+            (folder,) = weights.glob(f"lineage0-v{version:06d}-*")
+            models[version] = AutoModelForCausalLM.from_pretrained(folder)
+        with torch.no_grad():
+            logits = models[version](ids).logits[0, :-1]
+        found = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+        mine = sampled & (segment.versions == version)
+        expected[mine] = np.concatenate([[0.0], found])[mine]
+    return float(np.abs(expected - segment.logprobs)[sampled].mean())
