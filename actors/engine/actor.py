@@ -18,6 +18,7 @@ from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
+from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
 from topics.engines import (
     ENGINE_ANNOUNCED,
@@ -232,7 +233,7 @@ class EngineActor:
         except TimeoutError:
             words = f"version {version.version} was not fetched within engine.update_deadline_s = {deadline:g} s"
             raise EngineFailed(words) from None
-        except OSError as error:
+        except (CheckpointError, OSError) as error:
             raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
 
     async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:

@@ -70,18 +70,20 @@ class Fetcher:
 
         Raises:
             TornVersion: its bytes are not there, or others.
-            OSError: the disk refused it.
+            CheckpointError, OSError: the disk refused it.
         """
         if published.store == "files" and not published.base:
             return Path(published.location)
-        base = await self._base(published) if published.base else None
         target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
         self._folder.mkdir(parents=True, exist_ok=True)
         while not self._hold(target):
+            base = await self._base(published) if published.base else None
             handle = await asyncio.to_thread(_lock, self._folder / ".fetch")
             try:
                 if not target.exists():
+                    self._sweep()
                     await self._make(published, base, target)
+                self._hold(target)  # before the next one that has the lock removes what none uses
             finally:
                 os.close(handle)
         return target
@@ -90,10 +92,7 @@ class Fetcher:
         """Release all directories but one, and remove from this host what no engine uses."""
         for path in [path for path in self._held if path != keep]:
             os.close(self._held.pop(path))
-        for path in self._folder.glob("lineage*") if keep in self._held else ():
-            with _opened(path) as handle:
-                if path not in self._held and handle is not None and _is_unused(handle):
-                    remove_directory(path)
+        self._remove_unused()
         for other in self._folder.parent.glob("*"):
             if other != self._folder and self._held:
                 shutil.rmtree(other, ignore_errors=True)  # of another boot
@@ -103,6 +102,18 @@ class Fetcher:
         for handle in self._held.values():
             os.close(handle)
         self._held.clear()
+
+    def _sweep(self) -> None:
+        """Remove what engines left that died, to make room; the caller has the lock, so no other is making anything."""
+        for left in [*self._folder.glob(".read-*"), *self._folder.glob(".*.partial")]:
+            shutil.rmtree(left, ignore_errors=True)
+        self._remove_unused()
+
+    def _remove_unused(self) -> None:
+        for path in self._folder.glob("lineage*"):
+            with _opened(path) as handle:
+                if path not in self._held and handle is not None and _is_unused(handle):
+                    remove_directory(path)
 
     def _hold(self, target: Path) -> bool:
         """Lock a directory against its removal; False where it is not there."""

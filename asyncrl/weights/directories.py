@@ -97,7 +97,7 @@ def written_aside(target: Path, *, synced: bool = True) -> Iterator[Aside]:
 
 def _reason(error: Exception) -> str:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "the disk is full; free some space, older checkpoints are intact" if full else str(error)
+    return "the disk is full; free some space, what was there before is intact" if full else str(error)
 
 
 def _sync(path: Path) -> None:

@@ -16,52 +16,23 @@ from actors.engine.fetch import Fetcher
 from actors.learner.fold import LearnerFold
 from actors.runtime.actor import Context
 from actors.supervisor.trimmer_fold import TrimmerFold
-from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.training.protocol import NonFiniteWeights
-from asyncrl.training.publisher import Publisher
 from asyncrl.weights.choice import Costs
 from asyncrl.weights.delta import DeltaRecord, apply_delta, encode
-from asyncrl.weights.store import STORES, StorePlace
-from asyncrl.weights.tensors import HostTensor, first_not_finite
-from asyncrl.weights.verify import TornVersion
+from asyncrl.weights.directories import CheckpointError
+from asyncrl.weights.tensors import first_not_finite
+from asyncrl.weights.verify import TornVersion, check_version
+from harness.disks import leave_free, small_disk
 from harness.stage import Stage, until
+from harness.versions import Copies, Versions
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAINING
-from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WEIGHTS_STORED, WeightsPublished, WeightsRefused
+from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
 from topics.wire import decode
-
-
-class Copies:
-    """A trainer whose weights the test changes."""
-
-    source = None
-
-    def __init__(self, dtype: str = "float32") -> None:
-        rng = np.random.default_rng(1)
-        self.arrays = {
-            name: rng.standard_normal(size).astype("<f4") for name, size in (("a", 50_000), ("b", 7), ("c", 0))
-        }
-        self.dtype = dtype
-
-    def copy_weights(self):
-        return self
-
-    def files(self) -> dict[str, list[HostTensor]]:
-        tensors = []
-        for name, array in self.arrays.items():
-            values = (array.view("<u4") >> 16).astype("<u2") if self.dtype == "bfloat16" else array.copy()
-            tensors.append(HostTensor(name, self.dtype, [len(array)], values.view(np.uint8)))
-        return {"model": tensors}
-
-    def nudge(self, share: float, seed: int) -> None:
-        """Change a share of all elements."""
-        rng = np.random.default_rng(seed)
-        for array in self.arrays.values():
-            array[rng.random(len(array)) < share] += np.float32(0.01)
 
 
 @pytest.fixture(params=["files", "stream"])
@@ -69,32 +40,11 @@ def context(request, bus: Bus, stage: Callable[..., Stage]) -> Context:
     return stage(weights={"store": request.param, "delta": "always"}).context("engine", bus)
 
 
-class Learner:
-    """Writes version after version, each as a difference to the one before where that is possible."""
-
-    def __init__(self, bus: Bus, context: Context, dtype: str = "float32") -> None:
-        self.weights = Copies(dtype)
-        place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
-        store = STORES[context.config.weights.store](place)
-        self._publisher = Publisher(self.weights, store=store, checkpoints=Path(), run=bus.run)
-        self._key = ""
-        self._version = -1
-
-    async def publish(self, *, full: bool = False) -> WeightsPublished:
-        self._version += 1
-        self._publisher.copy_weights()
-        message = await asyncio.to_thread(
-            self._publisher.publish, lineage=0, version=self._version, base="" if full else self._key
-        )
-        self._key = message.key
-        return message
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_a_late_engine_makes_the_newest_version_of_one_full_version_and_the_differences_after_it(
     bus: Bus, context: Context, dtype: str
 ):
-    learner, fetcher = Learner(bus, context, dtype), Fetcher(bus, context.files)
+    learner, fetcher = Versions(bus, context, dtype), Fetcher(bus, context.files)
     published = []
     for version, share in enumerate((0.0, 0.01, 0.0001, 0.3)):
         learner.weights.nudge(share, version)
@@ -126,7 +76,7 @@ def cut(content: bytearray) -> None:
 @pytest.mark.parametrize("spoil", [flip, cut])
 @pytest.mark.parametrize("context", ["files"], indirect=True)
 async def test_a_damaged_difference_is_refused_and_the_base_stays_usable(bus: Bus, context: Context, spoil):
-    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    learner, fetcher = Versions(bus, context), Fetcher(bus, context.files)
     base = await learner.publish()
     learner.weights.nudge(0.01, 1)
     delta = await learner.publish()
@@ -147,7 +97,7 @@ async def test_a_damaged_difference_is_refused_and_the_base_stays_usable(bus: Bu
 
 @pytest.mark.parametrize("context", ["files"], indirect=True)
 async def test_a_difference_to_another_base_or_of_another_run_is_refused(bus: Bus, context: Context, tmp_path: Path):
-    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    learner, fetcher = Versions(bus, context), Fetcher(bus, context.files)
     first = await learner.publish()
     learner.weights.nudge(0.01, 1)
     second = await learner.publish()
@@ -186,7 +136,7 @@ with written_aside(target, synced=False) as aside:
 async def test_an_engine_killed_while_it_applies_a_difference_leaves_the_base_and_no_half_version(
     bus: Bus, context: Context
 ):
-    learner, fetcher = Learner(bus, context), Fetcher(bus, context.files)
+    learner, fetcher = Versions(bus, context), Fetcher(bus, context.files)
     base = await learner.publish()
     learner.weights.nudge(0.01, 1)
     delta = await learner.publish()
@@ -224,7 +174,7 @@ def test_what_is_encoded_is_the_smaller_form_and_nothing_where_nothing_changed()
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 async def test_weights_that_are_no_numbers_are_no_version(bus: Bus, context: Context, value: float, dtype: str):
-    learner = Learner(bus, context, dtype)
+    learner = Versions(bus, context, dtype)
     assert first_not_finite(learner.weights.files()) == ""
     learner.weights.arrays["b"][3] = value
 
@@ -235,7 +185,7 @@ async def test_weights_that_are_no_numbers_are_no_version(bus: Bus, context: Con
 
 
 async def test_a_step_that_changed_nothing_writes_no_bytes_and_is_told_apart(bus: Bus, context: Context):
-    learner = Learner(bus, context)
+    learner = Versions(bus, context)
     first = await learner.publish()
     same = await learner.publish()
 
@@ -315,7 +265,7 @@ async def test_an_engine_that_misses_a_fifth_of_the_announcements_arrives_at_the
     bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
 ):
     context.config.engine.kind, context.config.supervision.silence_s = "scripted", 1.0
-    learner, answers, ready = Learner(bus, context), list[WeightsRefused](), list[str]()
+    learner, answers, ready = Versions(bus, context), list[WeightsRefused](), list[str]()
     take, dropped = EngineActor._on_published, list[int]()
 
     def drops(actor, topic, message, record):
@@ -358,3 +308,70 @@ async def test_an_engine_that_misses_a_fifth_of_the_announcements_arrives_at_the
     await playing
     for reader in readers:
         await reader.close()
+
+
+async def test_an_engine_that_follows_makes_each_version_of_the_one_it_has(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    learner, fetcher, made = Versions(bus, context), Fetcher(bus, context.files), list[str]()
+    make = Fetcher._make
+
+    async def making(self: Fetcher, published: WeightsPublished, base: Path | None, target: Path) -> None:
+        made.append(published.key)
+        await make(self, published, base, target)
+
+    monkeypatch.setattr(Fetcher, "_make", making)
+    keys = []
+    for version in range(6):
+        learner.weights.nudge(0.01, version)
+        message = await learner.publish()
+        keys.append(message.key)
+        fetcher.note(message)
+        fetcher.release(keep=await fetcher.directory(message))
+
+    assert made == (keys if context.config.weights.store == "stream" else keys[1:])
+    fetcher.close()
+
+
+async def test_what_a_killed_engine_left_and_what_none_uses_goes_before_the_next_version_is_made(
+    bus: Bus, context: Context
+):
+    learner, fetcher = Versions(bus, context), Fetcher(bus, context.files)
+    messages = []
+    for version in range(2):
+        learner.weights.nudge(0.01, version)
+        messages.append(await learner.publish())
+        fetcher.note(messages[-1])
+    first = await fetcher.directory(messages[1])
+    left = [first.parent / name for name in (".read-1", ".lineage0-v000009-d.1.partial", "lineage0-v000009-d")]
+    for path in left:
+        path.mkdir()
+        (path / "model.safetensors").write_bytes(b"half")
+    learner.weights.nudge(0.01, 2)
+    messages.append(await learner.publish())
+    fetcher.note(messages[-1])
+
+    await fetcher.directory(messages[2])
+
+    assert not [path for path in left if path.exists()]
+    assert first.exists(), "it is in use"
+    fetcher.close()
+
+
+@pytest.mark.parametrize("context", ["files"], indirect=True)
+@pytest.mark.parametrize("share", [1.0, 0.01])
+async def test_a_full_disk_of_the_store_is_an_error_that_leaves_nothing_half_written(
+    bus: Bus, context: Context, share: float
+):
+    learner, folder = Versions(bus, context), context.files.weights
+    with small_disk(folder, 1):
+        await learner.publish()
+        before = sorted(path.name for path in folder.rglob("*"))
+        leave_free(folder, 0)
+        learner.weights.nudge(share, 1)
+        with pytest.raises(CheckpointError, match=r"could not be written: the disk is full"):
+            await learner.publish()
+        (folder / "filler").unlink()
+        assert sorted(path.name for path in folder.rglob("*")) == before
+        whole = await learner.publish(full=True)
+        check_version(Path(whole.location), whole.digest)

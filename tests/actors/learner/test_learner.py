@@ -13,6 +13,7 @@ from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.merged import read_log
+from asyncrl.bus.publish import publish
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.skip import request_skip
 from asyncrl.training.publisher import Publisher
@@ -23,7 +24,14 @@ from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
-from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.weights import (
+    CHECKPOINT_LOST,
+    CHECKPOINT_SAVED,
+    WEIGHTS_PUBLISHED,
+    CheckpointSaved,
+    WeightsPublished,
+    WeightsRefused,
+)
 from topics.wire import decode
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
@@ -251,3 +259,27 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     await train(bus, 2, 2)
 
     assert [message.skipped for message in (await log_of(bus))[BATCH_TRAINED]] == [True, False]
+
+
+async def test_a_refused_difference_is_answered_with_the_full_version_once(opened: Open, bus: Bus):
+    await opened(weights={"delta": "always"})
+    await train(bus, 1, 2)
+    record = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+    assert record is not None
+    delta = decode(WeightsPublished, record.data)
+    for engine in ("engine-1", "engine-2"):
+        refused = WeightsRefused(engine, delta.lineage, delta.version, record.sequence, "a chunk is missing")
+        await publish(bus, refused)
+
+    async def answered() -> bool:
+        newest = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+        return newest is not None and decode(WeightsPublished, newest.data).answers == record.sequence
+
+    await until(answered, "the full version")
+    await train(bus, 3, 3)
+
+    versions = (await log_of(bus))[WEIGHTS_PUBLISHED]
+    assert [message.version for message in versions] == [0, 1, 2, 2, 3]
+    assert [bool(message.base) for message in versions] == [False, True, True, False, True]
+    assert versions[3].key == delta.key == versions[4].base
+    assert [message.answers for message in versions] == [0, 0, 0, record.sequence, 0]
