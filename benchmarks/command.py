@@ -23,6 +23,7 @@ NAMES = {
     "recovery": "seconds from the kill of each role to its working again",
     "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
+    "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
@@ -68,6 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_publication_options(parsers["publication"])
     _add_weights_options(parsers["weights"])
     _add_schedule_options(parsers["schedule"])
+    _add_rollouts_options(parsers["rollouts"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -129,6 +131,21 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
         help="rows of a step and tokens of each (default: 4 64)",
     )
     parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
+
+
+def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--concurrent", type=int, nargs="+", default=[16, 64], metavar="N", help="trajectories (default: 16 64)"
+    )
+    parser.add_argument("--tokens", type=int, default=200, help="of a generation, on average (default: 200)")
+    parser.add_argument("--turns", type=int, default=1, help="generations of a trajectory (default: 1)")
+    parser.add_argument("--tool-s", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
+    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+    parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
+    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
+    parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
 
 
 def _add_weights_options(parser: argparse.ArgumentParser) -> None:

@@ -64,6 +64,7 @@ _PUBLICATION = {
     )
 }
 _WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
+_ROLLOUTS = {f"share_{count}_of_bare": Goal(0.98) for count in (16, 64, 256, 1024)}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -84,6 +85,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "idle": _IDLE,
         "publication": _PUBLICATION,
         "weights": _WEIGHTS,
+        "rollouts": _ROLLOUTS,
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,

@@ -86,6 +86,13 @@ class Stage:
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
 
+    async def leave(self, pool: str, number: int = 1) -> None:
+        """End one actor, and return when it has given its work back."""
+        process = self._actors.pop(f"{pool}-{number}")
+        process.terminate()
+        async with asyncio.timeout(_LEAVE_S):
+            await process.wait()
+
     async def until(self, event: Coroutine[Any, Any, T], deadline_s: float) -> T:
         """Wait for something, unless an actor falls or the time runs out.
 
@@ -171,7 +178,8 @@ class Stage:
     async def _watch(self, name: str, process: ChildProcess) -> None:
         code = await process.wait()
         finished = code == 0 and name.startswith("learner")
-        if not (self._leaving or finished or self._fallen.done()):
+        left = self._leaving or self._actors.get(name) is not process
+        if not (left or finished or self._fallen.done()):
             words = (self.files.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
             self._fallen.set_result(f"{name} ended with code {code}: {' / '.join(words) or 'no output'}")
 

@@ -76,10 +76,11 @@ def create_model(directory: Path, *, alphabet: str, seed: int, shape: ModelShape
     model.save_pretrained(directory)
     generation: Any = GenerationConfig
     generation(pad_token_id=0, bos_token_id=1, eos_token_id=2, do_sample=True).save_pretrained(directory)
-    _write_tokenizer(directory, alphabet, context=shape.context)
+    write_tokenizer(directory, alphabet, context=shape.context)
 
 
-def _write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
+def write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
+    """Write the tokenizer of such a model: ids 0 to 2 pad, begin and end, then a token for each character."""
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, *alphabet])}
     # Without an unknown token a character outside the alphabet is an error, not silently another token.
     tokenizer = Tokenizer(models.WordLevel(vocabulary))

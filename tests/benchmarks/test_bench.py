@@ -18,6 +18,7 @@ from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
+from benchmarks.rollouts import bench_rollouts
 from benchmarks.schedule import Cell, Script, bench_schedule, cell_config, parallel_for
 from benchmarks.stage import BenchError
 from benchmarks.weights import bench_weights
@@ -66,6 +67,16 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
     assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "supervisor"))
+
+
+@pytest.mark.slow
+async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
+    server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": ""}
+
+    figures = await bench_rollouts(concurrent=[4], seconds=1.0, rounds=2, tokens=10, turns=2, tool_s=0.01, **server)
+
+    assert figures.keys() == {"asyncrl_4_tokens_per_s", "bare_4_tokens_per_s", "share_4_of_bare"}
+    assert all(value > 0 for value in figures.values())
 
 
 @pytest.mark.slow

@@ -1,0 +1,201 @@
+"""Tokens per second of a server through asyncrl, and of the same requests sent to it by a bare client."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shlex
+import statistics
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from asyncrl.config.settings import Config
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.control import read_key
+from asyncrl.training.create import write_tokenizer
+from benchmarks.publication import SHAPES, write_random_model
+from benchmarks.stage import Stage, bench_config, report
+from topics.engines import ENGINE_READY, EngineReady
+from topics.topic import ENGINES, TRAJECTORIES
+from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
+from topics.wire import decode
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
+_PROMPT = [29, 3, 4, 5, 6, 7, 8, 28]  # as long as a row of the task
+_GROUP, _BATCHES = 8, 1000  # a batch that no window fills: no step and no new weights within it
+_MODULE = """
+import asyncio, random
+
+async def look():
+    await asyncio.sleep({tool_s})
+
+async def rollout(row, context):
+    tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
+    for turn in range({turns}):
+        if turn:
+            await context.tool("look", look)
+        generated = await context.generate(tokens, max_new_tokens=random.randint({least}, {most}))
+        tokens += generated.tokens.tolist()
+"""
+_WARM_S, _DEADLINE_S = 3.0, 900.0
+
+
+class Load(NamedTuple):
+    """Requests of a measurement."""
+
+    concurrent: int  # trajectories
+    tokens: int  # of a generation, on average; uniform between a half and one and a half of it
+    turns: int  # generations of a trajectory
+    tool_s: float  # between two turns
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Least and greatest number of tokens of a generation."""
+        return max(1, self.tokens // 2), self.tokens + self.tokens // 2
+
+
+class Server(NamedTuple):
+    """The server to be started."""
+
+    kind: str  # "embedded" or "sglang"
+    shape: str  # of its model, random weights
+    arguments: str  # of SGLang, as on a command line
+    pythonpath: str  # with which it is imported; "" for none
+
+
+async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, **options: Any) -> dict[str, float]:
+    """Measure at several numbers of concurrent trajectories; each has a run and a server of its own.
+
+    A round measures a window through asyncrl, with progress messages and versions of all tokens, then a window of a
+    client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens.
+
+    Args:
+        concurrent: numbers of trajectories at once.
+        seconds: length of a window.
+        rounds: figures are medians of so many.
+        options: the other fields of `Load` and `Server`.
+
+    Returns:
+        Medians of tokens/s of finished generations, and of the rounds' ratios.
+
+    Raises:
+        BenchError: an actor fell, or no trajectory came in time.
+    """
+    figures: dict[str, float] = {}
+    server = Server(**{name: options.pop(name) for name in Server._fields})
+    for count in concurrent:
+        found = await _measured(Load(count, **options), server, seconds, rounds)
+        figures |= {name.replace("_at", f"_{count}"): value for name, value in found.items()}
+    return figures
+
+
+async def _measured(load: Load, server: Server, seconds: float, rounds: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+        config = _config(Path(scratch), load, server)
+        through, bare = list[float](), list[float]()
+        async with Stage.open(config) as stage:
+            await stage.enter_all()
+            await stage.enter("prompter")
+            ready = decode(EngineReady, (await stage.follow(ENGINES, ENGINE_READY, lambda record: True)).data)
+            key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
+            client = EngineClient(ready.address, api_key=key)
+            for number in range(rounds):
+                through.append(await stage.until(_through_asyncrl(stage, seconds), _DEADLINE_S + seconds))
+                await stage.leave("rollout")
+                await stage.until(client.empty(), _DEADLINE_S)
+                direct = _bare(ready.address, key or "", load, seconds)
+                bare.append(await stage.until(direct, _DEADLINE_S + seconds))
+                await stage.until(client.empty(), _DEADLINE_S)
+                await stage.enter("rollout")
+                report(f"{load.concurrent}, round {number + 1}: {through[-1]:,.0f} and {bare[-1]:,.0f} tokens/s")
+            await client.close()
+    return {
+        "asyncrl_at_tokens_per_s": statistics.median(through),
+        "bare_at_tokens_per_s": statistics.median(bare),
+        "share_at_of_bare": statistics.median(a / b for a, b in zip(through, bare, strict=True)),
+    }
+
+
+def _config(scratch: Path, load: Load, server: Server) -> Config:
+    least, most = load.bounds
+    context = len(_PROMPT) + load.turns * most + 8
+    model = scratch / "model"
+    dtype = "float32" if server.shape == "tiny" else "bfloat16"
+    write_random_model(model, SHAPES[server.shape], context=context, dtype=dtype)
+    write_tokenizer(model, _ALPHABET, context=context)
+    module = scratch / "rollout.py"
+    module.write_text(_MODULE.format(tool_s=load.tool_s, turns=load.turns, least=least, most=most))
+    environment = {"PYTHONPATH": server.pythonpath} if server.pythonpath else {}
+    return bench_config(
+        "bench-rollouts",
+        model={"path": str(model)},
+        task={"source": "reverse", "options": {"letters": 6}, "rollout": f"{module}:rollout"},
+        rollout={"slots": load.concurrent, "group_size": _GROUP, "max_new_tokens": most},
+        buffer={"batch_groups": max(1, _BATCHES * load.concurrent // _GROUP), "max_lag": 0},
+        learner={"steps": 1, "checkpoint_every": 1, "advantage": "none"},
+        engine={
+            "kind": server.kind,
+            "max_running": load.concurrent,
+            "arguments": shlex.split(server.arguments),
+            "environment": environment,
+        },
+    )
+
+
+async def _through_asyncrl(stage: Stage, seconds: float) -> float:
+    """Tokens/s of the results in a window by the server's clock, which begins some seconds after the first."""
+    since = time.time_ns()
+    first = await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, lambda record: record.time_ns > since)
+    begin = first.time_ns + _WARM_S * 1e9
+    end = await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, lambda record: record.time_ns > begin + seconds * 1e9)
+    results = [
+        decode(TrajectoryGenerated, record.data)
+        for record in await stage.read(TRAJECTORIES, [TRAJECTORY_GENERATED])
+        if begin < record.time_ns <= end.time_ns
+    ]
+    tokens = sum(count.tokens for result in results for count in result.versions)
+    return tokens / (end.time_ns - begin) * 1e9
+
+
+async def _bare(address: str, key: str, load: Load, seconds: float) -> float:
+    """Tokens/s of trajectories that end in a window, as `_through_asyncrl` counts them."""
+    ends: list[tuple[float, int]] = []
+    connector = aiohttp.TCPConnector(limit=load.concurrent)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(address, connector=connector, headers=headers) as session:
+        clients = [asyncio.create_task(_trajectories(session, load, ends)) for _ in range(load.concurrent)]
+        try:
+            while not ends or ends[-1][0] <= ends[0][0] + _WARM_S + seconds:
+                done, _ = await asyncio.wait(clients, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+                for client in done:
+                    client.result()  # they end by a fault alone
+        finally:
+            for client in clients:
+                client.cancel()
+            for client in clients:
+                with suppress(asyncio.CancelledError):
+                    await client
+    begin, end = ends[0][0] + _WARM_S, ends[-1][0]
+    return sum(tokens for at, tokens in ends if begin < at <= end) / (end - begin)
+
+
+async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[tuple[float, int]]) -> None:
+    while True:
+        tokens, sampled = list(_PROMPT), 0
+        for turn in range(load.turns):
+            if turn:
+                await asyncio.sleep(load.tool_s)
+            sampling = {"max_new_tokens": random.randint(*load.bounds), "temperature": 1.0}
+            body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True}
+            async with session.post("/generate", data=msgspec.json.encode(body)) as response:
+                response.raise_for_status()
+                answer = msgspec.json.decode(await response.read())
+            tokens = tokens + answer["output_ids"]
+            sampled += len(answer["output_ids"])
+        ends.append((time.monotonic(), sampled))
