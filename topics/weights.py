@@ -57,6 +57,14 @@ class WeightsRejected(Message):
     reason: str
 
 
+class WeightsUnchanged(Message):
+    """A step changed no bit of any tensor; its version is announced behind this, with the bytes of the one before."""
+
+    lineage: Count
+    version: Version
+    base: str  # key of the version that has the same tensors
+
+
 class CheckpointSaved(Message):
     """A checkpoint counts from here on: everything needed to go on after `step`."""
 
@@ -115,6 +123,14 @@ WEIGHTS_REJECTED = Topic(
     TRAINING,
     publishers=("learner",),
     subscribers=("recorder", "supervisor"),
+    id=("lineage", "version"),
+)
+WEIGHTS_UNCHANGED = Topic(
+    "weights.unchanged",
+    WeightsUnchanged,
+    TRAINING,
+    publishers=("learner",),
+    subscribers=("supervisor",),
     id=("lineage", "version"),
 )
 CHECKPOINT_SAVED = Topic(

@@ -46,6 +46,7 @@ from topics.weights import (
     TrainingFinished,
     WeightsPublished,
     WeightsRejected,
+    WeightsUnchanged,
 )
 
 
@@ -75,6 +76,7 @@ class Learner:
         self.batch_sequence = 0
         self._differed = False  # the weights have other bits than those published
         self._version: asyncio.Task[WeightsPublished] | None = None  # that is being written
+        self._newest: WeightsPublished | None = None  # that was written here
         self._checkpoint: asyncio.Task[None] | None = None  # that is being written
         self._begun = config.origin  # step of the newest checkpoint that was begun here
         self._evaluations = 0  # that were asked for, as far as this process knows
@@ -276,6 +278,8 @@ class Learner:
         """
         self._answered = max(self._answered, answers)
         await self._written()
+        if self.config.weights.delta != "never":
+            await self.outbox.stored()  # the version before is what the next one may be a difference to
         self.context.doing(Activity("publishing", self.step))
         await self.group.do(CopyWeights())
         base, full = self.fold.base(self.config.weights, self.lineage), self.fold.state.full
@@ -288,9 +292,12 @@ class Learner:
         except NonFiniteWeights as error:
             await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
             raise
-        if message.base and not message.bytes:
+        before, self._newest = self._newest, message
+        same = before is not None and before.digest == message.digest and before.version < message.version
+        if before is not None and same and (message.base or message.bytes):  # a scripted trainer may have no tensors
             self.context.count("unchanged_versions")
-            self.context.log.error("weights unchanged", version=message.version, base=message.base)
+            self.context.log.error("weights unchanged", version=message.version, base=before.key)
+            await self.keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])
         crash_point("weights.renamed")
         return msgspec.structs.replace(message, answers=answers, full=full if message.base else 0)
 

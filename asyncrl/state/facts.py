@@ -54,8 +54,9 @@ def faults(state: RunState) -> Iterator[StallFound]:
         if engine_id not in ill:
             yield from _engine(state, engine_id)
     yield from _mislabelled(state)
-    if state.unchanged:
-        evidence = f"all tensors of version {state.version} are those of {state.unchanged}"
+    same = state.unchanged
+    if same.base and (same.lineage, same.version) == (state.lineage, state.version):
+        evidence = f"all tensors of version {same.version} are those of {same.base}"
         yield finding("weights unchanged", "learner", evidence)
 
 

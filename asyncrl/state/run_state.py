@@ -31,7 +31,7 @@ from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
 from topics.topic import STREAMS, Retention, Topic
 from topics.trajectories import TrajectoryFailed
-from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished, WeightsRejected
+from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished, WeightsRejected, WeightsUnchanged
 from topics.wire import Message
 
 Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
@@ -60,7 +60,8 @@ class RunState(Roster):
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
         self.version: int | None = None  # newest published
-        self.unchanged, self.rejected = "", ""  # version with the newest one's tensors; why none was published since
+        self.unchanged = WeightsUnchanged(0, 0, "")  # the newest one
+        self.rejected = ""  # why no version was published since the newest one
         self.lineage = 0
         self.published_ns = 0
         self.checkpoint: int | None = None  # step of the newest
@@ -212,7 +213,11 @@ class RunState(Roster):
             warmed = f" after {self.warmup_steps} steps of warm-up" if self.warmup_steps else ""
             self.report("news", record.time_ns, f"version {message.version} published{warmed}")
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
-        self.unchanged, self.rejected = message.base if message.base and not message.bytes else "", ""
+        self.rejected = ""
+
+    @on(WeightsUnchanged)
+    def _on_unchanged(self, message: WeightsUnchanged, _: Record) -> None:
+        self.unchanged = message
 
     @on(WeightsRejected)
     def _on_rejected(self, message: WeightsRejected, record: Record) -> None:

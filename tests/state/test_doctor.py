@@ -238,6 +238,16 @@ def test_work_for_a_version_that_was_never_published_is_found():
     assert "engines have 5 at most, the newest published is 5" in told.evidence()
 
 
+def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
+    told = MadeState().publish(weights.WEIGHTS_UNCHANGED, weights.WeightsUnchanged(0, 6, "0:5:d"))
+    told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"))
+    assert told.found() == [("weights unchanged", "learner")]
+    assert told.evidence() == "all tensors of version 6 are those of 0:5:d"
+
+    told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 7, "e", "files", "there"))
+    assert told.found() == [("unexplained", "demo")]
+
+
 def test_a_learner_that_is_slower_than_ever_is_behind():
     told = MadeState().packed(6, at_s=NOW_S - 60)
     told.vitals("learner-1", doing=Activity("training", 6), doing_s=60.0)

@@ -21,13 +21,14 @@ from asyncrl.weights.directories import CheckpointError
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
-from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.batches import BATCH_TRAINED, BatchTrained, Objective
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
 from topics.weights import (
     CHECKPOINT_LOST,
     CHECKPOINT_SAVED,
     WEIGHTS_PUBLISHED,
+    WEIGHTS_UNCHANGED,
     CheckpointSaved,
     WeightsPublished,
     WeightsRefused,
@@ -259,6 +260,24 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     await train(bus, 2, 2)
 
     assert [message.skipped for message in (await log_of(bus))[BATCH_TRAINED]] == [True, False]
+
+
+@pytest.mark.parametrize("delta", ["never", "always"])
+async def test_a_step_that_changes_nothing_is_an_alarm_and_its_version_goes_on(opened: Open, bus: Bus, delta: str):
+    await opened(weights={"delta": delta})
+    for step, rate in enumerate((1e-3, 0.0, 0.0, 1e-3), 1):
+        await pack(bus, step, objective=Objective(learning_rate=rate))
+    await until(lambda: trained(bus, 4), "step 4")
+
+    log = await log_of(bus)
+    versions = log[WEIGHTS_PUBLISHED]
+    assert [message.version for message in versions] == [0, 1, 2, 3, 4]
+    assert [(alarm.version, alarm.base) for alarm in log[WEIGHTS_UNCHANGED]] == [
+        (2, versions[1].key),
+        (3, versions[2].key),
+    ]
+    assert len({message.digest for message in versions}) == 3
+    assert [message.bytes == 0 for message in versions] == [False, False, delta == "always", delta == "always", False]
 
 
 async def test_a_refused_difference_is_answered_with_the_full_version_once(opened: Open, bus: Bus):
