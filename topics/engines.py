@@ -28,7 +28,7 @@ class EngineReady(Message):
     version: Version
     digest: str
     slots: Annotated[int, Meta(ge=1, le=2**20)]  # requests it runs at once
-    update_s: Seconds = 0.0  # seconds from engine.updating to here
+    update_s: Seconds = 0.0  # seconds from engine.updating to here; 0: a router, or a model that is served as it is
     delta: bool = False  # its files were a difference to the version before
     fetch_s: Seconds = 0.0  # seconds until its host had the version, while it still sampled from the one before
     cache: Annotated[str, Meta(max_length=64)] = ""  # distinguishes this loading from another one of the same weights

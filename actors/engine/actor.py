@@ -96,7 +96,7 @@ class EngineActor:
                 self.context.watch(probe)
             await self._listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
-                await self._publish_ready(_UNTRAINED, 0.0, 0.0)  # nobody will publish any weights
+                self._target = Announced(_UNTRAINED, 0)  # nobody will publish any weights
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
@@ -178,6 +178,8 @@ class EngineActor:
         """Ask the server which weights it has, and load them again if another client restarted or relabelled it."""
         loaded = self._loaded
         found = await self._server.label()
+        if loaded == _UNTRAINED.key:
+            return  # a server of another owner has a name of its own for the weights that it serves
         if loaded and found != loaded and self._loaded == loaded and not self._updating:
             self.context.count("relabelled")
             self.context.log.warning("server has other weights", found=found, expected=loaded)
@@ -211,6 +213,11 @@ class EngineActor:
             EngineError, EngineFailed: the server does not take the newest version; or our own server is gone.
         """
         try:
+            if target.version is _UNTRAINED:
+                await self._server.label()  # it answers
+                self._loaded = target.version.key
+                await self._publish_ready(target.version, 0.0, 0.0)
+                return
             began = time.monotonic()
             directory = await self._directory(target.version)
             await self._update(target.version, directory, time.monotonic() - began)

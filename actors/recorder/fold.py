@@ -138,7 +138,8 @@ class RecorderFold(Fold):
 
     @on(EngineReady)
     def _on_ready(self, ready: EngineReady, _record: Record) -> None:
-        self.state.update_s = [*self.state.update_s, ready.update_s][-_UPDATES:]
+        if ready.update_s:
+            self.state.update_s = [*self.state.update_s, ready.update_s][-_UPDATES:]
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:

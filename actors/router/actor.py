@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import xxhash
 
@@ -16,7 +17,8 @@ from asyncrl.engine.router import Member, Router, member_of
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.roles import role_of
 
-_LOOK_S = 5.0  # between two looks at the engines that the router has
+_LOOK_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
+_OTHERS_S = 1.0  # from the first engine that answers the router until the others are not waited for
 
 
 async def main(context: Context) -> None:
@@ -34,8 +36,9 @@ class RouterActor:
         self.context = context
         self._settings = context.config.engine
         self._engines: dict[str, EngineReady] = {}  # those that take requests
-        self._coming: EngineUpdating | None = None  # the newest version that one of them is taking
+        self._coming: tuple[int, int] | None = None  # lineage and version that one of them is taking
         self._published: EngineReady | None = None  # None: requests are held
+        self._well_at = 0.0  # when the first of them answered the router; 0.0: none has
         self._news = asyncio.Event()
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         arguments = list(self._settings.router.arguments)
@@ -56,10 +59,10 @@ class RouterActor:
             listener = await follow_engines(self.context, self._take)
             while not self.context.stop.is_set():
                 self._news.clear()
-                await self._reconcile()
+                look_s = await self._reconcile()
                 news = asyncio.create_task(self._news.wait())
                 # One that did not answer may have joined since, and left the newest weights behind meanwhile.
-                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=_LOOK_S)
+                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=look_s)
                 news.cancel()
         except (EngineFailed, EngineError) as error:
             raise ActorDown(f"router {self._router.address}: {error}") from error
@@ -78,7 +81,8 @@ class RouterActor:
             self._engines[news.engine_id] = news
         else:
             self._engines.pop(news.engine_id, None)
-            self._coming = news if isinstance(news, EngineUpdating) else self._coming
+            if isinstance(news, EngineUpdating):
+                self._coming = (news.lineage, news.version)
         self._news.set()
 
     async def _watch_end(self) -> None:
@@ -86,22 +90,38 @@ class RouterActor:
         if not self.context.stop.is_set():
             raise ActorDown(f"the router ended: {words}")
 
-    async def _reconcile(self) -> None:
-        """Bring the router to the engines that have the newest weights; requests are held while the weights change."""
+    async def _reconcile(self) -> float:
+        """Bring the router to the engines that have the newest weights; requests are held while the weights change.
+
+        Returns:
+            Seconds until it is to be called again, unless there is news.
+        """
         newest = max(self._engines.values(), key=lambda ready: (ready.lineage, ready.version), default=None)
         if newest is None or not self._serves(newest.key):
             await self._hold(self._coming)
-            return
+            return _LOOK_S
         members = {name: ready for name, ready in self._engines.items() if ready.key == newest.key}
         ready = self._ready(newest, members)
         if self._published is not None and self._published.key != newest.key:
-            await self._hold(EngineUpdating(self.context.actor_id, newest.lineage, newest.version))
-        routed = [self._member(name, ready.address) for name, ready in members.items()]
-        await self._router.set_members({member.address: member for member in routed})
+            await self._hold((newest.lineage, newest.version))
+        wanted = [self._member(name, ready.address) for name, ready in members.items()]
+        routed = await self._router.set_members({member.address: member for member in wanted})
+        if not routed.alone:
+            return _SOON_S
         if ready != self._published:
+            if not self._answer(len(routed.well), len(members)):
+                return _SOON_S
             self._published = ready
             self.context.vitals.update(version=ready.version, engines=len(members))
             await publish(self.context.bus, ready)
+        return _LOOK_S
+
+    def _answer(self, well: int, members: int) -> bool:
+        """Return whether all members answer, or the others have for so long that one is not waited for any more."""
+        if not well:
+            return False
+        self._well_at = self._well_at or time.monotonic()
+        return well == members or time.monotonic() - self._well_at > _OTHERS_S
 
     def _serves(self, key: str) -> bool:
         """Return whether the engines with these weights can answer: of disaggregated ones it takes both roles."""
@@ -126,8 +146,9 @@ class RouterActor:
         number = int(engine_id.rpartition("-")[2]) - 1
         return member_of(self._settings.group_of(engine_id), number, address, key)
 
-    async def _hold(self, coming: EngineUpdating | None) -> None:
+    async def _hold(self, coming: tuple[int, int] | None) -> None:
         """Publish that requests are held; those under way come back with their partial tokens, or go on."""
+        self._well_at = 0.0
         if self._published is not None and coming is not None:
             self._published = None
-            await publish(self.context.bus, EngineUpdating(self.context.actor_id, coming.lineage, coming.version))
+            await publish(self.context.bus, EngineUpdating(self.context.actor_id, *coming))

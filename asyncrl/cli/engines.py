@@ -104,7 +104,8 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
     key = _key(found, arguments.key_file)
     async with _watched(found) as (bus, state, until):
         for engine in state.engines.values():
-            if (engine.address == address) != (engine.engine_id == name) and engine.state != "gone":
+            other = (engine.address == address) != (engine.engine_id == name)
+            if other and engine.address and engine.state != "gone":
                 raise AsyncRLError(
                     f"{engine.engine_id} of run {found.run} is {engine.address}: {address} cannot be added"
                 )
@@ -118,7 +119,8 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         def done() -> bool:
             ready = state.engines.get(name, Engine(name)).ready_ns > before
             actor = state.actors.get(name)
-            return ready or (state.version is None and actor is not None and actor.live)
+            awaited = state.version is None and state.config.trains  # no weights are published yet
+            return ready or (awaited and actor is not None and actor.live)
 
         if not await until(done, arguments.wait):
             actor, engine = state.actors.get(name), state.engines.get(name, Engine(name))

@@ -14,7 +14,11 @@ from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, S
 from topics.roles import pool_of
 
 GroupName: TypeAlias = Annotated[
-    str, Meta(pattern=r"^[a-z][a-z0-9]{0,15}\Z", description="a letter, then up to 15 of a to z and 0 to 9")
+    str,
+    Meta(
+        pattern=r"^(?!at\Z)[a-z][a-z0-9]{0,15}\Z",  # `engine-at-` begins the name of an announced server
+        description="a letter, then up to 15 of a to z and 0 to 9, and not at",
+    ),
 ]
 _MOST = 1024  # processes of one role
 ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on

@@ -275,7 +275,7 @@ def announced_name(address: str) -> str:
     """
     _check_address(address)
     parts = urlsplit(address)
-    place = re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}{parts.path}").strip("-")
+    place = re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}{parts.path}")[:96].strip("-")
     return f"{ANNOUNCED}{place}-{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,8 +25,6 @@ _ARGUMENTS = (
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "1", "--health-success-threshold", "1"),
     *("--worker-startup-check-interval", "1", "--log-level", "warn"),
 )
-_LOOK_S = 0.02
-_JOIN_S = 10.0  # for engines to be known to the router, and well
 _CALL_S = 10.0
 
 
@@ -68,6 +65,13 @@ class Member(NamedTuple):
     bootstrap_port: int | None = None  # of a prefill server
 
 
+class Routed(NamedTuple):
+    """The engines that a router sends requests to."""
+
+    well: set[str]  # addresses of those wanted that answer
+    alone: bool  # there are no others
+
+
 class _Listed(msgspec.Struct):
     id: str
     url: str
@@ -94,6 +98,7 @@ class Router:
         self._deadline_s = start_deadline_s
         self._process: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._joining: set[str] = set()  # addresses that the router was told and does not list yet
 
     async def start(self) -> None:
         """Start the process and return when it answers."""
@@ -120,33 +125,22 @@ class Router:
         assert self._process is not None
         return f"exit code {await self._process.wait()}: {self._process.last_lines}"
 
-    async def set_members(self, members: Mapping[str, Member]) -> None:
-        """Let requests go to these engines alone, by address; what runs on others goes on there.
+    async def set_members(self, members: Mapping[str, Member]) -> Routed:
+        """Ask that requests go to these engines alone, by address; what runs on others goes on there.
 
-        An engine that does not answer joins once it does: it holds the others back for some seconds only.
-
-        Raises:
-            EngineUnavailable: none of them answers.
+        It takes the router a moment: call again until it is done. An engine that does not answer joins once it does.
         """
-        added: set[str] = set()
-        end = time.monotonic() + _JOIN_S
-        while True:
-            listed = await self._listed()
-            for worker in listed:
-                if worker.url not in members:
-                    await self._call("DELETE", f"/workers/{worker.id}")
-            there = {worker.url for worker in listed}
-            well = {worker.url for worker in listed if worker.is_healthy and worker.url in members}
-            if there == set(members) and added <= well:
-                return
-            if time.monotonic() > end:
-                if well:
-                    return
-                raise EngineUnavailable(self.address, f"none of {', '.join(sorted(members))} answers it")
-            for address in members.keys() - there - added:
-                added.add(address)
-                await self._call("POST", "/workers", _body(members[address]))
-            await asyncio.sleep(_LOOK_S)
+        listed = await self._listed()
+        for worker in listed:
+            if worker.url not in members:
+                await self._call("DELETE", f"/workers/{worker.id}")
+        there = {worker.url for worker in listed}
+        self._joining = (self._joining & members.keys()) - there
+        for address in members.keys() - there - self._joining:
+            self._joining.add(address)
+            await self._call("POST", "/workers", _body(members[address]))
+        well = {worker.url for worker in listed if worker.is_healthy and worker.url in members}
+        return Routed(well, alone=there <= members.keys())
 
     def kill(self) -> None:
         """End it at once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -87,6 +88,9 @@ def check_machine(config: Config) -> Iterator[Finding]:
             message = f'{table}.kind = "sglang", but there is no package sglang here; install it: pip install -e'
             message += f' ".[sglang]", or name its folder in {table}.environment.PYTHONPATH'
             yield Finding((f"{table}.kind",), message)
+    if config.engine.router.count and importlib.util.find_spec("sglang_router") is None:
+        message = "found 1, but there is no package sglang-router here; install it: pip install -e"
+        yield Finding(("engine.router.count",), message + ' ".[sglang]"')
 
 
 def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:

@@ -113,8 +113,8 @@ def headline(state: RunState) -> str:
     if not state.opened_ns:
         return "starting: not opened yet"
     if not state.config.trains:
-        ready = sum(engine.state == "ready" for engine in state.engines.values())
-        return f"serving: {ready} engines take requests"
+        ready = sum(engine.state == "ready" for name, engine in state.engines.items() if role_of(name) == "engine")
+        return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
     total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"

@@ -59,7 +59,7 @@ class LikeSGLang:
         self.loads: list[str] = []  # versions it was told to load
         self.asked: list[Asked] = []
         self.http_requests = 0  # to /generate
-        self.connections: set[Any] = set()  # that these came on
+        self.connections: set[Any] = set()  # that any came on
         self.aborted: list[str] = []  # request ids
         self.ended: list[str] = []  # ids of requests that an abort has met: those that begin with its id
         self.paused = False
@@ -124,6 +124,7 @@ class LikeSGLang:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        self.connections.add(request.transport)
         if self.key and request.path != "/health" and request.headers.get("Authorization") != f"Bearer {self.key}":
             return web.json_response({"error": "Unauthorized"}, status=401)
         return await handler(request)
@@ -131,7 +132,6 @@ class LikeSGLang:
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.http_requests += 1
-        self.connections.add(request.transport)
         batch = isinstance(body["input_ids"][0], list)
         prompts = body["input_ids"] if batch else [body["input_ids"]]
         samplings = body["sampling_params"] if batch else [body["sampling_params"]]

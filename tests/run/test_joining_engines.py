@@ -82,7 +82,7 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
         answer = await client.generate([3, 4, 5], SamplingParams(4))
         await client.close()
         code, output = await command(tmp_path, "doctor")
-        assert (code, output.count("serving: 1 engines take requests")) == (0, 1)
+        assert (code, output.count("serving: 1 of 1 engines take requests")) == (0, 1)
         assert not [run.actor(f"{role}-1") for role in ("prompter", "rollout", "learner") if run.actor(f"{role}-1")]
         code, _ = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), run.story

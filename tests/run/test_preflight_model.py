@@ -227,3 +227,11 @@ def test_an_engine_whose_package_is_not_here_is_refused_unless_its_environment_h
 
     assert problem.message.startswith('engine.kind = "sglang", but there is no package sglang here; install it')
     load_config("demo", overrides=["engine.kind=sglang", environment], further=check_surroundings)
+
+
+def test_a_router_whose_package_is_not_here_is_refused(monkeypatch: pytest.MonkeyPatch):
+    load_config("demo", overrides=["engine.router.count=1"], further=check_surroundings)
+    monkeypatch.setitem(sys.modules, "sglang_router", None)
+    message = the_problem("demo", "engine.router.count=1", files=True).message
+
+    assert message.startswith("found 1, but there is no package sglang-router here; install it: pip install -e")

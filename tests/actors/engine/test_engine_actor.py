@@ -2,16 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 
 from actors.engine.actor import EngineActor
-from actors.runtime.actor import ActorDown, Context
+from actors.runtime.actor import ActorDown
+from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
-from harness.sglang_like import LikeSGLang, like_sglang
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.generator import Generator
+from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.table import topic_of
@@ -25,9 +31,10 @@ KEPT = 4  # versions in the store; older ones are gone
 class Player:
     """An engine actor that plays inside the test, and what it publishes."""
 
-    def __init__(self, bus: Bus, context: Context) -> None:
+    def __init__(self, bus: Bus, stage: Stage) -> None:
         self.bus = bus
-        self.context = context
+        self.stage = stage
+        self.context = stage.context("engine", bus)
         self.messages: list[Any] = []
         self.newest = -1
         self._reader = LogReader(bus, ENGINES, self._on_record)
@@ -66,16 +73,16 @@ async def inference() -> AsyncIterator[LikeSGLang]:
 
 
 @pytest.fixture
-async def make(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Callable[[str], Player]]:
+async def make(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Callable[..., Player]]:
     """Makes the actor of the server at an address."""
     made: list[Player] = []
 
-    def make(address: str) -> Player:
+    def make(address: str, **settings: Any) -> Player:
         tables: dict[str, Any] = {
             "engine": {"kind": "external", "addresses": [address]},
             "supervision": {"silence_s": 1.0},
         }
-        made.append(Player(bus, stage(**tables).context("engine", bus)))
+        made.append(Player(bus, stage(**tables, **settings)))
         return made[-1]
 
     yield make
@@ -192,3 +199,54 @@ async def test_a_server_that_is_away_when_weights_come_gets_them_when_it_is_back
         await until(lambda: player.versions(EngineReady) == [1, 2], "it is ready with the newest")
 
     assert back.loads == ["0:2:d2"]
+
+
+async def test_a_server_that_its_owner_restarts_with_other_weights_has_no_token_in_an_answer(
+    make: Callable[[str], Player],
+):
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(like_sglang())
+        player = make(first.address)
+        await player.publish(3)
+        await player.start()
+        context = player.stage.context("rollout", player.bus)
+        fleet = open_fleet(context)
+        stack.push_async_callback(fleet.close)
+        listener = await follow_fleet(context, fleet)
+        stack.push_async_callback(listener.close)
+        broken = asyncio.Event()
+
+        async def breaks(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+            yield first.answer(asked, [11, 12, 13], None)
+            await broken.wait()
+            raise ConnectionError
+
+        first.events = breaks
+        generator = Generator(fleet, ModelInfo("any", 64, 4096), str, counts=context.vitals)
+        running = asyncio.create_task(generator.generate(np.array([5], np.int32), SamplingParams(100)))
+        await until(lambda: bool(first.asked), "the server is asked")
+        await first.die()
+        again = await stack.enter_async_context(like_sglang(int(first.address.rsplit(":", 1)[1])))
+        broken.set()
+        answer = await asyncio.wait_for(running, 60)
+
+    assert (len(answer.tokens), set(answer.versions.tolist())) == (100, {3})
+    assert answer.tokens[:3].tolist() == [11, 12, 13]
+    assert again.loads == ["0:3:d3"]
+    keys = [asked.extra_key for asked in (first.asked[-1], again.asked[-1])]
+    assert len(set(keys)) == 2  # what it cached by its other weights is not met
+    assert all(key.startswith("0:3:d3:") for key in keys)
+
+
+async def test_a_run_that_only_serves_takes_a_server_as_it_is_whenever_it_answers(make: Callable[..., Player]):
+    async with like_sglang() as inference:
+        player = make(inference.address, only=["engine"])
+        await player.start()
+        await until(lambda: player.versions(EngineReady) == [0], "it is ready")
+    await until(lambda: any(isinstance(message, EngineGone) for message in player.messages), "it is gone")
+
+    async with like_sglang(int(inference.address.rsplit(":", 1)[1])) as back:
+        await until(lambda: player.versions(EngineReady) == [0, 0], "it is ready again")
+
+    assert not back.loads
+    assert not player.versions(EngineUpdating)

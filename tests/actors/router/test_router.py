@@ -172,6 +172,18 @@ async def test_an_engine_that_dies_behind_the_router_costs_no_generation_and_no_
     assert [len(answer.tokens) for answer in answers] == [4] * 8  # some wait until it is out
 
 
+async def test_an_engine_that_does_not_answer_holds_no_other_back_and_ends_no_router(served: Any):
+    play = await served()
+    await play.servers[0].die()
+    await play.ready(0, 1)
+    async with going(play.generate("p000000", 1)) as running:
+        await until(lambda: bool(play.router._router._joining), "the router is told of it")
+        await play.ready(1, 1)
+        assert len((await asyncio.wait_for(running, 9)).tokens) == 4  # long before the first would count as gone
+
+    assert not play.router.context.faults
+
+
 async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
     play = await served()
     await play.ready(0, 1)
