@@ -91,9 +91,8 @@ class EngineActor:
         probes: list[asyncio.Task[None]] = []
         try:
             await self._server.start()
-            probes = [asyncio.create_task(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
-            for probe in probes:
-                self.context.watch(probe)
+            tasks = self.context.tasks
+            probes = [tasks.start(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
             await self._listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
                 self._target = Announced(_UNTRAINED, 0)  # nobody will publish any weights

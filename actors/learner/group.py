@@ -8,12 +8,13 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 import msgspec
 
 from actors.learner.rank import ERRORS, Call, NumberedCall, Open, Rank, Reply
 from actors.runtime.actor import ActorDown, Context
+from asyncrl.background import BackgroundTasks
 from asyncrl.framing import pack, read_frames
 from asyncrl.run.placement import Job, Placed
 
@@ -74,7 +75,7 @@ class RankProcesses:
         self._writers: dict[int, asyncio.StreamWriter] = {}  # by rank
         self._connected = asyncio.Event()  # all of them
         self._waiting: dict[_Key, asyncio.Future[bytes]] = {}  # by rank and number of the call
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._lost: GroupLost | None = None
         self._gone = asyncio.Event()  # it is lost
         self._closing = contextlib.AsyncExitStack()
@@ -95,7 +96,7 @@ class RankProcesses:
             )
             placed = await context.placement.start(job)
             self._placed.append(placed)
-            self._start(self._watch(rank, placed))
+            self._tasks.start(self._watch(rank, placed))
         await self._until_connected()
         await self.do(Open())
         if self._count == 1:
@@ -131,8 +132,7 @@ class RankProcesses:
         for one in placed:
             one.kill()
         await asyncio.gather(*(one.wait() for one in placed))
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for writer in self._writers.values():
             writer.close()
         await self._closing.aclose()
@@ -169,11 +169,6 @@ class RankProcesses:
     async def _watch(self, rank: int, placed: Placed) -> None:
         await placed.wait()
         self._lose(f"rank {rank} ended: {placed.end_text}")
-
-    def _start(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     def _lose(self, reason: str) -> None:
         """End whatever waits for the group."""

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
 from actors.runtime.keeper import Keeper
+from asyncrl.background import BackgroundTasks
 from topics.wire import Message
 
 T = TypeVar("T")
@@ -18,14 +19,13 @@ class Outbox:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._newest: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks(self._on_fault)
         self._fault: BaseException | None = None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin some work beside the steps."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task = self._tasks.start(work)
+        task.add_done_callback(lambda _: self._keeper.wake())  # whoever waits for a batch looks
         return task
 
     def put(self, *messages: Message | Awaitable[Message]) -> None:
@@ -45,8 +45,7 @@ class Outbox:
 
     async def ended(self) -> None:
         """Wait until nothing goes on here, whatever came of it."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._tasks.ended()
 
     async def _store(self, before: asyncio.Task[None] | None, making: Message | Awaitable[Message]) -> None:
         try:
@@ -56,8 +55,5 @@ class Outbox:
                 await before
         await self._keeper.append_until_stored([message])
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fault = self._fault or error
-        self._keeper.wake()  # whoever waits for a batch looks
+    def _on_fault(self, error: BaseException) -> None:
+        self._fault = self._fault or error

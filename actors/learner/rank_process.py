@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from actors.learner.rank import BEAT_S, ERRORS, NumberedCall, Rank, Reply
 from actors.runtime.actor import Context, Login, open_context
+from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames
 from asyncrl.telemetry.logs import open_log
@@ -30,24 +30,17 @@ class RankServer:
         self._number = number
         self._writer = writer
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(self._on_fault)
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Answer until the learner closes the socket, or a call ends this process."""
-        self._start(self._beat())
+        self._tasks.start(self._beat())
         async for frame in read_frames(reader):
-            self._start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
+            self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
 
-    def _start(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
-            os._exit(1)  # threads may wait for other ranks for ever
+    def _on_fault(self, error: BaseException) -> None:
+        self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
+        os._exit(1)  # threads may wait for other ranks for ever
 
     async def _answer(self, numbered: NumberedCall) -> None:
         number, call = numbered.number, numbered.call

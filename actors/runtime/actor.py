@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import msgspec
 from nats.aio.msg import Msg
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
@@ -80,9 +81,11 @@ class Context:
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
     handed: Callable[[Callable[[Msg], None]], Source] | None = None  # source of work other than a queue
     _doing: tuple[Activity, float] = (Activity(), 0.0)
-    _tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     _letters: deque[DeadLetter] = field(default_factory=deque)  # not yet kept
     _rejecting: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.tasks = BackgroundTasks(self.fail)  # a fault of one of them ends the actor
 
     @property
     def placement(self) -> Placement:
@@ -117,18 +120,6 @@ class Context:
         self.faults.append(error)
         self.stop.set()
 
-    def watch(self, task: asyncio.Task[Any]) -> None:
-        """End this actor when a task of its own dies of a fault."""
-
-        self._tasks.add(task)  # the loop itself holds tasks only weakly
-
-        def done(finished: asyncio.Task[Any]) -> None:
-            self._tasks.discard(finished)
-            if not finished.cancelled() and (error := finished.exception()) is not None:
-                self.fail(error)
-
-        task.add_done_callback(done)
-
     def listen(self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = ()) -> Listener:
         """A listener to a log, or to some of its topics; a message that is not what it must be is rejected."""
         subjects = [topic.pattern(self.bus.run) for topic in topics]
@@ -147,8 +138,7 @@ class Context:
         """Reject a message beside the work that goes on; however many come, few are under way at once."""
         self._letters.append(self._letter(record, reason))
         if self._rejecting is None or self._rejecting.done():
-            self._rejecting = asyncio.create_task(self._keep_letters())
-            self.watch(self._rejecting)
+            self._rejecting = self.tasks.start(self._keep_letters())
 
     def _letter(self, record: Record, reason: str, *, poison: bool = False) -> DeadLetter:
         topic, stream = ".".join(record.subject.split(".")[2:4]), record.stream.name

@@ -45,7 +45,7 @@ class Handed:
 
     async def start(self, credit: int) -> None:
         """Begin to take what is handed over."""
-        self._context.watch(asyncio.create_task(self._take(*await asyncio.open_connection(sock=self._sock))))
+        self._context.tasks.start(self._take(*await asyncio.open_connection(sock=self._sock)))
 
     def grant(self, count: int = 1) -> None:
         """The work is over, unless it was a fault that ended it."""

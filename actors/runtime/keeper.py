@@ -68,7 +68,7 @@ class Keeper:
         Raises:
             ActorDown: another process wrote the log while this one made ready.
         """
-        self.context.watch(asyncio.create_task(self._watch_stop_requests()))
+        self.context.tasks.start(self._watch_stop_requests())
         folded = await self._snapshots.restore(list(self._listeners))
         for stream, listener in self._listeners.items():
             await listener.start(folded.get(stream.name, 0))
@@ -77,7 +77,7 @@ class Keeper:
         await self._be_next()
         if self.context.stop.is_set():
             return
-        self.context.watch(asyncio.create_task(self._send_heartbeats()))
+        self.context.tasks.start(self._send_heartbeats())
         if make_ready is not None:
             await make_ready()
         crash_point("keeper.claiming")
@@ -227,7 +227,7 @@ class Keeper:
                     entry[1].set_result(None)
         if self._claimed and self._snapshots.due and not any(listener.waits for listener in self._listeners.values()):
             positions = {stream.name: listener.last for stream, listener in self._listeners.items()}
-            self.context.watch(asyncio.create_task(self._publish_snapshot(self._snapshots.take(positions))))
+            self.context.tasks.start(self._publish_snapshot(self._snapshots.take(positions)))
 
     def _check_claim(self, topic: Topic[Message], record: Record) -> None:
         if topic.message is not KeeperClaimed or record.stream is not self.own:

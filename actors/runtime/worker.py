@@ -83,8 +83,7 @@ class WorkerLoop(Generic[M]):
         """Work until the actor is asked to stop, then finish or give back what is held."""
         for source in reversed(self._sources):  # evaluations first: they are of the newest weights
             await source.start(self._slots if source is self._sources[0] else max(1, self._slots // 2))
-        renewals = asyncio.create_task(self._renew_leases())
-        self._context.watch(renewals)
+        renewals = self._context.tasks.start(self._renew_leases())
         await self._context.stop.wait()
         renewals.cancel()
         await self._close_sources()

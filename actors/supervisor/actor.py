@@ -90,10 +90,9 @@ class Supervisor:
     async def run(self) -> None:
         """Start all actors, then follow requests until the run ends."""
         await self.keeper.start()
-        self.context.watch(asyncio.create_task(self._liveness.watch()))
-        self.context.watch(asyncio.create_task(self._observe()))
-        trimming = asyncio.create_task(Trimmer(self.context, self.keeper, self.fold).run())
-        self.context.watch(trimming)
+        self.context.tasks.start(self._liveness.watch())
+        self.context.tasks.start(self._observe())
+        trimming = self.context.tasks.start(Trimmer(self.context, self.keeper, self.fold).run())
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.config))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):

@@ -18,6 +18,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.bus.acks import PASSING, Ack, read_ack
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
@@ -49,7 +50,8 @@ class Bus:
         self.reconnects = 0
         self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []
-        self.on_fault: Callable[[Exception], None] | None = None  # a reader raised, or the connection ended
+        self.on_fault: Callable[[BaseException], None] = lambda _: None  # a reader raised, or the connection ended
+        self.readers = BackgroundTasks(self._on_reader_fault)  # their work beside callbacks
         self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed here
         self._prefix = ""
         self._closing = False
@@ -338,7 +340,7 @@ class Bus:
 
         An exception of a callback arrives here too, and must not be lost.
         """
-        if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError) and self.on_fault is not None:
+        if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError):
             self.on_fault(error)
         denied = denied_subject(error)
         if denied is None:
@@ -349,8 +351,11 @@ class Bus:
                 refused, handled = denied.error(self.address, self.run, subject), True
                 future.set_exception(refused)
         self.denied = str(refused)
-        if not handled and self.on_fault is not None:
+        if not handled:
             self.on_fault(refused)
+
+    def _on_reader_fault(self, error: BaseException) -> None:
+        self.on_fault(error)  # one that cannot go on must not fall silent
 
     def _end(self, error: BusError) -> None:
         """End the connection for good: waiting callers get the reason, and no retry follows."""
@@ -358,8 +363,7 @@ class Bus:
             return
         self._closing, self.ended_by = True, error
         self._tell_waiting(error)
-        if self.on_fault is not None:
-            self.on_fault(error)
+        self.on_fault(error)
 
         async def end() -> None:
             await _close_quietly(self.client, 0.1)

@@ -94,8 +94,7 @@ class Listener:
             return
         self._late.append(record)
         if self._handing is None or self._handing.done():
-            self._handing = asyncio.create_task(self._hand_over_late())
-            self._handing.add_done_callback(self._handed)
+            self._handing = self._bus.readers.start(self._hand_over_late())
 
     async def _hand_over_late(self) -> None:
         while self._late:
@@ -109,12 +108,6 @@ class Listener:
             else:
                 self._hand_over(record)
             self._late.popleft()
-
-    def _handed(self, task: asyncio.Task[None]) -> None:
-        """A listener that cannot go on must not fall silent."""
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and self._bus.on_fault is not None:
-            self._bus.on_fault(error)
 
     def _hand_over(self, record: Record) -> None:
         self.last = record.sequence

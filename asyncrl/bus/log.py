@@ -181,14 +181,7 @@ class LogReader:
 
     def _lost(self, _reason: str) -> None:
         if self._restart is None and not self._closed:
-            self._restart = asyncio.create_task(self._start_again())
-            self._restart.add_done_callback(self._restarted)
-
-    def _restarted(self, task: asyncio.Task[None]) -> None:
-        """A reader that cannot go on must not fall silent."""
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, Exception) and self._bus.on_fault is not None:
-            self._bus.on_fault(error)
+            self._restart = self._bus.readers.start(self._start_again())
 
     async def _start_again(self) -> None:
         pause = 0.05

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 from nats.aio.msg import Msg
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.bus.connection import Bus
 
 _EXPIRES_S = 30.0
@@ -77,7 +78,8 @@ class Puller:
         self._seen_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        # Where the connection is down, the watch or the reconnect asks again.
+        self._tasks = BackgroundTasks(lambda _: self._renew())
         self._closed = False
 
     async def start(self, credit: int) -> None:
@@ -116,14 +118,7 @@ class Puller:
         if self._bus.clustered:
             request["idle_heartbeat"] = int(_BEAT_S * 1e9)
         body = msgspec.json.encode(request)
-        task = loop.create_task(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
-        self._tasks.add(task)
-        task.add_done_callback(self._asked_done)
-
-    def _asked_done(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and task.exception() is not None:
-            self._renew()  # the connection is down: the watch or the reconnect asks again
+        self._tasks.start(self._bus.client.publish(self._subject, body, reply=f"{self._inbox}.p"))
 
     async def _receive(self, message: Msg) -> None:
         self._seen_at = asyncio.get_running_loop().time()

@@ -7,12 +7,12 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
@@ -65,7 +65,7 @@ class Launch:
         self._supervisor: Placed | None = None
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
-        self._keeping: list[asyncio.Task[None]] = []
+        self._keeping = BackgroundTasks(self._on_fault)  # without them there is no run
         self._lock = -1
         self._sizes: dict[str, int] = {}  # bytes that each stream may hold
 
@@ -186,11 +186,11 @@ class Launch:
         await self._start_supervisor()
         self._over = asyncio.get_running_loop().create_future()
         liveness = Liveness(bus, self.config.supervision.silence_s, self._on_silent)
-        self._keep(self._keep_supervisor(liveness))
-        self._keep(liveness.watch())
+        self._keeping.start(self._keep_supervisor(liveness))
+        self._keeping.start(liveness.watch())
         for server in self._server.nodes if self._server is not None else []:
-            self._keep(self._keep_server(server))
-            self._keep(self._watch_server(server))
+            self._keeping.start(self._keep_server(server))
+            self._keeping.start(self._watch_server(server))
         return bus
 
     async def ended(self) -> int:
@@ -219,8 +219,7 @@ class Launch:
         """Stop the actors that are still there, then the server."""
         if self._supervisor is not None:
             await self.dismiss()
-        for keeping in self._keeping:
-            keeping.cancel()
+        self._keeping.cancel()
         if self._server is not None:
             await self._server.stop()
         if self._lock >= 0:
@@ -287,15 +286,8 @@ class Launch:
             f"{where} already holds a run called {self.config.run}; give this one another id: --set run=NAME"
         )
 
-    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do a part of keeping the run up; without it there is no run."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if not task.cancelled() and (error := task.exception()) is not None:
-                self._give_up(f"it could not be kept up: {type(error).__name__}: {error}")
-
-        self._keeping.append(asyncio.create_task(work))
-        self._keeping[-1].add_done_callback(ended)
+    def _on_fault(self, error: BaseException) -> None:
+        self._give_up(f"it could not be kept up: {type(error).__name__}: {error}")
 
     async def _keep_supervisor(self, liveness: Liveness) -> None:
         """Start the supervisor again whenever it dies; the fleet is on its log, the dead one's actors died with it."""

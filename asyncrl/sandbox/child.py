@@ -12,6 +12,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.errors import AsyncRLError, last_lines
 from asyncrl.framing import READ_BYTES, Frames, pack
 from asyncrl.process import descendants, living_processes
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 async def _serve_async(service: Service, inbox: int, outbox: BinaryIO, setup: Setup) -> None:
-    frames, closed, tasks = Frames(), asyncio.Event(), set[asyncio.Task[None]]()
+    frames, closed, tasks = Frames(), asyncio.Event(), BackgroundTasks()
 
     async def answer(call: Call) -> None:
         try:
@@ -71,9 +72,7 @@ async def _serve_async(service: Service, inbox: int, outbox: BinaryIO, setup: Se
         if not data:
             closed.set()
         for frame in frames.feed(data):
-            task = asyncio.get_running_loop().create_task(answer(_calls.decode(frame)))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
+            tasks.start(answer(_calls.decode(frame)))
 
     asyncio.get_running_loop().add_reader(inbox, on_readable)
     await closed.wait()

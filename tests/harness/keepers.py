@@ -104,5 +104,4 @@ async def killed(one: Counting) -> None:
     """Leave as a killed process does: without another word."""
     one.context.stop.set()
     await one.keeper.close()
-    for task in list(one.context._tasks):
-        task.cancel()
+    one.context.tasks.cancel()

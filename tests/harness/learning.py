@@ -80,7 +80,7 @@ class Playing:
     async def kill(self) -> None:
         """End it as SIGKILL does: without another word."""
         self.context.stop.set()
-        for task in [*self.context._tasks, self.task]:
-            task.cancel()
+        self.context.tasks.cancel()
+        self.task.cancel()
         await asyncio.wait({self.task})
         await self.learner.keeper.close()

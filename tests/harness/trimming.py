@@ -1,6 +1,5 @@
 """A trimmer on a real server."""
 
-import asyncio
 import contextlib
 
 from actors.runtime.keeper import Keeper
@@ -34,8 +33,7 @@ async def trimming(stage, bus):
     context, owner = stage.context("supervisor", bus), Owner(stage.config)
     keeper = Keeper(context, FLEET, owner)
     await keeper.start()
-    task = asyncio.create_task(Trimmer(context, keeper, owner).run())
-    context.watch(task)
+    task = context.tasks.start(Trimmer(context, keeper, owner).run())
     try:
         yield owner
         assert not context.faults

@@ -129,8 +129,7 @@ async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opene
 async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus):
     frozen, spare = await opened(), await opened("supervisor-2")
     await frozen.keeper.start()
-    for task in list(frozen.context._tasks):
-        task.cancel()  # no heartbeat
+    frozen.context.tasks.cancel()  # no heartbeat
 
     async def wake_up() -> None:
         await frozen.count_to(1)

@@ -1,0 +1,43 @@
+"""Background tasks: held while they run, since the event loop holds tasks only weakly, and never failing unseen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundTasks:
+    """The background tasks of one owner."""
+
+    def __init__(self, on_fault: Callable[[BaseException], None] | None = None) -> None:
+        """
+        Args:
+            on_fault: is given what a task raises; None leaves that to the log of the event loop.
+        """
+        self._on_fault = on_fault
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Begin some work."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until none is left, whatever came of them."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if self._on_fault is not None and not task.cancelled() and (error := task.exception()) is not None:
+            self._on_fault(error)
