@@ -55,7 +55,7 @@ class RouterActor:
         listener = None
         try:
             await self._router.start()
-            self.context.watch(asyncio.create_task(self._watch_end()))
+            self.context.tasks.start(self._watch_end())
             listener = await follow_engines(self.context, self._take)
             while not self.context.stop.is_set():
                 self._news.clear()
