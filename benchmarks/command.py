@@ -153,6 +153,13 @@ def _add_weights_options(parser: argparse.ArgumentParser) -> None:
         "--store", choices=("files", "stream"), default="files", help="where versions lie (default: files)"
     )
     parser.add_argument("--mib", type=int, choices=(8, 256), default=256, help="size of a version (default: 256)")
+    parser.add_argument(
+        "--changed",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of the elements that a step changes; versions are differences (default: full ones, all changed)",
+    )
     parser.add_argument("--engines", type=int, default=8, help="embedded ones on this host (default: 8)")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
 

@@ -6,6 +6,7 @@ The engines are real servers with their actors; this program writes versions as 
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
 from asyncrl.run.directory import RunFiles
+from asyncrl.weights.delta import Base, encode
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.store import STORES, StorePlace
 from asyncrl.weights.tensors import HostTensor
@@ -41,7 +43,7 @@ _DEADLINE_S = 300.0
 _WARM = 1  # rounds that are not counted
 
 
-async def bench_weights(*, store: str, mib: int, engines: int, rounds: int) -> dict[str, float]:
+async def bench_weights(*, store: str, mib: int, engines: int, rounds: int, changed: float = 0.0) -> dict[str, float]:
     """Publish versions, one after the other, to engines that have nothing else to do.
 
     Args:
@@ -49,11 +51,14 @@ async def bench_weights(*, store: str, mib: int, engines: int, rounds: int) -> d
         mib: size of a version.
         engines: embedded ones, all on this host.
         rounds: versions, after one that is not counted; figures are medians.
+        changed: share of the elements that differ from version to version, which are differences then; 0 for full
+            versions in which all do.
 
     Returns:
         Seconds of publication (until the version may be announced), of the load (from the announcement to the last
         engine's confirmation), and from the announcement to the last engine's first token. For "stream" also the MB/s
-        at which one host reads a version, and eight hosts together: each is a process with a folder of its own.
+        at which one host reads a version, and eight hosts together: each is a process with a folder of its own. For
+        differences also their share of the bytes, the seconds of their encoding, and until the host had the result.
 
     Raises:
         BenchError: an actor fell, or an engine did not confirm a version in time.
@@ -71,18 +76,21 @@ async def bench_weights(*, store: str, mib: int, engines: int, rounds: int) -> d
         async with Stage.open(config) as stage:
             for number in range(1, engines + 1):
                 await stage.enter("engine", number)
-            delivery = _Delivery(stage, model, tensors)
+            delivery = _Delivery(stage, model, tensors, changed)
             figures = await delivery.measure(rounds)
-            return figures if store == "files" else figures | await delivery.read(rounds)
+            return figures if store == "files" or changed else figures | await delivery.read(rounds)
 
 
 class _Delivery:
     """Versions on their way."""
 
-    def __init__(self, stage: Stage, model: Path, tensors: list[HostTensor]) -> None:
+    def __init__(self, stage: Stage, model: Path, tensors: list[HostTensor], changed: float) -> None:
         self._stage = stage
         self._model = model
         self._tensors = tensors
+        self._changed = changed
+        self._base = Base()
+        self._figures: dict[str, list[float]] = {}
         place = StorePlace(stage.files.weights, ChunkWriter(stage.bus, WEIGHTS_STORED))
         self._name = stage.config.weights.store
         self._store = STORES[self._name](place)
@@ -96,29 +104,43 @@ class _Delivery:
             self._stage.bus, ENGINES, self._on_ready, subjects=[ENGINE_READY.pattern(self._stage.bus.run)]
         )
         await reader.start()
-        figures: dict[str, list[float]] = {"published_s": [], "loaded_s": [], "first_token_s": []}
         for version in range(rounds + _WARM + 1):
             self._change(version)
+            if version == _WARM + 1:
+                self._figures.clear()  # the first ones, which wait for the engines to start, are not counted
             began = time.monotonic()
-            message = await asyncio.to_thread(
-                self._store.publish, {"model": self._tensors}, self._model, lineage=0, version=version
-            )
+            message = await asyncio.to_thread(self._write, version)
             published = time.monotonic()
             await publish(self._stage.bus, message, headers={WRITER: "bench"})
             loaded = await self._stage.until(self._all_have(message), _DEADLINE_S)
             sampled = await self._first_tokens()
-            if version > _WARM:  # the first one waits for the engines to start
-                figures["published_s"].append(published - began)
-                figures["loaded_s"].append(loaded - published)
-                figures["first_token_s"].append(sampled - published)
-                report(f"version {version}: loaded {loaded - published:.3f} s after its announcement")
+            self._note(published_s=published - began, loaded_s=loaded - published, first_token_s=sampled - published)
+            if self._changed:
+                self._note(fetched_s=max(ready.fetch_s for ready, _ in self._ready.values()))
+                await asyncio.to_thread(self._base.keep, message.key, {"model": self._tensors})
+            report(f"version {version}: loaded {loaded - published:.3f} s after its announcement")
             self._newest = message
             FileStore(self._stage.files.weights).prune({Path(message.location).name}, (0, version))
             await purge_versions(self._stage.bus, (), (0, version))
         await reader.close()
         size = sum(tensor.content.nbytes for tensor in self._tensors)
-        medians = {f"{self._name}_{name}": statistics.median(values) for name, values in figures.items()}
+        medians = {f"{self._name}_{name}": statistics.median(values) for name, values in self._figures.items()}
         return {"version_mib": size / 2**20, "engines": float(len(self._ready)), **medians}
+
+    def _write(self, version: int) -> WeightsPublished:
+        """Store a version: the first one in full."""
+        files, store = {"model": self._tensors}, self._store
+        if not (self._changed and self._base.key):
+            return store.publish(files, self._model, lineage=0, version=version)
+        began = time.monotonic()
+        delta, run = encode(self._base.files, files), self._stage.config.run
+        size = sum(tensor.content.nbytes for tensor in self._tensors)
+        self._note(encoded_s=time.monotonic() - began, share_of_bytes=sum(map(len, delta.frames)) / size)
+        return store.publish_delta(delta, run=run, base=self._base.key, lineage=0, version=version)
+
+    def _note(self, **figures: float) -> None:
+        for name, value in figures.items():
+            self._figures.setdefault(name, []).append(value)
 
     async def read(self, rounds: int) -> dict[str, float]:
         """Rates at which hosts read the newest version, one alone and eight at once."""
@@ -151,10 +173,14 @@ class _Delivery:
         return ended - began
 
     def _change(self, version: int) -> None:
-        """Another value everywhere, as after a step."""
+        """Another value everywhere, or at some places, as after a step."""
+        factor, rng = np.float32(1.0 + 1e-4 * (version % 2 or -1)), np.random.default_rng(version)
         for tensor in self._tensors:
             values = tensor.content.view(np.float32)
-            values *= np.float32(1.0 + 1e-4 * (version % 2 or -1))
+            if self._changed:
+                values[rng.integers(0, len(values), math.ceil(self._changed * len(values)))] *= factor
+            else:
+                values *= factor
 
     def _on_ready(self, record: Record) -> None:
         ready = decode(EngineReady, record.data)
