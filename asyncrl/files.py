@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -11,4 +14,11 @@ def write_private(path: Path, content: bytes) -> None:
     aside = path.with_name(path.name + ".new")
     with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(content)
+    os.replace(aside, path)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as indented JSON, in one step."""
+    aside = path.with_name(path.name + ".new")
+    aside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     os.replace(aside, path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
-
 from actors.recorder.files import MetricsFile
 from actors.recorder.fold import RecorderFold
 from actors.recorder.samples import Sampler
@@ -14,6 +12,7 @@ from actors.runtime.snapshots import check_positions
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, stream_info
 from asyncrl.bus.merged import Part, read_merged
+from asyncrl.files import write_json
 from asyncrl.telemetry.plot import draw_reward
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.wire import Message, WireError
@@ -97,7 +96,7 @@ class Recorder:
                 rewards=[step.reward_mean for step in steps],
                 lags=[step.lag_mean_versions for step in steps],
             )
-        (root / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+        write_json(root / "summary.json", summary)
 
     def _listener(self, stream: Stream) -> Listener:
         return self.context.listen(stream, self._take, self.fold.inputs()[stream].topics)

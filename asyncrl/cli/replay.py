@@ -18,6 +18,7 @@ from asyncrl.cli.target import add_run, add_settings, any_run, read_topics
 from asyncrl.config.load import with_overrides
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
+from asyncrl.files import write_json
 from asyncrl.telemetry.plot import draw_comparison
 from asyncrl.training.comparison import ReplayedStep, columns, first_difference, medians, medians_text
 from asyncrl.training.trainers import open_trainer
@@ -186,7 +187,7 @@ def _write(replay: Replay, out: Path, retraining: Retraining) -> None:
         draw_comparison(out / "comparison.png", f"run {replay.run}: recorded and replayed", columns(replay.steps))
         replay.files["plot"] = str(out / "comparison.png")
     replay.files["report"] = str(out / "report.json")
-    (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report(replay))) + b"\n")
+    write_json(out / "report.json", report(replay))
 
 
 def _free(folder: Path) -> Path:

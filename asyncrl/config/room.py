@@ -121,7 +121,7 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS + outcome if entries else 0)
     batch = groups * largest_group(config) * result
     open_work = ((config.buffer.max_lag + 1) * groups * largest_group(config) + config.eval.prompts) * trajectory
-    kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
+    kept = config.learner.kept_steps
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
@@ -237,7 +237,7 @@ def _ledger(config: Config, stream: Stream, step: float, warm: float) -> Need:
 
 def _snapshot_bytes(config: Config) -> dict[Stream, int]:
     """Of one snapshot of each keeper, by its log."""
-    groups, kept = config.buffer.batch_groups, max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
+    groups, kept = config.buffer.batch_groups, config.learner.kept_steps
     open_groups, members = (config.buffer.max_lag + 1) * groups, groups * largest_group(config)
     return {
         PROMPTS: _STATE_BASE + open_groups * _OPEN_GROUP,

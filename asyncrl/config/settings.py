@@ -227,6 +227,11 @@ class LearnerSettings(Settings):
     keep_versions: Annotated[int, Meta(ge=2)] = 4  # Published weights kept in the store, the newest ones.
     scripted_step_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0  # Seconds a scripted step takes.
 
+    @property
+    def kept_steps(self) -> int:
+        """Steps that the oldest kept checkpoint does not contain, at most."""
+        return self.keep_checkpoints * self.checkpoint_every
+
 
 class EvalSettings(Settings):
     """Evaluation on held-out prompts, by the task's rollout function and reward."""

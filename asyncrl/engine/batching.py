@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import aiohttp
 import msgspec
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.engine.answer import Generation, Member, decode_answer
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed
 
@@ -47,7 +48,7 @@ class Batcher:
         self._gathered: list[Member] = []
         self._waiting: set[Member] = set()
         self._timer: asyncio.TimerHandle | None = None  # of the one that has been silent for longest
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def generate(self, member: Member, *, alone: bool) -> Generation:
         """Send a member and await its end. A caller that is cancelled has its generation aborted.
@@ -57,7 +58,7 @@ class Batcher:
         """
         sending: asyncio.Task[None] | None = None
         if alone or self._abort is None:
-            sending = self._spawn(self._send([member]))
+            sending = self._tasks.start(self._send([member]))
         else:
             if not self._gathered:
                 asyncio.get_running_loop().call_soon(self._flush)
@@ -73,7 +74,7 @@ class Batcher:
         finally:
             self._waiting.discard(member)
             if member.left and self._abort is not None:
-                self._spawn(self._abort_quietly(self._abort, member.rid))
+                self._tasks.start(self._abort_quietly(self._abort, member.rid))
             elif member.left and sending is not None:
                 sending.cancel()
 
@@ -81,9 +82,8 @@ class Batcher:
         """End everything in flight."""
         if self._timer is not None:
             self._timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.cancel()
+        await self._tasks.ended()
 
     def _watch(self) -> None:
         """Fail members without an answer for too long: a deadline for each, however long its neighbours take."""
@@ -109,13 +109,7 @@ class Batcher:
                 by_key.setdefault(member.extra_key, []).append(member)
         for members in by_key.values():
             for start in range(0, len(members), MAX_BATCH):
-                self._spawn(self._send(members[start : start + MAX_BATCH]))
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+                self._tasks.start(self._send(members[start : start + MAX_BATCH]))
 
     async def _abort_quietly(self, abort: Callable[[str], Awaitable[None]], rid: str) -> None:
         try:
@@ -146,7 +140,7 @@ class Batcher:
                 member.end("abort")
             elif not member.future.done():
                 member.rid = secrets.token_hex(16)
-                self._spawn(self._send([member]))
+                self._tasks.start(self._send([member]))
 
     async def _request(self, members: list[Member]) -> None:
         """One HTTP request for one generation, in SGLang's form for one, or for several."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable, Collection
+from typing import NamedTuple, Protocol, TypeAlias
 
 import xxhash
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.engine.answer import Generation, OnTokens
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineError, VersionAbsent
@@ -108,10 +109,9 @@ class Fleet:
         """
         self._open_client = open_client
         self._counts = counts
-        self._fail = fail
         self._engines: dict[str, Engine] = {}
         self._changed = asyncio.Event()  # set, and replaced, at each change
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks(fail)
 
     def apply(self, news: EngineNews) -> None:
         """Fold in what an engine published.
@@ -167,18 +167,17 @@ class Fleet:
         """
         announced, engine.ready = engine.ready, None
         if announced is not None:
-            self._spawn(self._confirm(engine, announced, mislabelled=mislabelled))
+            self._tasks.start(self._confirm(engine, announced, mislabelled=mislabelled))
 
     def check(self, engine: Engine) -> None:
         """A request failed: ask the engine for its health, beside the work that goes on."""
         if not engine.checking:
             engine.checking = True
-            self._spawn(self._check(engine))
+            self._tasks.start(self._check(engine))
 
     async def close(self) -> None:
         """Close all connections."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for engine in self._engines.values():
             await engine.client.close()
 
@@ -227,18 +226,8 @@ class Fleet:
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             engine.ready = None
-            self._spawn(engine.client.close())
+            self._tasks.start(engine.client.close())
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)

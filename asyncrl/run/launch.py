@@ -26,6 +26,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile
+from asyncrl.files import write_json
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import SUPERVISOR
@@ -123,9 +124,7 @@ class Launch:
         self._write_config()
 
     def _write_config(self) -> None:
-        aside = self.files.root / "config.json.new"
-        aside.write_bytes(msgspec.json.format(msgspec.json.encode(self.config)) + b"\n")
-        aside.replace(self.files.config)
+        write_json(self.files.config, self.config)
 
     def _take_directory(self, root: Path) -> None:
         for name in numbered(self.config.run):

@@ -137,7 +137,7 @@ class Plan:
         if keeps:
             yield f'nats.keep = "run" may fill the stream before the end: {config.learner.steps} batches are {text}'
         else:
-            kept = max(2, config.learner.keep_checkpoints) * config.learner.checkpoint_every
+            kept = config.learner.kept_steps
             yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {text}"
 
     def table(self) -> str:

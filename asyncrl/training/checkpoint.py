@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from asyncrl.crash import crash_point
+from asyncrl.files import write_json
 from asyncrl.weights.directories import CheckpointError as CheckpointError
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.tensors import FileRecord, file_records
@@ -72,7 +73,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
             remove_directory(target)
     with written_aside(target) as aside:
         record = msgspec.structs.replace(checkpoint, files=dict(save(aside.path)))
-        (aside.path / _RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        write_json(aside.path / _RECORD, record)
         crash_point("checkpoint.written")
     return target
 

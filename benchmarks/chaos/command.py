@@ -14,6 +14,7 @@ import msgspec
 
 from actors.prompter.data_order import DataOrder
 from asyncrl.cli.target import add_settings
+from asyncrl.files import write_json
 from asyncrl.run.connect import opened
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.faults import Target, parse_targets
@@ -59,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.stall > 0:
         raise ChaosError(f"--stall {arguments.stall:g}: expected more than 0 seconds")
     report, root = asyncio.run(_chaos(arguments, targets))
-    (root / "chaos.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    write_json(root / "chaos.json", report)
     draw(root / "chaos.png", report)
     print(report_text(report))
     print(f"\nthe run: {root}   injections: {root / 'chaos.json'}   plot: {root / 'chaos.png'}")
