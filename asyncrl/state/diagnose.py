@@ -75,7 +75,8 @@ def diagnose(state: RunState) -> list[StallFound]:
     if found or ending or not state.opened_ns:
         return found
     found += faults(state)
-    if stalled_s(state) > patience_s(state) and not _compiles(state):
+    awaited = state.version is not None and _servers_start(state)  # the warm-up needs none of them
+    if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):
         found += _stall(state, found)
     return found
 
@@ -145,10 +146,14 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
 
 
 def _starts(state: RunState) -> bool:
+    """Return whether a run that was just opened may still take its time before the first step."""
+    return not any(step.time_ns > state.opened_ns for step in state.steps) and _servers_start(state)
+
+
+def _servers_start(state: RunState) -> bool:
     """Return whether the inference servers of a run that was just opened may still take their time."""
-    begun = any(step.time_ns > state.opened_ns for step in state.steps)
     ready = any(engine.ready_ns > state.opened_ns for engine in state.engines.values())
-    return not (begun or ready) and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
+    return not ready and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
 
 
 def _compiles(state: RunState) -> bool:

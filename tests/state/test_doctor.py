@@ -189,6 +189,21 @@ def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
     assert told.found() == []  # the first start takes its time
 
 
+def test_servers_that_start_during_the_warm_up_are_not_dead():
+    told = MadeState(last_step_s=NOW_S - 65).vitals(
+        "rollout-1", work("p000007-0", waiting=Waiting("version", version=0))
+    )
+    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 70)
+    told.vitals("engine-1")
+    told.state.opened_ns = int((NOW_S - 71) * 1e9)
+    told.state.engines["engine-1"].ready_ns = 0
+    assert told.state.steps[-1].time_ns > told.state.opened_ns
+    assert told.found() == []
+
+    told.state.opened_ns -= int(told.state.config.engine.start_deadline_s * 1e9)
+    assert told.found() == [("engine dead", "engine")]
+
+
 def test_a_server_that_answers_and_samples_nothing_is_paused():
     told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
     told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
