@@ -96,7 +96,7 @@ class SkipRequested(Message):
 
 
 WaitKind: TypeAlias = Literal[
-    "function",  # for nobody: the user's function, or the grader, is at work
+    "function",  # for no other process: the user's function, or the grader, is at work
     "engine",  # for the answer of an engine
     "retry",  # to ask an engine again, which failed
     "version",  # for an engine with a version of the weights

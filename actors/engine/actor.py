@@ -95,7 +95,7 @@ class EngineActor:
             probes = [tasks.start(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
             await self._listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
-                self._target = Announced(_UNTRAINED, 0)  # nobody will publish any weights
+                self._target = Announced(_UNTRAINED, 0)  # no weights will be published
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()

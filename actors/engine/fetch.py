@@ -1,7 +1,7 @@
 """Versions of weights as directories of this host: those in a shared folder, and those that have to be fetched first.
 
 Fetched versions are shared by all engines of a host. An engine holds a lock on the directory that it uses, which ends
-with its process; one that nobody holds may be removed.
+with its process; one that no process holds may be removed.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class RankProcesses:
     def __init__(self, context: Context, on_lost: Callable[[], None]) -> None:
         """
         Args:
-            on_lost: called when a rank is gone, whether or not somebody waits for one.
+            on_lost: called when a rank is gone, whether or not a call waits for one.
         """
         self._context = context
         self._on_lost = on_lost
@@ -163,7 +163,7 @@ class RankProcesses:
                     future.set_result(bytes(reply.value))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
-                await self._gone.wait()  # how its process ended says more
+                await self._gone.wait()  # the end of its process explains more
         self._lose(f"rank {rank} is silent")
 
     async def _watch(self, rank: int, placed: Placed) -> None:

@@ -25,7 +25,7 @@ class Outbox:
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Begin some work beside the steps."""
         task = self._tasks.start(work)
-        task.add_done_callback(lambda _: self._keeper.wake())  # whoever waits for a batch looks
+        task.add_done_callback(lambda _: self._keeper.wake())  # what waits for a batch looks
         return task
 
     def put(self, *messages: Message | Awaitable[Message]) -> None:

@@ -127,8 +127,8 @@ class Context:
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Reject a message that is not what it must be, beside the work that goes on."""
-        says = isinstance(error, WireError | BlobMissing)
-        self.reject_soon(record, str(error) if says else f"{type(error).__name__}: {error}")
+        described = isinstance(error, WireError | BlobMissing)
+        self.reject_soon(record, str(error) if described else f"{type(error).__name__}: {error}")
 
     async def reject(self, record: Record, reason: str, *, poison: bool = False) -> None:
         """Keep a message that cannot be read, or that ends its workers (poison), with the reason."""

@@ -28,7 +28,7 @@ def open_fleet(context: Context) -> Fleet:
 
 
 async def follow_fleet(context: Context, fleet: Fleet) -> Listener:
-    """Tell a fleet of the engines that it samples from: all of the run, or the router in front of them."""
+    """Give a fleet the engines that it samples from: all of the run, or the router in front of them."""
     sampled = "router" if context.config.engine.router.count else "engine"
 
     def take(news: EngineNews) -> None:

@@ -1,4 +1,4 @@
-"""Isolation: tell work that kills its workers from work that was merely there when they died.
+"""Isolation: distinguish work that kills its workers from work that was merely there when they died.
 
 A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
 times and brought nothing is therefore done alone in a process beside the worker: only what ends that process, again and

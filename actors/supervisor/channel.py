@@ -1,7 +1,7 @@
 """The channel `live`: which version is served, what it was before, and what is to be decided about it.
 
 All of it follows from the logs. A request, or the score of an evaluation, is answered once, by a message on the
-supervisor's own log that names it; whoever dies before that message is there decides anew, and after it does not.
+supervisor's own log that names it: a supervisor that dies before that message is there decides anew.
 """
 
 from __future__ import annotations

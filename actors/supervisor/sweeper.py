@@ -1,4 +1,4 @@
-"""The sweeper, a part of the trimmer: purges from the blob streams what belongs to no message that anybody needs.
+"""The sweeper, a part of the trimmer: purges from the blob streams what belongs to no message that is needed.
 
 - Of each keeper the newest two snapshots keep their blobs: the newest, and the one before it, which a keeper that
   starts at this moment may be reading.

@@ -9,7 +9,7 @@ from asyncrl.algorithms.named import named
 
 
 class Rewarded(Protocol):
-    """A member of a group, as its grade and its batch know it: whoever has the batch can repeat the decision."""
+    """A member of a group, as its grade and its batch hold it: the batch is enough to repeat the decision."""
 
     reward: float
 

@@ -18,7 +18,7 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
     """Look up an entry of a dictionary.
 
     Args:
-        kind: what its entries are, as the error says it, such as `loss`.
+        kind: what its entries are, as the error names it, such as `loss`.
 
     Raises:
         AlgorithmError: it has no such entry.

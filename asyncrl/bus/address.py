@@ -24,7 +24,7 @@ _PEM = "-----BEGIN CERTIFICATE"
 
 def _matters(record: logging.LogRecord) -> bool:
     """False for what asyncio logs, on the user's terminal, whenever a server ends a connection that turned to TLS after
-    its greeting, as every one to NATS does."""
+    the INFO line, as every one to NATS does."""
     return "has no effect when using ssl" not in record.getMessage()
 
 

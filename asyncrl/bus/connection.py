@@ -328,7 +328,7 @@ class Bus:
             waiting.answered.set_exception(error)
 
     async def _on_disconnect(self) -> None:
-        self._tell_waiting(Disconnected())
+        self._fail_waiting(Disconnected())
 
     async def _on_reconnect(self) -> None:
         self.reconnects += 1
@@ -362,16 +362,16 @@ class Bus:
         if self._closing:
             return
         self._closing, self.ended_by = True, error
-        self._tell_waiting(error)
+        self._fail_waiting(error)
         self.on_fault(error)
 
         async def end() -> None:
             await _close_quietly(self.client, 0.1)
-            self._tell_waiting(error)  # calls made before the client was closed
+            self._fail_waiting(error)  # calls made before the client was closed
 
         self._ending = asyncio.create_task(end())
 
-    def _tell_waiting(self, error: Exception) -> None:
+    def _fail_waiting(self, error: Exception) -> None:
         for waiting in self._waiting.values():
             if not waiting.answered.done():
                 waiting.answered.set_exception(error)

@@ -254,7 +254,7 @@ async def _room(bus: Bus, most: int, copies: int) -> int:
     """
     infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Retention.LAST]
     there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
-    # A stream made for this is made once: the server may still be removing the one it was told to delete.
+    # A stream made for this is made once: the server may still be removing the one that is to be deleted.
     tried = there[0] if there else stream_config(bus.run, STREAMS[0], _MB, copies=copies)
 
     async def fits(size: int, call: str = "UPDATE") -> bool:

@@ -264,7 +264,7 @@ async def _store_blob(bus: Bus, topic: Topic[Any], body: bytes, sequence: int) -
             for number, chunk in enumerate(chunks):
                 tasks.create_task(bounded(number, chunk))
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # callers tell faults of the bus from others
+        raise errors.exceptions[0] from None  # callers distinguish faults of the bus from others
     crash_point("blob.stored")
     return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
 

@@ -22,7 +22,7 @@ from asyncrl.process import ChildProcess
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
 _MOST = "1PB"
 _READY = b"Server is ready"
-_WOUNDED = b"ritical write error"  # a stream that could not be written is not written any more
+_REFUSES = b"ritical write error"  # a stream that could not be written is not written any more
 
 
 def find_server() -> str:
@@ -91,7 +91,7 @@ class EmbeddedServer:
         self.address = place.address if place is not None else own_address(directory / "nats.json", listen)
         self._listen = listen._replace(port=int(self.address.url.rsplit(":", 1)[1]))
         self.process: ChildProcess | None = None
-        self.wounded = False  # whether it has refused writes since the disk was full, until it is started again
+        self.refuses_writes = False  # since the disk was full, until it is started again
         self._ready = False
         self._drain: asyncio.Task[None] | None = None
 
@@ -101,7 +101,7 @@ class EmbeddedServer:
         Raises:
             BusUnreachable: with the server's last output, when it does not come up.
         """
-        self._ready = self.wounded = False
+        self._ready = self.refuses_writes = False
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "nats.conf"
         write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
@@ -150,11 +150,11 @@ class EmbeddedServer:
         try:
             async with asyncio.timeout(within_s):
                 reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-                greeting = await reader.readline()
+                info = await reader.readline()
                 writer.close()
         except (OSError, TimeoutError):
             return False
-        return greeting.startswith(b"INFO")
+        return info.startswith(b"INFO")
 
     async def ended(self) -> int:
         """Wait until the server process ends; returns its exit code."""
@@ -184,6 +184,6 @@ class EmbeddedServer:
                     log.flush()
                 last.append(line)
                 del last[:-5]
-                self.wounded |= _WOUNDED in line
+                self.refuses_writes |= _REFUSES in line
                 if _READY in line:
                     ready.set()

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     files: dict[Path, LogFile] = {}
     if not _open_new(logs, arguments.actor, files):
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
-        raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'anybody'}; there are: {known}")
+        raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'any actor'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
     while True:
         over = not found.is_held  # asked before reading: what comes after it is read once more

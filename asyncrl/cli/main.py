@@ -45,7 +45,7 @@ examples:
   asyncrl scale rollout=4 reward=2
   asyncrl tap 'trajectory.graded' --where reward=1.0
 
-`asyncrl COMMAND --help` says more about one command.
+`asyncrl COMMAND --help` describes one command.
 """
 
 

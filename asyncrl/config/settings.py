@@ -253,7 +253,7 @@ class WeightsSettings(Settings):
     # Whether versions may be differences to the one before: `never`, `auto` (where their encoding, way and application
     # together took less time than those of a full version), `always` (where they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
-    full_every: Positive = 16  # Versions after which one is full, whatever `delta` says.
+    full_every: Positive = 16  # Versions after which one is full, whatever `delta` is.
     # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
     # back from each to the one before.
     keep_live: Annotated[int, Meta(ge=2, le=1024)] = 3

@@ -90,7 +90,7 @@ class Batcher:
         now, seen_at = time.monotonic(), []
         for member in self._waiting:
             if member.future.done():
-                continue  # its caller is about to be told
+                continue  # its caller is about to get the result
             if member.seen_at + self._silent_s <= now:
                 member.left = True
                 member.fail(RequestFailed(f"no token for {self._silent_s:g} s"))
@@ -173,7 +173,7 @@ class Batcher:
                 members[answer.index].take(answer)
                 left = left or members[answer.index].left
                 if left and all(member.future.done() for member in members):
-                    return  # closing the connection tells a server that goes on that the client has left
+                    return  # a server that goes on detects the closed connection
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
 

@@ -115,7 +115,7 @@ class EngineControl(Protocol):
 
 
 class ExternalControl(EngineClient, EngineControl):
-    """A server that somebody else has started, at the address that the settings give."""
+    """A server that others have started, at the address that the settings give."""
 
     def __init__(self, home: EngineHome, address: str = "") -> None:
         address = address or home.address or home.group.addresses[home.number]

@@ -92,7 +92,7 @@ class Engine:
 
 
 class Fleet:
-    """Hands out engines that are ready: one engine for a group, else the least loaded; it is told what they publish."""
+    """Hands out engines that are ready, by what they publish: one engine for a group, else the least loaded."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class Fleet:
         """
         Args:
             open_client: makes the client of an engine by its name and address; raises ValueError for what is none.
-            counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than it said.
+            counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than announced.
             fail: is given an unexpected error of a background task.
         """
         self._open_client = open_client

@@ -172,7 +172,7 @@ class Generator:
         return "stop" if intake.stopped else "abort" if intake.wrong else generation.finish_reason
 
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
-        """Tell a request that failed by itself from an engine that is overloaded, not well, or gone."""
+        """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone."""
         log.warning("request failed", engine=engine.engine_id, reason=str(error))
         if isinstance(error, EngineUnavailable):
             self._count("engine_unavailable")

@@ -29,7 +29,7 @@ _CALL_S = 10.0
 
 
 class RouterClient(EngineClient):
-    """Samples from the engines behind a router; it is told which weights they have, all of them the same."""
+    """Samples from the engines behind a router; their weights, all of them the same, are announced to it."""
 
     leaves = True
     _label = ""
@@ -98,7 +98,7 @@ class Router:
         self._deadline_s = start_deadline_s
         self._process: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._joining: set[str] = set()  # addresses that the router was told and does not list yet
+        self._joining: set[str] = set()  # addresses that were added to the router and that it does not list yet
 
     async def start(self) -> None:
         """Start the process and return when it answers."""

@@ -24,7 +24,7 @@ class GradeRequest(msgspec.Struct):
 
 
 class RewardFailed(CallFailed):
-    """A reward that could not be had for one trajectory; its reason says why."""
+    """A reward that could not be had for one trajectory, with the reason."""
 
 
 def read_score(value: Any) -> tuple[float, dict[str, float]]:

@@ -46,7 +46,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
             raise RunNotFound(f"the server at {address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus):
             raise RunNotFound(f"run {found.run} is over")
-        if found.root is not None:  # code that somebody else's run names is not imported here
+        if found.root is not None:  # code that a run of another user names is not imported here
             await _know_actors(bus)
         yield bus
         if bus.ended_by is not None:

@@ -40,7 +40,7 @@ from asyncrl.run.user_actors import load_actors
 from topics.actors import RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors
-_GREETING_S = 2.0  # for a server to send INFO to a new connection
+_INFO_S = 2.0  # for a server to send INFO to a new connection
 _RECOVER_S = 120.0  # for a server to read its store
 _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
 
@@ -238,14 +238,14 @@ class Launch:
         while True:
             began = time.monotonic()
             await asyncio.sleep(silence_s / 4)
-            answers = not server.ready or await server.answers(_GREETING_S)
+            answers = not server.ready or await server.answers(_INFO_S)
             now = time.monotonic()
-            if answers or now - began > silence_s / 2 + _GREETING_S:  # the latter: it was this process that stood still
+            if answers or now - began > silence_s / 2 + _INFO_S:  # the latter: it was this process that stood still
                 seen_at = now
             elif now - seen_at > silence_s:
                 self.report("the NATS server does not answer; killed")
                 server.kill()
-            if server.wounded and server.ready and shutil.disk_usage(server.directory).free > _ROOM_BYTES:
+            if server.refuses_writes and server.ready and shutil.disk_usage(server.directory).free > _ROOM_BYTES:
                 self.report("the disk of the NATS server was full, and has room again; killed")
                 server.kill()
 

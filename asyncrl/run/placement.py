@@ -78,7 +78,7 @@ class LocalProcesses:
         self._logs = logs
 
     async def start(self, job: Job) -> ChildProcess:
-        """Start a child process, with one thread for numerics unless its environment says otherwise."""
+        """Start a child process, with one thread for numerics unless its environment sets another number."""
         words = (*job.words, "--credentials", str(job.credentials)) if job.credentials is not None else job.words
         return await ChildProcess.start(
             python("-m", job.module, *words),

@@ -31,7 +31,7 @@ class Service(NamedTuple):
     call: Callable[[Any], Any]  # takes a request of plain values
     finish: Callable[[Any], Any] = lambda value: value  # makes the result of what the call returned
     concurrent: bool = False  # calls are awaited, many at once
-    about: Any = None  # told to the parent
+    about: Any = None  # for the parent
 
 
 class Setup(msgspec.Struct):

@@ -193,8 +193,7 @@ class Sandbox:
         return cls(setup, children)
 
     async def call(self, request: Any) -> Reply:
-        """Have a request served; the reply says why there is no value where it raised, ran past its limit, or ended
-        its process."""
+        """Have a request served; the reply has the reason where it raised, ran past its limit, or ended its process."""
         if not self._keepers:
             return Reply(0, reason="closed", detail="the sandbox is closed")
         job = _Job(request)
@@ -278,7 +277,7 @@ async def load_problems(setups: Iterable[Setup]) -> list[str]:
 async def _load_problem(setup: Setup) -> str:
     """The reason with the function's output, where it ends its process."""
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "said"
+        output = Path(folder) / "output"
         with output.open("wb") as stderr:
             try:
                 child = await _start(setup, stderr.fileno())

@@ -23,7 +23,7 @@ class Roster(Fold):
         self.scaled_ns = 0  # when that was requested
         self.announced: list[str] = []  # engines that were announced while the run went on
         self.withdrawn: set[str] = set()  # engines that shall be left
-        self.heard_ns = 0  # newest vital signs of any actor
+        self.vitals_ns = 0  # newest vital signs of any actor
 
     @property
     def restarts(self) -> int:
@@ -35,7 +35,7 @@ class Roster(Fold):
         """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
         known = {role_of(pool) for pool in self.wanted}
         wanted = {name for role in known for name in self.names_of(role)}
-        silent_ns = self.heard_ns - _SILENT_NS
+        silent_ns = self.vitals_ns - _SILENT_NS
         return [
             actor
             for actor in self.actors.values()

@@ -38,11 +38,11 @@ Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopp
 
 RECENT_STEPS = 20  # window of lag and rates
 _LETTERS = 5
-_EVENTS = 1024  # that nobody took; older ones are forgotten
+_EVENTS = 1024  # that were not taken yet; older ones are forgotten
 
 
 class RunState(Roster):
-    """Knowledge of a run from its topics. Whoever drives it counts `queues` and `streams`, which no topic holds."""
+    """Knowledge of a run from its topics. Its driver counts `queues` and `streams`, which no topic holds."""
 
     def __init__(self, run: str, steps: int = 0) -> None:
         super().__init__()
@@ -370,4 +370,4 @@ class RunState(Roster):
         actor = self.actors.get(message.actor_id)
         if actor is not None:
             actor.on_vitals(message, record.time_ns)
-            self.heard_ns = max(self.heard_ns, record.time_ns)
+            self.vitals_ns = max(self.vitals_ns, record.time_ns)

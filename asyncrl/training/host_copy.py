@@ -44,7 +44,7 @@ class HostCopy:
         self._files: dict[str, list[HostTensor]] = {}
 
     def begin(self, sources: Sequence[Source]) -> None:
-        """Copy tensors, or on a GPU start to; whoever changes the tensors calls `order` before."""
+        """Copy tensors, or on a GPU start to; a caller that changes the tensors calls `order` before."""
         places = self._place(sources) if self._keeps else [None] * len(sources)
         if self._stream is None or self._pool is None:
             _copy(sources, places)

@@ -260,7 +260,7 @@ class TorchTrainer:
 
     def _refuse(self, rows: Sequence[TrainRow], loss: Loss, found: str) -> None:
         offenders = []
-        # Rows of other ranks cannot be told apart here, and a pass of one rank alone would hang the others.
+        # Rows of other ranks cannot be distinguished here, and a pass of one rank alone would hang the others.
         for row in rows if self._ranks == 1 else ():
             self._optimizer.zero_grad()
             sums, norm = self._gradient([[row]], loss)

@@ -2,7 +2,7 @@
 
 A difference is a folder with three files: `delta.json` names run, base and tensors, `delta.bin` holds a zstd frame for
 each tensor that changed, and `manifest.jsonl` is that of the result. It is applied to a copy of the base's directory,
-never to the base itself: whoever dies meanwhile leaves a base that is whole.
+never to the base itself: a process that dies meanwhile leaves a base that is whole.
 """
 
 from __future__ import annotations

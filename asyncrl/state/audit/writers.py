@@ -24,7 +24,7 @@ class Writers:
         by_headers = message is None and topic.message is KeeperClaimed
         if by_headers or (isinstance(message, KeeperClaimed) and message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
-        # A heartbeat decides nothing: it also tells other standby processes that one prepares to claim the log.
+        # A heartbeat decides nothing: it also keeps other standby processes away while one prepares to claim the log.
         if record.stream.keeper and topic.message is not KeeperHeartbeat and not self.owns(record):
             holder = self._claimed.get(log)
             found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'no writer named')})"
