@@ -15,9 +15,10 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
-from asyncrl.engine.generator import Generator
-from harness.sglang_like import Asked, LikeSGLang, like_sglang
+from asyncrl.engine.generator import TRIES, Generator
+from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.trajectories import Answer
@@ -182,6 +183,24 @@ async def test_an_engine_that_does_not_answer_holds_no_other_back_and_ends_no_ro
         assert len((await asyncio.wait_for(running, 9)).tokens) == 4  # long before the first would count as gone
 
     assert not play.router.context.faults
+
+
+async def test_requests_that_an_engine_fails_on_are_not_repeated_by_the_router_and_open_no_circuit_breaker(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+
+    async def fails(asked: Asked) -> dict[str, Any]:
+        if asked.ids == prompt("p000000").tolist():
+            raise Fault(500, "a fault of this request")
+        return await play.servers[0].whole(asked)
+
+    play.servers[0].serve = fails
+    refused = await asyncio.gather(*(play.generate("p000000", 1) for _ in range(4)), return_exceptions=True)
+    assert [type(error) for error in refused] == [EngineRefused] * 4
+
+    rids = [asked.rid for asked in play.servers[0].asked]
+    assert (len(rids), len(set(rids))) == (4 * TRIES, 4 * TRIES)  # more than the ten that open a circuit breaker
+    assert len((await asyncio.wait_for(play.generate("p000001", 1), 20)).tokens) == 4
 
 
 async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
