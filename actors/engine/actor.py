@@ -243,7 +243,9 @@ class EngineActor:
             raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
 
     async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:
-        """Go on with what the server has, and ask for the version once more, unless there is a newer one.
+        """Go on with what the server has, and ask for the version once more, unless there is a newer one without it.
+
+        A newer difference stands on the one that was refused, and would be refused, too.
 
         Raises:
             EngineFailed: it is the newest, and its bytes were refused before.
@@ -254,7 +256,7 @@ class EngineActor:
                 while self._target is target:
                     self._news.clear()
                     await self._news.wait()
-        if self._target is not target:
+        if self._target is not target and not version.base:
             self.context.log.info("older weights were refused", version=version.version, reason=str(error))
             return
         if version.answers:

@@ -83,7 +83,8 @@ class LearnerFold(Fold):
         state = self.state
         other = lineage != state.lineage or state.chained + 1 >= settings.full_every
         wanted = settings.delta == "always" or (settings.delta == "auto" and state.costs.favours_delta())
-        return state.newest if wanted and not other and not self.unanswered else ""
+        refused = state.refused >= state.full  # the newest full version, or what stands on it
+        return state.newest if wanted and not other and not refused else ""
 
     @on(WeightsRefused)
     def _on_refused(self, refused: WeightsRefused, _record: Record) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ async def live(folder: Path) -> list[int]:
     return [row["version"] for row in await versions(folder) if row["live"]]
 
 
+async def is_live(folder: Path, version: int) -> bool:
+    return await live(folder) == [version]
+
+
 async def steps_more(run: Run, count: int) -> None:
     at = len(run.steps())
     await run.reaches(lambda: len(run.steps()) >= at + count, f"{count} steps more")
@@ -35,8 +40,10 @@ async def steps_more(run: Run, count: int) -> None:
 
 @pytest.mark.slow
 async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in_one_command(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=5000", "learner.keep_versions=8") as run:
-        await steps_more(run, 2)
+    gate = ["weights.gate_metric=accuracy", "weights.gate_threshold=0.0", "eval.prompts=4"]
+    async with up(tmp_path, "learner.steps=5000", "learner.keep_versions=8", *gate) as run:
+        await run.reaches(lambda: run.rows("eval"), "the evaluation of version 0")
+        await until(lambda: is_live(tmp_path, 0), "it passes the gate")
         first = (await versions(tmp_path))[-1]["version"]
         assert f"live: version {first} (0:{first}:" in await weights(tmp_path, "promote", str(first))
         await steps_more(run, 2)
@@ -64,6 +71,11 @@ async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in
         await steps_more(again, 10)
         assert await live(tmp_path) == [first]
         assert f"live: version {second}" in await weights(tmp_path, "rollback")
+        for row in await versions(tmp_path):
+            if row["version"] == first:
+                shutil.rmtree(row["location"])
+        code, output = await command(tmp_path, "weights", "rollback")
+        assert (code, f"the files of version {first} are not in the store" in output) == (1, True), output
         again.interrupt()
         await again.ended()
     [row] = [row for row in await versions(tmp_path) if row["live"]]

@@ -244,6 +244,10 @@ def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_f
     fold.apply(WEIGHTS_REFUSED, refused, Record(ENGINES, 1, WEIGHTS_REFUSED.name, {}, b"", 1))
     assert fold.unanswered == 4
     assert fold.base(settings, 0) == ""
+    log.add(WEIGHTS_PUBLISHED, TRAINING, published(4, "0:3:d"))
+    assert (fold.unanswered, fold.base(settings, 0)) == (0, ""), "it stands on what was refused"
+    log.add(WEIGHTS_PUBLISHED, TRAINING, published(5))
+    assert fold.base(settings, 0) == "0:5:d"
 
 
 def test_what_a_kept_version_is_a_difference_to_is_kept_too():

@@ -206,3 +206,24 @@ async def test_an_engine_whose_own_disk_is_full_ends_with_the_reason_and_its_suc
             async with playing(engines.context("engine", bus)):
                 await until(lambda: answers.ready() == [1, 2], "there is room again")
     assert not answers.refused()
+
+
+async def test_a_torn_difference_is_refused_although_newer_ones_keep_coming(bus: Bus, stage: Callable[..., Stage]):
+    context = staged(stage).context("engine", bus)
+    learner = Versions(bus, context)
+    await learner.announce(await learner.publish())
+    async with Answers(bus) as answers, playing(context):
+        await until(lambda: answers.ready() == [0], "it has the first version")
+        for version in range(1, 40):
+            learner.weights.nudge(0.01, version)
+            delta = await learner.publish()
+            if version == 1:
+                await flip(bus, delta)
+            await learner.announce(delta)
+            if answers.refused():
+                break
+            await asyncio.sleep(0.1)  # a step of the learner
+        assert answers.refused(), "39 versions came after it"
+        await learner.announce(await learner.publish(full=True))
+        await until(lambda: answers.ready()[-1] == version + 1, "it has the full version")
+    assert answers.ready() == [0, version + 1]
