@@ -12,6 +12,7 @@ import pytest
 
 from harness.audited import audited_clean
 from harness.runs import Run, command, kill, resume, up
+from harness.stage import until
 
 
 async def weights(folder: Path, *words: str) -> str:
