@@ -24,6 +24,7 @@ NAMES = {
     "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
     "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
+    "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
     parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
-    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0)):
+    for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0), ("fleet", 10.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(
         "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"

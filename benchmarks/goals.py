@@ -65,6 +65,11 @@ _PUBLICATION = {
 }
 _WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
 _ROLLOUTS = {f"share_{count}_of_bare": Goal(0.98) for count in (16, 64, 256, 1024)}
+_FLEET = {
+    **{f"{name}_share_of_most": Goal(0.9) for name in ("one", "four", "one_again")},
+    **{name: Goal(0, at_most=True) for name in ("failed", "doubled")},
+    "joined_first_token_after_up_s": Goal(2, at_most=True),
+}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -86,6 +91,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "publication": _PUBLICATION,
         "weights": _WEIGHTS,
         "rollouts": _ROLLOUTS,
+        "fleet": _FLEET,
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,

@@ -293,6 +293,6 @@ def open_client(settings: EngineSettings, address: str, key_file: Path | None) -
     """
     if SCRIPTED in settings.kinds:
         mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
-        return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens)
+        return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
     _check_address(address)
     return EngineClient(address, api_key=read_key(key_file))

@@ -30,7 +30,12 @@ class ScriptedClient:
 
     exact = False
 
-    def __init__(self, *, mean_s: float, sigma: float, tokens: int) -> None:
+    def __init__(self, *, mean_s: float, sigma: float, tokens: int, slots: int) -> None:
+        """
+        Args:
+            slots: requests that run at once; others wait for one of them.
+        """
+        self._slots = asyncio.Semaphore(slots)
         self._mean_s = mean_s
         self._sigma = sigma
         self._tokens = np.arange(1, tokens + 1, dtype=np.int32)
@@ -51,9 +56,15 @@ class ScriptedClient:
         stream_interval: int = 16,
         alone: bool = False,
     ) -> Generation:
-        """Wait for the scripted duration, then answer."""
+        """Wait for a slot and for the scripted duration, then answer."""
+        async with self._slots:
+            return await self._generate(input_ids, sampling.seed or 0, extra_key or "", on_tokens, stream_interval)
+
+    async def _generate(
+        self, input_ids: Int32Array, seed: int, key: str, on_tokens: OnTokens | None, stream_interval: int
+    ) -> Generation:
         loop = asyncio.get_running_loop()
-        duration = scripted_duration(input_ids, sampling.seed or 0, mean_s=self._mean_s, sigma=self._sigma)
+        duration = scripted_duration(input_ids, seed, mean_s=self._mean_s, sigma=self._sigma)
         start = loop.time()
         beats = 1
         if on_tokens is not None and duration:
@@ -62,7 +73,7 @@ class ScriptedClient:
         for beat in range(1, beats + 1):
             if duration:
                 await asyncio.sleep(start + duration * beat / beats - loop.time())
-            spans = self._spans(start, duration, extra_key or "")
+            spans = self._spans(start, duration, key)
             sent = self._send(spans, sent, math.floor(len(self._tokens) * beat / beats), on_tokens)
         return Generation(
             token_ids=self._tokens,

@@ -13,6 +13,7 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.cli.main import parser_for, run
 from benchmarks import bus as bus_bench
 from benchmarks import command as bench
+from benchmarks import fleet as fleet_bench
 from benchmarks.bus import Sizes, bench_bus
 from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
@@ -67,6 +68,17 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
     assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "supervisor"))
+
+
+@pytest.mark.slow
+async def test_engines_that_join_and_leave_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fleet_bench, "_MEAN_S", 0.1)
+
+    figures = await fleet_bench.bench_fleet(seconds=1.0)
+
+    assert figures.keys() >= goals_of("fleet").keys()
+    assert (figures["failed"], figures["doubled"]) == (0, 0)
+    assert figures["trajectories"] > 0 and figures["joined_first_token_after_up_s"] > 0
 
 
 @pytest.mark.slow
