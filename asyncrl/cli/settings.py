@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from asyncrl.config.reference import settings_json, settings_markdown, settings_text
+from asyncrl.cli.output import print_json
+from asyncrl.config.reference import documented_tables, settings_markdown, settings_text
 from asyncrl.errors import WrongUsage
 
 
@@ -19,12 +20,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the tree in the wanted form."""
-    if arguments.json or arguments.markdown:
-        text = settings_json() if arguments.json else settings_markdown()
+    if arguments.json:
+        print_json(list(documented_tables()))
+    elif arguments.markdown:
+        print(settings_markdown().rstrip("\n"))
     else:
         try:
-            text = settings_text(arguments.prefix, shutil.get_terminal_size((100, 0)).columns)
+            print(settings_text(arguments.prefix, shutil.get_terminal_size((100, 0)).columns).rstrip("\n"))
         except LookupError as error:
             raise WrongUsage(str(error)) from error
-    print(text.rstrip("\n"))
     return 0

@@ -87,7 +87,7 @@ def type_text(kind: types.Type) -> str:
             return "table"
         case types.UnionType():
             return type_text(_given(kind))
-    raise TypeError(f"settings have no name for the type {kind}; add it to type_text in config_docs.py")
+    raise TypeError(f"settings have no name for the type {kind}; add it to type_text in asyncrl/config/reference.py")
 
 
 def _given(kind: types.UnionType) -> types.Type:
@@ -195,11 +195,6 @@ def settings_text(prefix: str = "", columns: int = 100) -> str:
     if not lines:
         raise LookupError(f"no setting begins with {prefix!r}; `asyncrl settings` lists all")
     return "\n".join(lines)
-
-
-def settings_json() -> str:
-    """The tree as a JSON array of tables."""
-    return msgspec.json.format(msgspec.json.encode(list(documented_tables())), indent=2).decode()
 
 
 def settings_markdown() -> str:
