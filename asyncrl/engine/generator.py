@@ -99,7 +99,7 @@ class Generator:
             await watch.before(min(budget, self.quiet_tokens))
             with watch.waiting(Waiting("version", version=wanted.version)):
                 engine = await self._fleet.choose(wanted, avoid=faults.engines)
-            had, messages = len(answer.tokens), engine.messages
+            had = len(answer.tokens)
             try:
                 faults.check()
                 rest = msgspec.structs.replace(
@@ -117,8 +117,7 @@ class Generator:
             self._count("resumed")
             if fruitful := len(answer.tokens) > had:
                 engine.doubts = 0
-            pause_s = faults.pause_s(fruitful=fruitful)
-            if pause_s and engine.messages == messages:  # after an update one waits for the engine itself
+            if pause_s := faults.pause_s(fruitful=fruitful):
                 fault = faults.words or "an answer without a token"
                 with watch.waiting(Waiting("retry", engine.engine_id, fault=fault)):
                     await asyncio.sleep(pause_s)

@@ -266,7 +266,7 @@ async def test_tokens_of_other_weights_than_asked_for_are_in_no_answer():
 
 @pytest.mark.parametrize("known", [True, False])  # the news of an update is faster than the answer, or slower
 async def test_a_request_that_is_late_for_one_update_after_another_has_not_failed(known: bool):
-    servers, version, many = Servers(), 0, TRIES + 2 if known else TRIES
+    servers, version, many = Servers(), 0, TRIES
     one = servers.start("one")
 
     def late() -> Generation:
