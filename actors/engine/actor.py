@@ -71,6 +71,7 @@ class EngineActor:
         self._loaded = ""  # key of the weights the server has confirmed
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
+        self._held = False  # it samples nothing
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         config, files = context.config, context.files
@@ -277,10 +278,12 @@ class EngineActor:
         server, deadline = self._server, self.settings.update_deadline_s
         try:
             async with asyncio.timeout(deadline):
+                self._held = True
                 await server.hold()
                 crash_point("engine.paused")
                 await server.load_weights(directory, target.key)
                 await server.resume()
+                self._held = False
                 confirmed = await server.label()
         except TimeoutError:
             words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
@@ -315,6 +318,10 @@ class EngineActor:
 
     async def _leave(self) -> None:
         await self._publish(EngineGone(self.context.actor_id, "stopped", asked=True))
+        if self._held and not self._server.own:  # its owner finds it as it was
+            with contextlib.suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(VITALS_S):
+                    await self._server.resume()
         await self._listener.close()
         await self._server.close()
         self._fetcher.close()

@@ -204,12 +204,16 @@ class Supervisor:
             )
             if code == DENIED:  # the server refuses its login: it cannot publish that itself
                 await publish(self.context.bus, ActorStopped(child.role, child.actor_id, reason, denied=True))
-            if code in (FATAL, DENIED) or child.deaths.should_give_up:
+            if code in (FATAL, DENIED) or (child.deaths.should_give_up and not self._of_others(child)):
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
                 self.context.stop.set()
                 return
             self.context.count("restarts")
             await child.deaths.pause()
+
+    def _of_others(self, child: _Child) -> bool:
+        """Return whether it is an engine whose server is of another owner: a fault there does not end the run."""
+        return child.role == "engine" and self.context.config.engine.group_of(child.actor_id).kind == "external"
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""

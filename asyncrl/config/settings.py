@@ -272,7 +272,9 @@ class SupervisionSettings(Settings):
     spares: Annotated[int, Meta(ge=0, le=4)] = 0
     # Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log.
     snapshot_every: Positive = 20_000
-    deaths: Positive = 8  # Deaths of a process in a row after which it is not started again and the run stops.
+    # Deaths of a process in a row after which it is not started again and the run stops. The engine actor of an
+    # external server is always started again.
+    deaths: Positive = 8
     # Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long.
     restart_pause_s: Seconds = 5.0
     # Seconds of life in which something was achieved, or 15 times as many, after which its deaths count anew.

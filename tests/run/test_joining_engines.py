@@ -18,6 +18,7 @@ from harness.audited import assert_within_lag
 from harness.configs import the_problem
 from harness.folds import Feed
 from harness.runs import command, up
+from harness.sglang_like import like_sglang
 from harness.stage import until
 from topics.actors import SCALE_REQUESTED, ScaleRequested
 from topics.engines import ENGINE_ANNOUNCED, ENGINE_WITHDRAWN, EngineAnnounced, EngineWithdrawn
@@ -67,7 +68,7 @@ async def test_servers_of_another_owner_join_and_leave_while_a_run_trains(tmp_pa
 
 @pytest.mark.slow
 async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_stopped(tmp_path: Path):
-    async with up(tmp_path, arguments=["--only", "engine"]) as run:
+    async with up(tmp_path, "supervision.deaths=1", arguments=["--only", "engine"]) as run, like_sglang() as lent:
 
         async def listed() -> list[dict[str, str]]:
             code, output = await command(tmp_path, "engines", "--json")
@@ -83,6 +84,12 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
         await client.close()
         code, output = await command(tmp_path, "doctor")
         assert (code, output.count("serving: 1 of 1 engines take requests")) == (0, 1)
+        lent.key = "the owner's"
+        code, output = await command(tmp_path, "engines", "add", lent.address, "--wait", "3")
+        assert (code, "HTTP 401: Unauthorized" in output) == (1, True), output
+        (tmp_path / "key").write_text(lent.key)  # the run goes on without it
+        code, output = await command(tmp_path, "engines", "add", lent.address, "--key-file", str(tmp_path / "key"))
+        assert (code, output) == (0, f"{announced_name(lent.address)} has version 0\n")
         assert not [run.actor(f"{role}-1") for role in ("prompter", "rollout", "learner") if run.actor(f"{role}-1")]
         code, _ = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), run.story

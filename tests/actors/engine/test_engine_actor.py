@@ -144,6 +144,7 @@ async def test_the_newest_weights_refused_are_asked_for_once_more_and_then_end_t
 
     with pytest.raises(ActorDown, match=r"refused twice: .*no such shape"):
         await asyncio.wait_for(player.running, 20)
+    assert not inference.paused  # its owner finds it as it was
 
 
 async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
