@@ -4,7 +4,7 @@ A worker that dies takes all it holds with it, and the next delivery of each loo
 times and brought nothing is therefore done alone in a process beside the worker: only what ends that process, again and
 again, is poison. The worker survives it, and no other work was in that process. When the worker itself is killed, the
 kernel ends the process with it, and that death is not counted. A process that has done its work is used for the next
-piece; work that has ended one before begins in a new one.
+piece; the run whose end would make work poison is in a new one.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Isolation:
                 await self._context.reject(record, f"poison: {poison}", poison=True)
                 raise WorkFailed("poison", poison)
             self._context.count("isolated")
-            how = await self._run(delivery, fresh=tries > 0)
+            how = await self._run(delivery, fresh=tries + 1 >= self._alone)
             if not how:
                 return True
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
@@ -110,7 +110,11 @@ class Isolation:
         await asyncio.gather(*(process.end() for process in self._idle))
 
     async def _run(self, delivery: Delivery[Any], *, fresh: bool) -> str:
-        """One run in a process of its own; returns how it ended that process, or nothing."""
+        """One run in a process of its own; returns how it ended that process, or nothing.
+
+        Args:
+            fresh: in one that has done nothing before.
+        """
         with delivery.waiting(Waiting("turn")):
             await self._places.acquire()
         process = None

@@ -211,7 +211,7 @@ async def test_hundreds_of_suspects_are_done_by_few_processes_and_only_the_guilt
     assert len(guilty) == 2
     assert len(harmless) == count - 1
     assert len({*guilty, *harmless}) <= 4 + 2  # four at once, and one in place of each that was killed
-    assert guilty[1] not in harmless  # its second run was in a process that had done nothing else
+    assert guilty[1] not in harmless  # its last run was in a process that had done nothing else
     assert worker.pid not in {*guilty, *harmless}
 
 
