@@ -69,7 +69,8 @@ async def has_vitals(folder: Path) -> bool:
 
 @SLOW
 async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=80", "workers.lease_s=1.0") as run:
+    weights = ["weights.store=stream", "weights.delta=always"]  # a version may be under way in each of the kills
+    async with up(tmp_path, "learner.steps=80", "workers.lease_s=1.0", *weights) as run:
         await two_steps_more(run, "two steps")
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
