@@ -18,7 +18,7 @@ class WeightsPublished(Message):
     full: Count = 0  # sequence of the full version that its chain of differences begins with; 0 for a full one
     bytes: Count = 0  # of its tensors, or of their difference
     encode_s: Seconds = 0.0  # to compute the difference, also where it was not used
-    write_s: Seconds = 0.0  # to write it
+    write_s: Seconds = 0.0  # to write it, and to keep it in memory where the next one may be a difference to it
     choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
 

@@ -196,17 +196,30 @@ def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
     weights = _weights_bytes(config, parameters)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
-    versions = config.learner.keep_versions + _engines(config) + _gated(config) + 3
-    return checkpoints + versions * weights
+    return checkpoints + _stored(config, weights, weights) + _engines(config) * weights
 
 
 def _engines(config: Config) -> int:
     return sum(group.servers for group in config.engine.pools.values())
 
 
-def _gated(config: Config) -> int:
-    """Versions that the gate of the channel `live` keeps: those that were live, and those under evaluation."""
-    return config.weights.keep_live + config.learner.keep_versions if config.weights.gate_metric else 0
+def _stored(config: Config, version: int, weights: int) -> int:
+    """Bytes of the versions that are kept, one that is written, and two not removed yet; with a gate those of `live`.
+
+    Args:
+        version: bytes of a full one.
+        weights: bytes of its tensors, which a difference never reaches.
+    """
+    keep, chain = config.learner.keep_versions, _chain(config, weights)
+    stored = (keep + 3) * version + chain
+    if config.weights.gate_metric:  # those that are or were live, and those under evaluation
+        stored += config.weights.keep_live * (version + chain) + keep * version + chain
+    return stored
+
+
+def _chain(config: Config, weights: int) -> int:
+    """Bytes of what a version may be a difference to, besides itself."""
+    return 0 if config.weights.delta == "never" else (config.weights.full_every - 1) * weights
 
 
 def _weights_bytes(config: Config, parameters: int) -> int:
@@ -214,13 +227,15 @@ def _weights_bytes(config: Config, parameters: int) -> int:
 
 
 def _versions(config: Config, parameters: int) -> Need:
-    """Weights in the store `stream`: those that are kept, one that is written, and two not purged yet."""
+    """Weights in the store `stream`."""
     if config.weights.store != "stream":
         return Need(WEIGHTS, MB, MB, 0)
-    version = math.ceil((_weights_bytes(config, parameters) + _TOKENIZER) * _CHUNKED)
-    least = (config.learner.keep_versions + _gated(config) + 3) * version
-    others = _engines(config) + config.weights.keep_live  # that engines have, and that are promoted by command
-    return Need(WEIGHTS, least, least + others * version + _SPARE, 0)
+    weights = math.ceil(_weights_bytes(config, parameters) * _CHUNKED)
+    version, live = weights + math.ceil(_TOKENIZER * _CHUNKED), config.weights.keep_live
+    least = _stored(config, version, weights)
+    # Besides, there are those that engines have, and that are promoted by command.
+    others = _engines(config) * version + live * (version + _chain(config, weights))
+    return Need(WEIGHTS, least, least + others + _SPARE, 0)
 
 
 def created_parameters(create: CreateModelSettings) -> int:

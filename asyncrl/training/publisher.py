@@ -85,9 +85,9 @@ class Publisher:
             size, choice = moved, f"difference: {sum(one.changed for one in delta.tensors)} elements changed"
         else:
             message = self._store.publish(files, self._trainer.source, lineage=lineage, version=version)
-        written = time.monotonic()
         if self._run:
             self._base.keep(message.key, files)
+        written = time.monotonic()
         seconds = {"encode_s": round(encoded - began, 4), "write_s": round(written - encoded, 4)}
         return msgspec.structs.replace(message, bytes=size, choice=choice, **seconds)
 

@@ -130,6 +130,8 @@ def test_weights_take_room_on_the_server_only_where_they_lie_there():
     assert there["WEIGHTS"].ample > there["WEIGHTS"].least + 6 * 56 * MB  # of engines, and of the channel `live`
     gated = needs(config_of(**tables, weights={"store": "stream", "gate_metric": "accuracy"}), 10, 10 * MB)
     assert gated["WEIGHTS"].least == pytest.approx(16 * 56 * MB, rel=0.02)  # three live ones, five under evaluation
+    deltas = needs(config_of(**tables, weights={"store": "stream", "delta": "auto", "full_every": 9}), 10, 10 * MB)
+    assert deltas["WEIGHTS"].least == pytest.approx((8 * 56 + 8 * 40) * MB, rel=0.02)  # and what the oldest stands on
 
 
 def test_a_size_without_room_for_the_versions_that_are_kept_is_refused(tmp_path: Path):
