@@ -74,9 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
 def engines_text(engines: list[ListedEngine]) -> str:
     """One line for each server."""
     lines = []
+    width = max((len(engine.name) for engine in engines), default=0)
     for engine in engines:
         version = "-" if engine.version is None else f"v{engine.version}"
-        about = f"{engine.name:<24} {engine.kind:<9} {engine.state:<9} {version:<6} {engine.requests:>5} requests  "
+        about = (
+            f"{engine.name:<{width}}  {engine.kind:<9} {engine.state:<9} {version:<6} {engine.requests:>5} requests  "
+        )
         lines.append(f"{about}{engine.address}{'  ' + engine.reason if engine.reason else ''}")
     return "\n".join(lines) or "there are no engines; announce one with `asyncrl engines add URL`"
 
@@ -88,10 +91,11 @@ async def _listed(found: FoundRun) -> list[ListedEngine]:
             engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
             begun = max(engine.ready_ns, engine.updating_ns, engine.gone_ns)
             requests = int((actor.gauge("requests") or 0) if actor is not None else 0)
-            reason = engine.reason if engine.state == "gone" else ""
+            reason = _reason(state, name) if begun and engine.state == "gone" else ""
+            address = engine.address or state.announced.get(name, "")
             kind = state.config.engine.group_of(name).kind
             what = engine.state if begun else "starting"
-            listed.append(ListedEngine(name, kind, what, engine.shown, engine.address, requests, reason))
+            listed.append(ListedEngine(name, kind, what, engine.shown, address, requests, reason))
         return listed
 
 
@@ -123,14 +127,20 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
             return ready or (awaited and actor is not None and actor.live)
 
         if not await until(done, arguments.wait):
-            actor, engine = state.actors.get(name), state.engines.get(name, Engine(name))
-            words = (actor.error if actor is not None else "") or engine.reason
+            words = _reason(state, name)
             raise AsyncRLError(
                 f"{name} is announced and has not confirmed the weights within {arguments.wait:.0f} s"
                 f"{': ' + words if words else ''}; `asyncrl engines remove {name}` takes it back"
             )
         version = state.engines.get(name, Engine(name)).version
     return f"{name} has " + ("no weights yet: none are published" if version is None else f"version {version}")
+
+
+def _reason(state: RunState, name: str) -> str:
+    """Why an engine takes no requests: the error of its actor, where that has left because of one."""
+    engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
+    error = actor.last_error if actor is not None and (engine.asked or not engine.gone_ns) else ""
+    return error or engine.reason
 
 
 def _key(found: FoundRun, key_file: Path | None) -> bytes | None:

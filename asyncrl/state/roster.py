@@ -21,7 +21,7 @@ class Roster(Fold):
         self.actors: dict[str, Actor] = {}
         self.wanted: dict[str, int] = {}  # processes by pool: a role, or a group of engines
         self.scaled_ns = 0  # when that was requested
-        self.announced: list[str] = []  # engines that were announced while the run went on
+        self.announced: dict[str, str] = {}  # addresses of engines that were announced while the run went on
         self.withdrawn: set[str] = set()  # engines that shall be left
         self.vitals_ns = 0  # newest vital signs of any actor
 
@@ -51,7 +51,7 @@ class Roster(Fold):
         """Names of the actors of a role that are wanted; one, where the numbers of processes are not known."""
         pools = {pool: count for pool, count in self.wanted.items() if role_of(pool) == role} or {role: 1}
         names = [f"{pool}-{number}" for pool, count in pools.items() for number in range(1, count + 1)]
-        names += self.announced if role == "engine" else []
+        names += list(self.announced) if role == "engine" else []
         return [name for name in names if name not in self.withdrawn]
 
     @property
@@ -72,10 +72,10 @@ class Roster(Fold):
 
     @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
-        self.announced = [*dict.fromkeys([*self.announced, message.engine_id])]
+        self.announced[message.engine_id] = message.address
         self.withdrawn.discard(message.engine_id)
 
     @on(EngineWithdrawn)
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
-        self.announced = [name for name in self.announced if name != message.engine_id]
+        self.announced.pop(message.engine_id, None)
         self.withdrawn.add(message.engine_id)

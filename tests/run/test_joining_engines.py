@@ -87,6 +87,9 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
         lent.key = "the owner's"
         code, output = await command(tmp_path, "engines", "add", lent.address, "--wait", "3")
         assert (code, "HTTP 401: Unauthorized" in output) == (1, True), output
+        code, output = await command(tmp_path, "engines")
+        assert output.splitlines()[1].split()[:4] == [announced_name(lent.address), "external", "gone", "-"], output
+        assert output.endswith(f"{lent.address}  engine {lent.address}: HTTP 401: Unauthorized\n")
         (tmp_path / "key").write_text(lent.key)  # the run goes on without it
         code, output = await command(tmp_path, "engines", "add", lent.address, "--key-file", str(tmp_path / "key"))
         assert (code, output) == (0, f"{announced_name(lent.address)} has version 0\n")
