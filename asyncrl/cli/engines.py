@@ -87,13 +87,14 @@ def engines_text(engines: list[ListedEngine]) -> str:
 async def _listed(found: FoundRun) -> list[ListedEngine]:
     async with _watched(found) as (_, state, _):
         listed = []
-        for name in state.names_of("engine"):
+        routers = state.names_of("router") if state.config.engine.router.count else []
+        for name in [*state.names_of("engine"), *routers]:
             engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
             begun = max(engine.ready_ns, engine.updating_ns, engine.gone_ns)
             requests = int((actor.gauge("requests") or 0) if actor is not None else 0)
             reason = _reason(state, name) if begun and engine.state == "gone" else ""
             address = engine.address or state.announced.get(name, "")
-            kind = state.config.engine.group_of(name).kind
+            kind = "router" if name in routers else state.config.engine.group_of(name).kind
             what = engine.state if begun else "starting"
             listed.append(ListedEngine(name, kind, what, engine.shown, address, requests, reason))
         return listed

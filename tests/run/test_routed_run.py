@@ -1,5 +1,6 @@
 """A whole run whose workers sample through `sglang-router` in front of embedded engines."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ pytestmark = pytest.mark.slow
 async def test_a_run_behind_a_router_loses_nothing_when_router_and_engine_are_killed(tmp_path: Path):
     async with up(tmp_path, "engine.count=2", "engine.router.count=1", "learner.steps=8", "buffer.max_lag=2") as run:
         await run.reaches(lambda: bool(run.steps()), "the first step")
+        code, output = await command(tmp_path, "engines", "--json")
+        assert [row["name"] for row in json.loads(output)] == ["engine-1", "engine-2", "router-1"]
+        assert (json.loads(output)[2]["kind"], json.loads(output)[2]["address"][:17]) == ("router", "http://127.0.0.1:")
         router = run.actor("router-1")
         assert router is not None
         kill(router)  # the router's process ends with its actor
