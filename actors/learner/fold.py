@@ -6,7 +6,8 @@ import math
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from actors.runtime.checkpoints import CheckpointFold, CheckpointState
+from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.weights.choice import Costs
@@ -14,11 +15,8 @@ from topics.actors import SkipRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
-from topics.streams import CheckpointRequested
 from topics.topic import Topic
 from topics.weights import (
-    CheckpointLost,
-    CheckpointSaved,
     TrainingFinished,
     WeightsPublished,
     WeightsRefused,
@@ -27,14 +25,12 @@ from topics.weights import (
 _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
 
 
-class LearnerState(msgspec.Struct):
+class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
     trained: int  # newest step reported trained
-    asked_after: int  # a checkpoint is asked for of a later step than this
     lineage: int = 0
     published: dict[int, str] = {}  # newest lineage's digests, by version: of what may be trained again
-    checkpoints: list[CheckpointSaved] = []  # those that are kept, the newest last
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
     evaluated: int | None = None  # newest version an evaluation was asked for
     evaluations: int = 0  # that were asked for
@@ -49,14 +45,15 @@ class LearnerState(msgspec.Struct):
     refused: int = 0  # of the newest one that an engine refused
 
 
-class LearnerFold(Fold):
+class LearnerFold(CheckpointFold):
     """Batches to come, and how far training has been reported."""
 
+    state: LearnerState
+
     def __init__(self, config: Config) -> None:
-        self._origin = config.origin
-        self._keep = config.learner.keep_checkpoints
+        super().__init__(config)
         self._at_hand: dict[int, BatchPacked] = {}
-        self.state = LearnerState(config.origin, config.origin - 1)
+        self.state = LearnerState(config.origin - 1, trained=config.origin)
 
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
@@ -95,15 +92,6 @@ class LearnerFold(Fold):
         """Sequence of the newest weights.published, where an engine refused that one; else 0."""
         return self.state.announced if self.state.announced == self.state.refused else 0
 
-    @on(CheckpointSaved)
-    def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
-        self.state.checkpoints = [*self.state.checkpoints, saved][-self._keep :]
-        self._forget()
-
-    @on(CheckpointLost)
-    def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
-        self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
-
     @on(SkipRequested)
     def _on_skip(self, request: SkipRequested, _record: Record) -> None:
         self.state.skip_requests.append(request.step)
@@ -116,10 +104,6 @@ class LearnerFold(Fold):
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.finished = finished.step
-
-    @on(CheckpointRequested)
-    def _on_request(self, request: CheckpointRequested, _record: Record) -> None:
-        self.state.asked_after = max(self.state.asked_after, request.after)
 
     def sequence(self, step: int) -> int | None:
         """Return the sequence of a batch on the batch log, once packed."""
@@ -141,16 +125,9 @@ class LearnerFold(Fold):
             every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
                 stands until a later checkpoint is saved.
         """
-        saved = self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
-        newest = max(saved, begun)
+        newest = max(self.saved_step, begun)
         passed = every > 0 and step // every > newest // every
         return step > newest and (passed or self.state.asked_after >= newest)
-
-    @property
-    def _contained(self) -> int:
-        """Step of the oldest kept checkpoint: what came up to it is trained no more. One alone may prove unreadable."""
-        steps = [saved.step for saved in self.state.checkpoints]
-        return min(steps) if len(steps) > 1 else self._origin
 
     def recall(self, _topic: Topic[BatchPacked], packed: BatchPacked, record: Record) -> None:
         """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
@@ -158,7 +135,7 @@ class LearnerFold(Fold):
 
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, record: Record) -> None:
-        if packed.step <= self._contained:
+        if packed.step <= self.kept_step:
             return
         self.state.batches[packed.step] = record.sequence
         self._at_hand[packed.step] = packed
@@ -166,6 +143,6 @@ class LearnerFold(Fold):
             del self._at_hand[step]
 
     def _forget(self) -> None:
-        contained, state = self._contained, self.state
+        contained, state = self.kept_step, self.state
         state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
         state.published = {version: digest for version, digest in state.published.items() if version >= contained}

@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from actors.supervisor.channel import Channel, Stored
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
@@ -21,9 +22,9 @@ from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
-from topics.streams import AdmissionPaused, AdmissionResumed, CheckpointRequested
+from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import ProgressStored, TrajectoryGenerated, TrajectoryProgressed
-from topics.weights import CheckpointLost, CheckpointSaved, WeightsPublished
+from topics.weights import WeightsPublished
 
 
 class Version(NamedTuple):
@@ -80,30 +81,29 @@ class Batch(msgspec.Struct):
         return (f"{prompt_id}-{member}" for prompt_id, members in self.members.items() for member in members)
 
 
-class RoomState(msgspec.Struct):
+class RoomState(CheckpointState, msgspec.Struct):
     """All that was folded of ledger logs, as plain data: a snapshot holds it."""
 
-    asked_after: int  # step that a checkpoint was asked for after
     closed: PromptIdSet = msgspec.field(default_factory=PromptIdSet)  # prompts whose group has ended
     batches: dict[int, Batch] = {}  # after the oldest kept checkpoint, by step
-    checkpoints: list[CheckpointSaved] = []  # the newest, as many as are kept
     published: list[Version] = []  # in the order of the log, without those that need not stay
     engines: dict[str, set[tuple[int, int]]] = {}  # versions that an engine has, or is taking
     paused: bool = False
     channel: Channel = msgspec.field(default_factory=Channel)
 
 
-class TrimmerFold(Fold):
+class TrimmerFold(CheckpointFold):
     """Open groups, batches after the oldest kept checkpoint, contents of the stream, and which weights engines have.
 
     The contents of the payload stream are not part of the state: they are read from there, and are as large as the
     stream.
     """
 
+    state: RoomState
+
     def __init__(self, config: Config) -> None:
-        self._keep_checkpoints = config.learner.keep_checkpoints
+        super().__init__(config)
         self._keep_versions = config.learner.keep_versions
-        self._origin = config.origin
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
@@ -119,15 +119,9 @@ class TrimmerFold(Fold):
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
         self._close(scored.eval_id)
 
-    @on(CheckpointSaved)
-    def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
-        state = self.state
-        state.checkpoints = [*state.checkpoints, saved][-self._keep_checkpoints :]
-        state.batches = {step: batch for step, batch in state.batches.items() if step > self.kept_step}
-
-    @on(CheckpointLost)
-    def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
-        self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
+    def _forget(self) -> None:
+        kept = self.kept_step
+        self.state.batches = {step: batch for step, batch in self.state.batches.items() if step > kept}
 
     @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, record: Record) -> None:
@@ -148,10 +142,6 @@ class TrimmerFold(Fold):
     def _on_gone(self, engine: EngineGone, _record: Record) -> None:
         self.state.engines.pop(engine.engine_id, None)
 
-    @on(CheckpointRequested)
-    def _on_request(self, request: CheckpointRequested, _record: Record) -> None:
-        self.state.asked_after = max(self.state.asked_after, request.after)
-
     @on(AdmissionPaused)
     def _on_paused(self, _paused: AdmissionPaused, _record: Record) -> None:
         self.state.paused = True
@@ -159,17 +149,6 @@ class TrimmerFold(Fold):
     @on(AdmissionResumed)
     def _on_resumed(self, _resumed: AdmissionResumed, _record: Record) -> None:
         self.state.paused = False
-
-    @property
-    def kept_step(self) -> int:
-        """Step of the oldest kept checkpoint; with fewer than two a learner may have to begin at the start."""
-        kept = self.state.checkpoints
-        return min(saved.step for saved in kept) if len(kept) > 1 else self._origin
-
-    @property
-    def saved_step(self) -> int:
-        """Step of the newest checkpoint, or where training began."""
-        return self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
 
     def floor(self, end: int, contained: int | None = None) -> int:
         """The least sequence of TRAJECTORIES that is still needed.
