@@ -43,7 +43,8 @@ class RouterActor:
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         arguments = list(self._settings.router.arguments)
         arguments += ["--pd-disaggregation"] if self._disaggregated else []
-        self._router = Router(arguments, log_file, self._settings.start_deadline_s)
+        key_file = context.files.key_of(context.actor_id)
+        self._router = Router(arguments, log_file, key_file, self._settings.start_deadline_s)
 
     @property
     def _disaggregated(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
-from asyncrl.engine.control import open_client
+from asyncrl.engine.control import open_client, read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
 from topics.roles import role_of
@@ -21,7 +21,7 @@ def open_fleet(context: Context) -> Fleet:
 
     def opened(engine_id: str, address: str) -> Sampler:
         if role_of(engine_id) == "router":
-            return RouterClient(address)  # it knows the keys of the engines behind it
+            return RouterClient(address, api_key=read_key(context.files.key_of(engine_id)))
         return open_client(settings, address, context.files.engine_key_file(settings, engine_id))
 
     return Fleet(opened, counts=context.vitals, fail=context.fail)

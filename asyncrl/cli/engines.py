@@ -117,7 +117,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         if "scripted" in state.config.engine.kinds:
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
         if key is not None and found.root is not None:
-            write_private(found.files.announced_key(name), key)
+            write_private(found.files.key_of(name), key)
         before = state.engines.get(name, Engine(name)).ready_ns
         await publish(bus, EngineAnnounced(name, address, arguments.max_running))
 
@@ -168,7 +168,7 @@ async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
         if not await until(lambda: name not in {actor.actor_id for actor in state.fleet if actor.live}, wait_s):
             raise AsyncRLError(f"{name} has not left within {wait_s:.0f} s")
     if found.root is not None:
-        found.files.announced_key(name).unlink(missing_ok=True)
+        found.files.key_of(name).unlink(missing_ok=True)
     return f"{name} has left"
 
 

@@ -302,6 +302,9 @@ def _router(engine: EngineSettings) -> Iterator[Finding]:
     if engine.router.count and SCRIPTED in engine.kinds:
         message = "a router stands in front of servers, and scripted engines are none; set 0"
         yield Finding(("engine.router.count",), message)
+    if any(argument.split("=")[0] == "--api-key" for argument in engine.router.arguments):
+        message = "holds --api-key, which the run itself gives a router; remove it"
+        yield Finding(("engine.router.arguments",), message)
     roles = {group.role for group in engine.pools.values()}
     if roles != {"regular"} and (roles != {"prefill", "decode"} or not engine.router.count):
         found = ", ".join(sorted(roles))

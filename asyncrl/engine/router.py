@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EngineFailed
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineUnavailable, fault_of
+from asyncrl.files import write_private
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python
 
@@ -90,11 +92,16 @@ class Router:
         EngineError: it does not answer.
     """
 
-    def __init__(self, arguments: list[str], log_file: Path, start_deadline_s: float) -> None:
+    def __init__(self, arguments: list[str], log_file: Path, key_file: Path, start_deadline_s: float) -> None:
+        """
+        Args:
+            key_file: gets a new key, which the router asks for.
+        """
         self._port = free_port()
         self.address = f"http://127.0.0.1:{self._port}"
         self._arguments = arguments
         self._log_file = log_file
+        self._key_file = key_file
         self._deadline_s = start_deadline_s
         self._process: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None
@@ -102,11 +109,15 @@ class Router:
 
     async def start(self) -> None:
         """Start the process and return when it answers."""
+        key = secrets.token_urlsafe(32)
+        write_private(self._key_file, key.encode())
         own = ["--host", "127.0.0.1", "--port", str(self._port)]
         own += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-        command = python("-m", "sglang_router.launch_router", *own, *_ARGUMENTS, *self._arguments)
+        module = ("-m", "asyncrl.engine.router_process", str(self._key_file))
+        command = python(*module, *own, *_ARGUMENTS, *self._arguments)
         self._process = await ChildProcess.start(command, log=self._log_file, environment={})
-        self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_CALL_S))
+        headers = {"Authorization": f"Bearer {key}"}
+        self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_CALL_S))
         ended = asyncio.create_task(self.ended())
         try:
             async with asyncio.timeout(self._deadline_s):

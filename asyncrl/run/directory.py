@@ -59,9 +59,9 @@ class RunFiles:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""
         write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
 
-    def announced_key(self, engine_id: str) -> Path:
-        """The API key of a server that was announced while the run went on; private."""
-        return self.root / f"{engine_id}.key"
+    def key_of(self, actor_id: str) -> Path:
+        """The API key of a server that was announced while the run went on, or of a router; private."""
+        return self.root / f"{actor_id}.key"
 
     def engine_key_file(self, engine: EngineSettings, engine_id: str) -> Path | None:
         """File with the API key of an inference server: the one given; those started here have one of their own."""
@@ -69,7 +69,7 @@ class RunFiles:
         if group.api_key_file:
             return self.base / Path(group.api_key_file).expanduser()
         if group.kind == "external":
-            announced = self.announced_key(engine_id)
+            announced = self.key_of(engine_id)
             return announced if announced.exists() else None
         return self.own_engine_key if group.kind in ("embedded", "sglang") else None
 

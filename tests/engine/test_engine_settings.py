@@ -90,6 +90,12 @@ def test_check_refuses_options_that_the_run_itself_gives_a_server(option: str):
     assert f"holds {option.split('=')[0]}, which a server started here is given by the run" in str(problem)
 
 
+def test_check_refuses_a_key_for_the_router():
+    problem = the_problem("demo", 'engine.router.arguments=["--api-key=mine"]')
+
+    assert "holds --api-key, which the run itself gives a router; remove it" in str(problem)
+
+
 @pytest.mark.parametrize("setting", ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.min_p=0.05"])
 def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: str):
     [hint] = hints(from_settings(setting).config)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -18,6 +19,7 @@ from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import TRIES, Generator
+from harness.runs import all_processes
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
@@ -201,6 +203,25 @@ async def test_requests_that_an_engine_fails_on_are_not_repeated_by_the_router_a
     rids = [asked.rid for asked in play.servers[0].asked]
     assert (len(rids), len(set(rids))) == (4 * TRIES, 4 * TRIES)  # more than the ten that open a circuit breaker
     assert len((await asyncio.wait_for(play.generate("p000001", 1), 20)).tokens) == 4
+
+
+async def test_a_router_answers_no_request_without_its_key(served: Any):
+    play = await served()
+    await play.ready(0, 1)
+    await play.generate("p000000", 1)
+    key = play.stage.files.key_of("router-1")
+    body = {"input_ids": [3], "sampling_params": {}, "url": "http://127.0.0.1:1"}
+
+    async with aiohttp.ClientSession(play.router._router.address) as session:
+        for path in ("/generate", "/workers"):
+            async with session.post(path, json=body) as response:
+                assert response.status == 401
+        async with session.get("/workers", headers={"Authorization": f"Bearer {key.read_text()}"}) as response:
+            assert len((await response.json())["workers"]) == 1
+    assert key.stat().st_mode & 0o077 == 0
+    lines = [line for _, line, _ in all_processes() if "router_process" in line]
+    assert lines
+    assert not any(key.read_text() in line for line in lines)
 
 
 async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
