@@ -38,11 +38,12 @@ _PATHS = {
 }  # may begin with `~`
 _RENAMED = {
     "buffer.filters": "learner.filters",
+    "task.reward": "reward.function",
     "rollout.lease_s": "workers.lease_s",
     "rollout.stall_s": "workers.stall_s",
     "rollout.poison_after": "workers.poison_after",
     "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
-}  # names of earlier versions, and what they are called now
+}  # names of earlier versions, or looked for in the wrong table, and the right ones
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 Table = TypeVar("Table", bound=msgspec.Struct)
@@ -304,7 +305,7 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
 def _unknown(key: str, siblings: list[str]) -> Finding:
     """An unknown key, with its new name, or the nearest known one: in its own table first, then anywhere."""
     if key in _RENAMED:
-        return Finding((key,), f"it has another name now: {_RENAMED[key]}")
+        return Finding((key,), f"unknown setting; its name is {_RENAMED[key]}")
     prefix, _, name = key.rpartition(".")
     near = [join_key(prefix, sibling) for sibling in difflib.get_close_matches(name, siblings, n=1)]
     if not near:
