@@ -65,8 +65,18 @@ def reward(completion):
 
 
 @WITH_SGLANG
-async def test_a_run_trains_on_rollouts_of_sglang_and_survives_the_death_of_its_server(tmp_path: Path):
-    settings = [*SGLANG, "engine.max_running=16", "learner.steps=8", "rollout.progress_tokens=4", "eval.prompts=16"]
+@pytest.mark.parametrize("further", [[], ["engine.count=2", "engine.router.count=1"]], ids=["direct", "routed"])
+async def test_a_run_trains_on_rollouts_of_sglang_and_survives_the_death_of_a_server(
+    tmp_path: Path, further: list[str]
+):
+    settings = [
+        *SGLANG,
+        *further,
+        "engine.max_running=16",
+        "learner.steps=8",
+        "rollout.progress_tokens=4",
+        "eval.prompts=16",
+    ]
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step", limit_s=300)
         served = {pid for pid, line in run.processes().items() if "sglang.launch_server" in line and "--port" in line}
