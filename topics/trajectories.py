@@ -68,6 +68,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     versions: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T], or [1] for all of them
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
+    hybrid: bool = False  # some tokens were sampled by newer weights than those that filled the cache before them
 
 
 METRICS = 32  # that a rollout function, or a reward, may give for one trajectory
@@ -170,6 +171,7 @@ class TrajectoryGenerated(_OfMember):
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
     discarded: Count = 0  # sampled and thrown away: by weights of another name, or behind the end of a stop string
     outcome: Outcome | None = None  # where the rollout function gave one
+    hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
 
     def headers(self) -> dict[str, str]:
         """Return the headers that routing and deciding need."""

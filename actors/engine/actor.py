@@ -269,7 +269,7 @@ class EngineActor:
         await self._publish(WeightsRefused(engine_id, version.lineage, version.version, target.sequence, reason))
 
     async def _update(self, target: WeightsPublished, directory: Path, fetch_s: float) -> None:
-        """Swap the weights, after all requests have come back with their partial tokens."""
+        """Swap the weights, under the requests that run or after they have come back with their partial tokens."""
         began, engine_id = time.monotonic(), self.context.actor_id
         self._updating = True
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
@@ -279,7 +279,7 @@ class EngineActor:
         try:
             async with asyncio.timeout(deadline):
                 self._held = True
-                await server.hold()
+                await server.hold(keep=self.context.config.weights.update == "in_place")
                 crash_point("engine.paused")
                 await server.load_weights(directory, target.key)
                 await server.resume()

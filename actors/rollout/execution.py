@@ -63,7 +63,10 @@ class Tools:
         self.fleet = open_fleet(context)
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
         portion, decode = config.rollout.progress_limit, self.tokenizer.decode_all
-        self.generator = Generator(self.fleet, self.served, decode, counts=context.vitals, portion=portion)
+        in_place = config.weights.update == "in_place"
+        self.generator = Generator(
+            self.fleet, self.served, decode, counts=context.vitals, portion=portion, in_place=in_place
+        )
         self.rows = GroupRows(context.bus)
         self.log = ProgressLog(context)
         self.reader = ProgressReader(context.bus, context.refuse)
@@ -228,7 +231,12 @@ class Execution(Watch):
         if not segments:
             raise WorkFailed("rollout", "the rollout function ended without a generate; there is nothing to train on")
         return self._result(
-            rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=rollout.outcome_given()
+            rows,
+            segments,
+            rollout.sampled_text(),
+            truncated=rollout.truncated,
+            outcome=rollout.outcome_given(),
+            hybrid=rollout.hybrid,
         )
 
     async def keep(self) -> None:
@@ -252,6 +260,7 @@ class Execution(Watch):
         *,
         truncated: bool = False,
         outcome: Outcome | None = None,
+        hybrid: bool = False,
     ) -> TrajectoryGenerated:
         return TrajectoryGenerated(
             **member_fields(self._issued, self._delivery.at.deliveries),
@@ -263,4 +272,5 @@ class Execution(Watch):
             lineages=sorted(self._progress.lineages),
             discarded=self._delivery.discarded,
             outcome=outcome,
+            hybrid=hybrid,
         )

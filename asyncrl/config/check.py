@@ -53,7 +53,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_learner(config.learner),
         *_start(config),
         *_engine(config.engine),
-        *_router(config.engine),
+        *_router(config.engine, config.weights.update),
         *_tasks(config),
     ]
 
@@ -298,7 +298,12 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
         yield Finding(tuple(f"{table}.kind" for table in tables), message)
 
 
-def _router(engine: EngineSettings) -> Iterator[Finding]:
+def _router(engine: EngineSettings, update: str) -> Iterator[Finding]:
+    if engine.router.count and update == "in_place":
+        message = (
+            'a router takes an engine away while it loads, and requests cannot stay; set weights.update = "resume"'
+        )
+        yield Finding(("weights.update", "engine.router.count"), message)
     if engine.router.count and SCRIPTED in engine.kinds:
         message = "a router stands in front of servers, and scripted engines are none; set 0"
         yield Finding(("engine.router.count",), message)

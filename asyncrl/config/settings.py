@@ -253,6 +253,9 @@ class WeightsSettings(Settings):
     # Whether versions may be differences to the one before: `never`, `auto` (where their encoding, way and application
     # together took less time than those of a full version), `always` (where they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
+    # Generations under way when an engine takes a new version: `resume` ends them and sends them again, with the tokens
+    # that came, to be computed anew; `in_place` lets them go on over the cache that the old weights filled.
+    update: Literal["resume", "in_place"] = "resume"
     full_every: Positive = 16  # Versions after which one is full, whatever `delta` is.
     # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
     # back from each to the one before.

@@ -31,7 +31,10 @@ class Chunk(msgspec.Struct, frozen=True):
 
     token_ids: Int32Array  # [T]
     logprobs: Float32Array  # [T]
-    weight_version: str  # of the last token
+    weight_version: str
+    reported: bool = (
+        False  # by the engine, for each of these tokens; else it is the label of the event that brought them
+    )
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -160,13 +163,15 @@ class Member:
             new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
             self._tokens += new_ids
             self._logprobs += new_logprobs
-            wanted = all(self._hand_on(span) for span in _spans(meta, have, total))
+            spans = _reported(meta, have, total)
+            label = [VersionSpan(meta.weight_version, have, total)]
+            wanted = all(self._hand_on(span, reported=bool(spans)) for span in spans or label)
         finish = meta.finish_reason
         if finish is not None and finish.type == "abort" and finish.status_code not in (None, _NEVER_STARTED):
             raise fault_of(finish.status_code, finish.message or "aborted")
         return wanted
 
-    def _hand_on(self, span: VersionSpan) -> bool:
+    def _hand_on(self, span: VersionSpan, *, reported: bool) -> bool:
         """Note the version of new tokens, and hand them to the caller; False where it wants no more."""
         if self._spans and self._spans[-1].version == span.version:
             self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, span.end)
@@ -176,11 +181,11 @@ class Member:
             return True
         part = slice(span.start, span.end)
         tokens, logprobs = np.array(self._tokens[part], np.int32), np.array(self._logprobs[part], np.float32)
-        return self._on_tokens(Chunk(tokens, logprobs, span.version)) is not False
+        return self._on_tokens(Chunk(tokens, logprobs, span.version, reported)) is not False
 
 
-def _spans(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
-    """The versions of the tokens [start, end): as the engine reports them, else the label of the event for all.
+def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
+    """The versions of the tokens [start, end) as the engine reports them; none where it does not, for all of them.
 
     A chunk may straddle an update: newer engines say which of its tokens came before.
     """
@@ -188,7 +193,7 @@ def _spans(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
     known = [span for span in known if span.start < span.end]
     ends = [start, *(span.end for span in known)]
     whole = ends[-1] == end and all(span.start == begin for span, begin in zip(known, ends[:-1], strict=True))
-    return known if whole else [VersionSpan(meta.weight_version, start, end)]
+    return known if whole else []
 
 
 def _known(logprobs: list[float | None], have: int) -> list[float]:

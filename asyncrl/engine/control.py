@@ -98,8 +98,8 @@ class EngineControl(Protocol):
         """Return its load at this moment."""
         ...
 
-    async def hold(self) -> None:
-        """End all requests, which return with their partial tokens, and sample nothing until `resume`."""
+    async def hold(self, *, keep: bool) -> None:
+        """Sample nothing until `resume`; requests return with their partial tokens, unless they are kept."""
 
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load weights, and call them `key` from here on; the server is held."""
@@ -121,13 +121,14 @@ class ExternalControl(EngineClient, EngineControl):
         address = address or home.address or home.group.addresses[home.number]
         super().__init__(address, api_key=home.key, control_timeout_s=home.settings.update_deadline_s)
 
-    async def hold(self) -> None:
-        """Abort all requests and freeze the sampler."""
-        await self.empty()
+    async def hold(self, *, keep: bool) -> None:
+        """Freeze the sampler, after all requests have been aborted unless they are kept."""
+        if not keep:
+            await self.empty()
         await self.pause("in_place")
 
     async def load_weights(self, directory: Path, key: str) -> None:
-        """Load from files: nothing runs, old caches stay under their own `extra_key` and need no flush."""
+        """Load from files: old caches stay under their own `extra_key`, and must not be flushed under requests."""
         await self.update_weights(directory, key, False)
 
     async def resume(self) -> None:

@@ -52,7 +52,14 @@ class Generator:
     """Samples from whichever engine of a fleet is ready, until a generation has ended."""
 
     def __init__(
-        self, fleet: Fleet, model: ModelInfo, decode: Decode, *, counts: dict[str, float], portion: int = _QUIET_TOKENS
+        self,
+        fleet: Fleet,
+        model: ModelInfo,
+        decode: Decode,
+        *,
+        counts: dict[str, float],
+        portion: int = _QUIET_TOKENS,
+        in_place: bool = False,
     ) -> None:
         """
         Args:
@@ -60,7 +67,9 @@ class Generator:
             decode: tokens to text, special tokens included.
             counts: gets the counters of what went wrong.
             portion: greatest number of tokens between two calls of `Watch.on_tokens`.
+            in_place: engines take new weights under requests that run.
         """
+        self._in_place = in_place
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
         self._fleet = fleet
@@ -143,8 +152,10 @@ class Generator:
         """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
         assert engine.ready is not None
         key, cache_key, messages = engine.ready.key, engine.ready.cache_key, engine.messages
-        intake = _Intake(answer, key if engine.client.exact else "", sampling.stop, self._decode, watch)
-        streamed = sampling.max_new_tokens > self.quiet_tokens
+        labels = _Labels(key if engine.client.exact else "", in_place=self._in_place)
+        intake = _Intake(answer, labels, sampling.stop, self._decode, watch)
+        # Without a stream an answer has one label, that of its end.
+        streamed = self._in_place or sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
         try:
             generation = await engine.client.generate(
@@ -161,14 +172,14 @@ class Generator:
         if not streamed:
             for span in generation.weight_versions:
                 part = slice(span.start, span.end)
-                intake.take(generation.token_ids[part], generation.logprobs[part], span.version)
-        if intake.wrong:
+                intake.on_tokens(Chunk(generation.token_ids[part], generation.logprobs[part], span.version))
+        if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update
-                words = f"{engine.engine_id} sampled with weights {intake.wrong!r}, expected {key!r}"
+                words = f"{engine.engine_id} sampled with weights {labels.wrong!r}, expected {key!r}"
                 faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
-        return "stop" if intake.stopped else "abort" if intake.wrong else generation.finish_reason
+        return "stop" if intake.stopped else "abort" if labels.wrong else generation.finish_reason
 
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
         """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone."""
@@ -242,19 +253,51 @@ class _Faults:
         return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * float(2 ** min(self._pauses - 1, 10)))
 
 
+class _Labels:
+    """The weights that the tokens of one request come from."""
+
+    def __init__(self, key: str, *, in_place: bool) -> None:
+        """
+        Args:
+            key: of the weights that are asked for; "" for any.
+            in_place: newer ones of their lineage may follow.
+        """
+        self.wrong = ""  # label of tokens from other weights: no version can vouch for them
+        self.changed = False  # newer weights went on with the request
+        self._key = key
+        self._in_place = in_place
+
+    def read(self, chunk: Chunk) -> str:
+        """Return the key of the weights that new tokens come from; "" for wrong ones."""
+        label, before = chunk.weight_version, self._key
+        if not before or label == before:
+            return label
+        if not (self._in_place and _follows(label, before)):
+            self.wrong = label
+            return ""
+        self._key, self.changed = label, True
+        # What came with one label may have been sampled before the update: then its lag is that of the older weights.
+        return label if chunk.reported else before
+
+
+def _follows(label: str, key: str) -> bool:
+    """Return whether these are newer weights of the same lineage."""
+    try:
+        lineage, version = version_of(label)
+    except ValueError:
+        return False
+    known, before = version_of(key)
+    return lineage == known and version > before
+
+
 class _Intake:
     """Takes tokens over into an answer, up to one from other weights than asked for, or to the end of a stop string."""
 
-    def __init__(self, answer: Answer, key: str, stop: list[str], decode: Decode, watch: Watch) -> None:
-        """
-        Args:
-            key: of the weights that the tokens must come from; "" for any.
-        """
-        self.wrong = ""  # label of tokens from other weights: no version can vouch for them
-        self.refused = 0  # such tokens
+    def __init__(self, answer: Answer, labels: _Labels, stop: list[str], decode: Decode, watch: Watch) -> None:
+        self.refused = 0  # tokens from other weights
         self.stopped = False  # a stop string is complete
         self._answer = answer
-        self._key = key
+        self._labels = labels
         self._stop = stop
         self._decode = decode
         self._watch = watch
@@ -264,19 +307,16 @@ class _Intake:
 
     def on_tokens(self, chunk: Chunk) -> bool:
         """Take a chunk over; False where it, or what follows, is not wanted."""
-        return self.take(chunk.token_ids, chunk.logprobs, chunk.weight_version)
-
-    def take(self, tokens: Int32Array, logprobs: Float32Array, label: str) -> bool:
-        """Take tokens over; False when the generation must end."""
-        if self._key and label != self._key:
-            self.wrong = label
+        tokens, label = chunk.token_ids, self._labels.read(chunk)
+        if self._labels.wrong:
             self.refused += len(tokens)
-        if self.wrong or self.stopped:
+        if self._labels.wrong or self.stopped:
             self._watch.on_tokens(0, len(tokens), -1)
             return False
         wanted = self._wanted(tokens)
         lineage, version = version_of(label)
-        self._tape.extend(tokens[:wanted], logprobs[:wanted], version)
+        self._tape.extend(tokens[:wanted], chunk.logprobs[:wanted], version)
+        self._answer.hybrid |= self._labels.changed
         self._watch.on_tokens(wanted, len(tokens) - wanted, lineage)
         return not self.stopped
 

@@ -257,6 +257,11 @@ class RolloutContext:
         """Return whether the last generation ended at its limit."""
         return bool(self._calls) and self._in_order()[-1].answer.finish == "length"
 
+    @property
+    def hybrid(self) -> bool:
+        """Return whether weights changed within a request."""
+        return any(call.answer.hybrid for call in self._calls.values())
+
     def _in_order(self) -> list[_Call]:
         """All generations by call path: whichever of two branches was faster, the order is the same."""
         return [self._calls[path] for path in sorted(self._calls, key=call_order)]

@@ -64,6 +64,7 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["learner.device=gpu"], "learner.device"),
         (["reward.function="], "reward.function task.rollout"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
+        (["weights.update=in_place", "engine.router.count=1"], "weights.update engine.router.count"),
         (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:x']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:1', 'http://a:1']"], "engine.addresses"),

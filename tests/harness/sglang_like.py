@@ -61,6 +61,7 @@ class LikeSGLang:
         self.http_requests = 0  # to /generate
         self.connections: set[Any] = set()  # that any came on
         self.aborted: list[str] = []  # request ids
+        self.aborted_all = 0  # times
         self.ended: list[str] = []  # ids of requests that an abort has met: those that begin with its id
         self.paused = False
         self.running: dict[str, asyncio.Event] = {}
@@ -194,6 +195,7 @@ class LikeSGLang:
 
     async def _abort(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
+        self.aborted_all += bool(body.get("abort_all"))
         self.aborted += [] if body.get("abort_all") else [body["rid"]]
         met = [rid for rid in self.running if rid.startswith(body.get("rid", ""))]
         self.ended += [] if body.get("abort_all") else met

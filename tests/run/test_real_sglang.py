@@ -116,6 +116,28 @@ async def test_log_probs_are_those_of_the_versions_that_the_tokens_name(tmp_path
     assert np.mean(mistaken) > 1000 * np.mean(crossed)  # the comparison tells one version from the next
 
 
+@pytest.mark.parametrize("settings", [[], pytest.param(SGLANG, marks=WITH_SGLANG)], ids=["embedded", "sglang"])
+async def test_requests_that_stay_while_weights_change_are_marked_and_within_the_lag_bound(
+    tmp_path: Path, settings: list[str]
+):
+    (tmp_path / "own.py").write_text(OWN)
+    make_endless_model(tmp_path / "model")
+    in_place = ['weights.update="in_place"', "learner.steps=12"]
+    async with up(tmp_path, *settings, *in_place, config=LONG_AND_SHORT) as run:
+        assert await run.ended(600) == 0, run.story
+    async with topics_left_in(run.root) as bus:
+        results = (await messages_on(bus, TRAJECTORIES)).on(TRAJECTORY_GENERATED)
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+
+    assert code == 0, output
+    assert_within_lag(run, max_lag=12)
+    for result in results:
+        versions = np.concatenate([segment.versions[segment.mask != 0] for segment in result.segments])
+        assert (np.diff(versions) >= 0).all()
+        assert result.hybrid or versions.min() == versions.max()
+    assert sum(result.hybrid for result in results) >= 5
+
+
 def rescored_difference(weights: Path, models: dict[int, Any], segment: Segment) -> float:
     """Mean absolute difference of recorded log-probs to those of the weights that the tokens name."""
     ids, sampled = torch.from_numpy(segment.tokens.astype(np.int64))[None], segment.mask != 0

@@ -105,6 +105,20 @@ async def test_an_actor_that_starts_late_asks_for_the_newest_weights_alone(
     assert player.versions(EngineUpdating) == [119]
 
 
+@pytest.mark.parametrize(("update", "aborts"), [("resume", True), ("in_place", False)])
+async def test_requests_are_sent_back_before_an_update_or_stay_under_it(
+    inference: LikeSGLang, make: Callable[..., Player], update: str, aborts: bool
+):
+    player = make(inference.address, weights={"update": update})
+    await player.publish(0)
+    await player.start()
+
+    await until(lambda: player.versions(EngineReady) == [0] or player.running.done(), "it is ready")
+    assert not player.running.done(), player.running.exception()
+    assert (inference.aborted_all > 0) is aborts
+    assert inference.loads == ["0:0:d0"]
+
+
 async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
     inference: LikeSGLang, make: Callable[[str], Player]
 ):
