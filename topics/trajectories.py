@@ -200,6 +200,7 @@ class TrajectoryGraded(_OfMember):
     truncated: bool = False
     metrics: Metrics = msgspec.field(default_factory=dict)
     discarded: Count = 0  # as in its result
+    hybrid: bool = False  # as in its result
 
     @property
     def result(self) -> int:

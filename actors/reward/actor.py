@@ -80,6 +80,7 @@ class RewardWorker:
             truncated=generated.truncated,
             metrics=metrics,
             discarded=generated.discarded,
+            hybrid=generated.hybrid,
         )
         return [message]
 

@@ -56,7 +56,8 @@ def sample_text(sample: Sample) -> Text:
     task = "" if sample.task == ONLY_TASK else f"  {sample.task}"
     head = Text(f"\n{sample.name}{task}{graded}", "bold")
     if sample.tokens is not None:
-        head.append(f"  {sample.tokens:,} tokens{', truncated' if sample.truncated else ''}", "not bold")
+        marks = "".join(f", {mark}" for mark in ("truncated", "hybrid") if getattr(sample, mark))
+        head.append(f"  {sample.tokens:,} tokens{marks}", "not bold")
     if sample.label is not None:
         head.append(f"  label {_plain(sample.label)}", "not bold")
     turns = [_turn_text(turn) for turn in sample.turns] or [Text(sample.completion)]

@@ -43,6 +43,7 @@ class Sample(msgspec.Struct):
     label: Any
     tokens: int | None = None  # sampled
     truncated: bool = False
+    hybrid: bool = False
     turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
     metrics: dict[str, float] = {}  # that the rollout function gave
     artefacts: dict[str, str] = {}  # the beginnings of those
@@ -92,6 +93,7 @@ class SampleReader:
             row.label,
             tokens,
             generated.truncated,
+            generated.hybrid,
             turns,
             outcome.metrics,
             {name: _shown(value) for name, value in outcome.artefacts.items()},

@@ -136,6 +136,7 @@ async def test_requests_that_stay_while_weights_change_are_marked_and_within_the
         assert (np.diff(versions) >= 0).all()
         assert result.hybrid or versions.min() == versions.max()
     assert sum(result.hybrid for result in results) >= 5
+    assert max(row.get("hybrid_share", 0.0) for row in run.rows()) > 0
 
 
 def rescored_difference(weights: Path, models: dict[int, Any], segment: Segment) -> float:

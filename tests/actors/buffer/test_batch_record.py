@@ -36,7 +36,7 @@ def graded(name, reward, tokens, **fields):
 def test_figures_of_two_groups():
     groups = [
         [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2], discarded=7)],
-        [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4])],
+        [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4], hybrid=True)],
     ]
 
     assert batch_figures(groups, [1.0, 2.0, 3.0, 6.0]) == {
@@ -44,6 +44,7 @@ def test_figures_of_two_groups():
         "response_tokens_max": 10.0,
         "discarded_tokens": 7.0,
         "truncated_share": 0.25,
+        "hybrid_share": 0.25,
         "issue_to_grade_s_mean": 3.0,
         "issue_to_grade_s_max": 6.0,
         "flat_groups_share": 0.5,
