@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from msgspec import Meta
 
 from topics.topic import ACTORS, ENGINES, Topic
 from topics.wire import Count, Id, Message, Seconds, Version
+
+ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
+_ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no address of an engine.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not _ADDRESS.match(address):
+        raise ValueError(f"{address!r} is no address of an engine; expected http://host:port")
+
+
+def announced_name(address: str) -> str:
+    """The name of a server that is announced while a run goes on: `engine-at-gpu7-30000` for `http://gpu7:30000`.
+
+    Raises:
+        ValueError: it is no address of an engine.
+    """
+    check_address(address)
+    parts = urlsplit(address)
+    place = re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}{parts.path}")[:96].strip("-")
+    return f"{ANNOUNCED}{place}-{parts.port or (443 if parts.scheme == 'https' else 80)}"
 
 
 class EngineUpdating(Message):
@@ -64,6 +91,15 @@ class EngineAnnounced(Message):
     engine_id: Id  # "engine-at-gpu7-30000"
     address: Annotated[str, Meta(max_length=1024)]
     slots: Annotated[int, Meta(ge=1, le=2**20)] = 256  # requests it runs at once
+
+    def check(self) -> None:
+        """Refuse an announcement under the name of another server.
+
+        Raises:
+            ValueError: the name is not the one of the address, or the address is none.
+        """
+        if self.engine_id != (expected := announced_name(self.address)):
+            raise ValueError(f"{self.engine_id} is announced at {self.address}, expected the name {expected}")
 
 
 class EngineWithdrawn(Message):

@@ -13,7 +13,6 @@ from actors.engine.fetch import Fetcher
 from actors.runtime.actor import VITALS_S, ActorDown, ActorFault, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
-from asyncrl.config.engine_settings import ANNOUNCED
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
@@ -21,6 +20,7 @@ from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
 from topics.engines import (
+    ANNOUNCED,
     ENGINE_ANNOUNCED,
     EngineAnnounced,
     EngineGone,

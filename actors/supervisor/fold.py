@@ -42,6 +42,7 @@ class SupervisorFold(TrimmerFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.state = SupervisorState(self.state.asked_after)
+        self._engines = config.engine
         self._steps = config.learner.steps
         self._gate_metric = config.weights.gate_metric
         self._keep_live = config.weights.keep_live
@@ -61,11 +62,13 @@ class SupervisorFold(TrimmerFold):
 
     @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
+        message.check()
         self.state.announced = [*dict.fromkeys([*self.state.announced, message.engine_id])]
         self.state.withdrawn.discard(message.engine_id)
 
     @on(EngineWithdrawn)
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
+        self._engines.group_of(message.engine_id)  # raises ValueError for a name that is none
         self.state.announced = [name for name in self.state.announced if name != message.engine_id]
         self.state.withdrawn.add(message.engine_id)
 

@@ -14,7 +14,6 @@ import msgspec
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.cli.target import add_run, live_run
-from asyncrl.engine.control import announced_name
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import write_private
 from asyncrl.run.connect import connected
@@ -22,7 +21,7 @@ from asyncrl.run.find import FoundRun
 from asyncrl.state.parts import Engine
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
-from topics.engines import EngineAnnounced, EngineWithdrawn
+from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of
 
 _VERBS = ("add", "remove")

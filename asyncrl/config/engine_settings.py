@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings
+from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
 GroupName: TypeAlias = Annotated[
@@ -21,7 +22,6 @@ GroupName: TypeAlias = Annotated[
     ),
 ]
 _MOST = 1024  # processes of one role
-ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
 
 
 def _value_of(option: str, arguments: list[str]) -> str:

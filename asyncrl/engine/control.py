@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
-from urllib.parse import urlsplit
 
-from asyncrl.config.engine_settings import ANNOUNCED, EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.fleet import Sampler
@@ -19,8 +17,8 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.files import write_private
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python, state_of
+from topics.engines import check_address
 
-_ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
@@ -268,23 +266,6 @@ CONTROLS: dict[str, Callable[[EngineHome], EngineControl]] = {
 """Control of the servers of each kind."""
 
 
-def announced_name(address: str) -> str:
-    """The name of a server that is announced while a run goes on: `engine-at-gpu7-30000` for `http://gpu7:30000`.
-
-    Raises:
-        ValueError: it is no address of an engine.
-    """
-    _check_address(address)
-    parts = urlsplit(address)
-    place = re.sub(r"[^a-z0-9]+", "-", f"{parts.hostname}{parts.path}")[:96].strip("-")
-    return f"{ANNOUNCED}{place}-{parts.port or (443 if parts.scheme == 'https' else 80)}"
-
-
-def _check_address(address: str) -> None:
-    if not _ADDRESS.match(address):
-        raise ValueError(f"{address!r} is no address of an engine; expected http://host:port")
-
-
 def open_client(settings: EngineSettings, address: str, key_file: Path | None) -> Sampler:
     """Return the client that samples from the server at an address, as its control publishes it.
 
@@ -295,5 +276,5 @@ def open_client(settings: EngineSettings, address: str, key_file: Path | None) -
     if SCRIPTED in settings.kinds:
         mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
         return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
-    _check_address(address)
+    check_address(address)
     return EngineClient(address, api_key=read_key(key_file))

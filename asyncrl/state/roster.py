@@ -72,6 +72,7 @@ class Roster(Fold):
 
     @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
+        message.check()
         self.announced[message.engine_id] = message.address
         self.withdrawn.discard(message.engine_id)
 

@@ -12,7 +12,6 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import announced_name
 from benchmarks.engine import served
 from harness.audited import assert_within_lag
 from harness.configs import the_problem
@@ -21,7 +20,7 @@ from harness.runs import command, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
 from topics.actors import SCALE_REQUESTED, ScaleRequested
-from topics.engines import ENGINE_ANNOUNCED, ENGINE_WITHDRAWN, EngineAnnounced, EngineWithdrawn
+from topics.engines import ENGINE_ANNOUNCED, ENGINE_WITHDRAWN, EngineAnnounced, EngineWithdrawn, announced_name
 
 
 @pytest.mark.slow
@@ -134,7 +133,7 @@ def test_what_is_no_address_of_an_engine_is_refused():
 def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
     fed = Feed(SupervisorFold(Config()))
     for name in ("engine-at-a-1", "engine-at-b-1", "engine-at-a-1"):
-        fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, "http://a:1"))
+        fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, f"http://{name[10]}:1"))
     assert fed.fold.state.announced == ["engine-at-a-1", "engine-at-b-1"]
 
     fed.publish(ENGINE_WITHDRAWN, EngineWithdrawn("engine-at-a-1")).publish(
@@ -142,6 +141,12 @@ def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
     )
     assert fed.fold.state.announced == ["engine-at-b-1"]
     assert fed.fold.state.withdrawn == {"engine-at-a-1", "engine-1"}
+
+    for name, address in (("nobody-7", "http://a:1"), ("engine-at-b-1", "http://a:1"), ("engine-at-x", "x")):
+        with pytest.raises(ValueError, match="expected"):  # a keeper makes a dead letter of it
+            fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, address))
+    with pytest.raises(ValueError, match="is of no group of engines here"):
+        fed.publish(ENGINE_WITHDRAWN, EngineWithdrawn("nobody-7"))
 
     fed.publish(ENGINE_ANNOUNCED, EngineAnnounced("engine-at-a-1", "http://a:1"))
     assert (fed.fold.state.announced[-1], fed.fold.state.withdrawn) == ("engine-at-a-1", {"engine-1"})

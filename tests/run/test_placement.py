@@ -112,7 +112,7 @@ async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
     async def came_after(sequence: int) -> bool:
         return await started() > sequence
 
-    supervisor._begin("reward", "reward-1")
+    supervisor._begin("reward-1")
     child = supervisor._children["reward-1"]
     try:
         await until(lambda: came_after(0), "the actor has started")

@@ -36,7 +36,10 @@ def graded(name, reward, tokens, **fields):
 def test_figures_of_two_groups():
     groups = [
         [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2], discarded=7)],
-        [graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}), graded("p1-1", 1.0, [4], hybrid=True)],
+        [
+            graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}),
+            graded("p1-1", 1.0, [4], hybrid=True),
+        ],
     ]
 
     assert batch_figures(groups, [1.0, 2.0, 3.0, 6.0]) == {
