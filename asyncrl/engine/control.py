@@ -96,7 +96,7 @@ class EngineControl(Protocol):
         """Return its load at this moment."""
         ...
 
-    async def hold(self, *, keep: bool) -> None:
+    async def hold(self, *, keep: bool = False) -> None:
         """Sample nothing until `resume`; requests return with their partial tokens, unless they are kept."""
 
     async def load_weights(self, directory: Path, key: str) -> None:
@@ -119,7 +119,7 @@ class ExternalControl(EngineClient, EngineControl):
         address = address or home.address or home.group.addresses[home.number]
         super().__init__(address, api_key=home.key, control_timeout_s=home.settings.update_deadline_s)
 
-    async def hold(self, *, keep: bool) -> None:
+    async def hold(self, *, keep: bool = False) -> None:
         """Freeze the sampler, after all requests have been aborted unless they are kept."""
         if not keep:
             await self.empty()

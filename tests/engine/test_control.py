@@ -43,7 +43,7 @@ class OwnControl(EngineControl):
     async def load(self) -> EngineLoad:
         return EngineLoad(0, 0)
 
-    async def hold(self) -> None:
+    async def hold(self, *, keep: bool = False) -> None:
         self._held = True
 
     async def load_weights(self, directory: Path, key: str) -> None:
