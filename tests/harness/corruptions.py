@@ -105,19 +105,26 @@ def grade_late(r: Recorded) -> None:
     r.replace(TRAJECTORY_GRADED, number, time_ns=r.records(BATCH_PACKED)[r.batch(3)].time_ns + 1)
 
 
+def packed_grade(r: Recorded) -> int:
+    """Which of the grades is that of a member of a batch."""
+    member = r.messages(BATCH_PACKED)[r.batch(6)].groups[0].members[0].trajectory_id
+    return [grade.trajectory_id for grade in r.messages(TRAJECTORY_GRADED)].index(member)
+
+
 def grade_before(r: Recorded) -> None:
     """Somebody graded it before, and otherwise; the batch holds the second grade."""
-    number = len(r.messages(TRAJECTORY_GRADED)) // 2
+    number = packed_grade(r)
     first = r.messages(TRAJECTORY_GRADED)[number]
     at = r.places(TRAJECTORY_GRADED)[number]
     r.add(TRAJECTORY_GRADED, msgspec.structs.replace(first, reward=first.reward - 0.25), at=at)
 
 
 def fail_before(r: Recorded) -> None:
-    grade = r.messages(TRAJECTORY_GRADED)[-1]
+    number = packed_grade(r)
+    grade = r.messages(TRAJECTORY_GRADED)[number]
     failed = BY_NAME["trajectory.failed"]
     fields = {name: getattr(grade, name) for name in ("trajectory_id", "prompt_id", "member", "group_size", "stage")}
-    r.add(failed, failed.message(**fields, reason="rollout", detail=""), at=r.places(TRAJECTORY_GRADED)[-1])
+    r.add(failed, failed.message(**fields, reason="rollout", detail=""), at=r.places(TRAJECTORY_GRADED)[number])
 
 
 def more_tokens_of_a_member(packed):
