@@ -321,13 +321,15 @@ async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(s
     other = asyncio.create_task(post(served, "/generate", body("other")))
     stream = {**body("mine"), "stream": True}
     async with served.session() as session, session.post("/generate", json=stream) as response:
-        await response.content.readline()
+        first = (await response.content.readline()).decode()
         assert (await post(served, "/abort_request", {"rid": "nobody"}))[0] == 200
         assert (await post(served, "/abort_request", {"rid": "mine"}))[0] == 200
-        raw = await response.text()
+        raw = first + await response.text()
 
     last = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")][-1]
-    assert last["meta_info"]["finish_reason"]["type"] == "abort"
+    # A busy server may make all tokens before it sends the first: then nothing is left to be aborted.
+    at_once = json.loads(first.removeprefix("data: "))["meta_info"]["completion_tokens"] == 100
+    assert at_once or last["meta_info"]["finish_reason"]["type"] == "abort"
     assert (await other)[1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
