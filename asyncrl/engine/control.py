@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -134,6 +134,34 @@ class ExternalControl(EngineClient, EngineControl):
         await self.continue_generation()
 
 
+async def end_of(process: ChildProcess) -> str:
+    """Return the exit code and last output of a process that has ended."""
+    return f"exit code {await process.wait()}: {process.last_lines}"
+
+
+async def wait_for_answer(
+    name: str, process: ChildProcess, answers: Callable[[], Awaitable[bool]], deadline_s: float
+) -> None:
+    """Wait until a process that was started answers.
+
+    Raises:
+        EngineFailed: it ended, or did not answer within the deadline.
+    """
+    ended = asyncio.create_task(end_of(process))
+    try:
+        async with asyncio.timeout(deadline_s):
+            # A server does not announce that it is up; asking its port is the only way to know.
+            while not await answers():
+                if ended.done():
+                    raise EngineFailed(f"the {name} ended: {ended.result()}")
+                await asyncio.wait({ended}, timeout=0.05)
+    except TimeoutError:
+        words = f"the {name} did not answer within {deadline_s:.0f} s: {process.last_lines}"
+        raise EngineFailed(words) from None
+    finally:
+        ended.cancel()
+
+
 class EmbeddedControl(ExternalControl):
     """The CPU engine, as a process of our own."""
 
@@ -153,24 +181,12 @@ class EmbeddedControl(ExternalControl):
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
         process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=self.environment())
         self._process = process
-        ended = asyncio.create_task(self.ended())
-        try:
-            async with asyncio.timeout(settings.start_deadline_s):
-                # A server does not announce that it is up; asking its port is the only way to know.
-                while not await self.health():
-                    if ended.done():
-                        raise EngineFailed(f"the server ended: {ended.result()}")
-                    await asyncio.wait({ended}, timeout=0.05)
-        except TimeoutError:
-            words = f"the server did not answer within {settings.start_deadline_s:.0f} s: {process.last_lines}"
-            raise EngineFailed(words) from None
-        finally:
-            ended.cancel()
+        await wait_for_answer("server", process, self.health, settings.start_deadline_s)
 
     async def ended(self) -> str:
         """Return its exit code and last output."""
         assert self._process is not None
-        return f"exit code {await self._process.wait()}: {self._process.last_lines}"
+        return await end_of(self._process)
 
     @property
     def frozen(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import EngineFailed
+from asyncrl.engine.control import end_of, wait_for_answer
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineUnavailable, fault_of
 from asyncrl.files import write_private
 from asyncrl.ports import free_port
@@ -118,23 +117,12 @@ class Router:
         self._process = await ChildProcess.start(command, log=self._log_file, environment={})
         headers = {"Authorization": f"Bearer {key}"}
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_CALL_S))
-        ended = asyncio.create_task(self.ended())
-        try:
-            async with asyncio.timeout(self._deadline_s):
-                while not await self._answers():
-                    if ended.done():
-                        raise EngineFailed(f"the router ended: {ended.result()}")
-                    await asyncio.wait({ended}, timeout=0.05)
-        except TimeoutError:
-            words = f"the router did not answer within {self._deadline_s:.0f} s: {self._process.last_lines}"
-            raise EngineFailed(words) from None
-        finally:
-            ended.cancel()
+        await wait_for_answer("router", self._process, self._answers, self._deadline_s)
 
     async def ended(self) -> str:
         """Return its exit code and last output, when it has ended."""
         assert self._process is not None
-        return f"exit code {await self._process.wait()}: {self._process.last_lines}"
+        return await end_of(self._process)
 
     async def set_members(self, members: Mapping[str, Member]) -> Routed:
         """Ask that requests go to these engines alone, by address; what runs on others goes on there.

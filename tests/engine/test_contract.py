@@ -12,7 +12,7 @@ import pytest
 
 from asyncrl.engine.client import EngineClient, EngineRefused, SamplingParams
 from benchmarks.engine import save_random_model
-from harness.sglang_real import ABSENT, FOUND, engine
+from harness.sglang_real import ABSENT, FOUND, ask, engine, events_in, get, post, scores
 
 VOCAB, CONTEXT = 64, 128
 HEADERS = {"Authorization": "Bearer secret"}
@@ -63,24 +63,6 @@ async def client(served):
     await client.close()
 
 
-async def post(served, path, body):
-    async with served.session() as session, session.post(path, json=body) as response:
-        raw = await response.read()
-        with contextlib.suppress(ValueError):
-            return response.status, json.loads(raw) if raw else None
-        return response.status, raw.decode()
-
-
-async def get(served, path, **options):
-    async with served.session() as session, session.get(path, **options) as response:
-        raw = await response.read()
-        return response.status, json.loads(raw) if raw.startswith(b"{") else raw.decode()
-
-
-def ask(**changes):
-    return {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 5}, "return_logprob": True, **changes}
-
-
 async def begin(client, **options):
     """A long generation that has its first tokens."""
     begun = asyncio.Event()
@@ -129,7 +111,7 @@ async def test_a_stream(served):
     async with served.session() as session, session.post("/generate", json=body) as response:
         kind, raw = response.headers["Content-Type"], await response.text()
 
-    events = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")]
+    events = events_in(raw)
     counts = [event["meta_info"]["completion_tokens"] for event in events]
     held = [len(event["output_ids"]) for event in events]
     assert kind.startswith("text/event-stream") and raw.endswith("data: [DONE]\n\n")
@@ -145,8 +127,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(served):
     async with served.session() as session, session.post("/generate", json=body) as response:
         raw = await response.text()
 
-    events = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")]
-    last = {event["index"]: event["meta_info"]["completion_tokens"] for event in events}
+    last = {event["index"]: event["meta_info"]["completion_tokens"] for event in events_in(raw)}
     assert last == {0: 6, 1: 2}
 
 
@@ -221,17 +202,6 @@ async def test_greedy_answers_of_both_kinds_agree(served, client):
     for ids, generation in zip(asked, generations, strict=True):
         expected = scores(served.model, ids, generation.token_ids.tolist())
         assert np.abs(expected - generation.logprobs).max() < 1e-3
-
-
-def scores(model, prompt, tokens):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    forward = AutoModelForCausalLM.from_pretrained(model)
-    ids = torch.tensor([prompt + tokens])
-    with torch.no_grad():
-        logits = forward(ids).logits[0, len(prompt) - 1 : -1]
-    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1).numpy()
 
 
 # -- differences, as docs/engines.md lists them -------------------------------------------------------------------
@@ -326,7 +296,7 @@ async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(s
         assert (await post(served, "/abort_request", {"rid": "mine"}))[0] == 200
         raw = first + await response.text()
 
-    last = [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")][-1]
+    last = events_in(raw)[-1]
     # A busy server may make all tokens before it sends the first: then nothing is left to be aborted.
     at_once = json.loads(first.removeprefix("data: "))["meta_info"]["completion_tokens"] == 100
     assert at_once or last["meta_info"]["finish_reason"]["type"] == "abort"

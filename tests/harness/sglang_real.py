@@ -4,11 +4,14 @@
 a machine without a GPU and runs these tests. `ASYNCRL_SGLANG_ARGUMENTS` replaces the arguments for such a machine.
 """
 
+import contextlib
+import json
 import os
 import shlex
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from asyncrl.config.settings import EngineSettings
 from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
@@ -65,3 +68,41 @@ async def engine(kind: str, model: Path, folder: Path, *, incremental: bool) -> 
         yield control.address
     finally:
         await control.close()
+
+
+async def post(served: Any, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+    """Status and body of an answer, as JSON where it is that."""
+    async with served.session() as session, session.post(path, json=body) as response:
+        raw = await response.read()
+        with contextlib.suppress(ValueError):
+            return response.status, json.loads(raw) if raw else None
+        return response.status, raw.decode()
+
+
+async def get(served: Any, path: str) -> tuple[int, Any]:
+    """As `post`."""
+    async with served.session() as session, session.get(path) as response:
+        raw = await response.read()
+        return response.status, json.loads(raw) if raw.startswith(b"{") else raw.decode()
+
+
+def ask(**changes: Any) -> dict[str, Any]:
+    """The body of a request."""
+    return {"input_ids": [1, 2, 3], "sampling_params": {"max_new_tokens": 5}, "return_logprob": True, **changes}
+
+
+def events_in(raw: str) -> list[dict[str, Any]]:
+    """Events of a stream."""
+    return [json.loads(event.removeprefix("data: ")) for event in raw.split("\n\n") if event.startswith("data: {")]
+
+
+def scores(model: Path, prompt: list[int], tokens: list[int]) -> Any:
+    """[T] log-probs of tokens by the training forward."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    forward = AutoModelForCausalLM.from_pretrained(model)
+    ids = torch.tensor([prompt + tokens])
+    with torch.no_grad():
+        logits = forward(ids).logits[0, len(prompt) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None]).squeeze(1).numpy()
