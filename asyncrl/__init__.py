@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from actors.runtime.delivery import Delivery as Delivery
     from actors.runtime.keeper import Keeper as Keeper
     from actors.runtime.worker import WorkerLoop as WorkerLoop
+    from asyncrl.algorithms.token_loss import Loss as Loss
+    from asyncrl.algorithms.token_loss import Tokens as Tokens
     from asyncrl.bus.fold import Fold as Fold
     from asyncrl.bus.fold import on as on
     from asyncrl.bus.log import Record as Record
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
     from asyncrl.config.settings import Config as Config
     from asyncrl.errors import AsyncRLError as AsyncRLError
     from asyncrl.rewards.score import GradeRequest as GradeRequest
+    from asyncrl.rewards.tournaments import TournamentReward as TournamentReward
     from asyncrl.rollout.context import Generated as Generated
     from asyncrl.rollout.context import RolloutContext as RolloutContext
     from asyncrl.rollout.context import ToolFailed as ToolFailed
+    from asyncrl.training.dump import load_dump as load_dump
     from topics.prompts import PromptRow as PromptRow
     from topics.roles import Role as Role
     from topics.topic import Retention as Retention
@@ -40,6 +44,7 @@ _MODULES = {
     "Generated": "asyncrl.rollout.context",
     "GradeRequest": "asyncrl.rewards.score",
     "Keeper": "actors.runtime.keeper",
+    "Loss": "asyncrl.algorithms.token_loss",
     "Message": "topics.wire",
     "PromptRow": "topics.prompts",
     "Record": "asyncrl.bus.log",
@@ -48,9 +53,12 @@ _MODULES = {
     "RolloutContext": "asyncrl.rollout.context",
     "Stream": "topics.topic",
     "ToolFailed": "asyncrl.rollout.context",
+    "Tokens": "asyncrl.algorithms.token_loss",
     "Topic": "topics.topic",
+    "TournamentReward": "asyncrl.rewards.tournaments",
     "WorkerLoop": "actors.runtime.worker",
     "load_config": "asyncrl.config.load",
+    "load_dump": "asyncrl.training.dump",
     "on": "asyncrl.bus.fold",
     "publish": "asyncrl.bus.publish",
 }

@@ -6,6 +6,8 @@ import traceback
 
 from topics.errors import AsyncRLError as AsyncRLError
 
+_LINES = 8  # of a traceback
+
 
 class WrongUsage(AsyncRLError):
     """A command line that means nothing."""
@@ -23,11 +25,11 @@ class FunctionError(AsyncRLError):
     fatal = True
 
 
-def last_lines(error: BaseException, *, skip: int = 0, lines: int = 8) -> str:
+def last_lines(error: BaseException, *, skip: int = 0) -> str:
     """The end of the traceback of `error`, without the outermost `skip` frames, which are ours."""
     trace = error.__traceback__
     for _ in range(skip):
         trace = trace.tb_next if trace and trace.tb_next else trace
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     text = text.encode(errors="backslashreplace").decode()  # half a pair, as from JSON, is in no message
-    return "\n".join(text.splitlines()[-lines:])[-4000:]
+    return "\n".join(text.splitlines()[-_LINES:])[-4000:]

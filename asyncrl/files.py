@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, or for their owner alone."""
+"""Files that are written whole or not at all, or for their owner alone; and the room that files take."""
 
 from __future__ import annotations
 
@@ -22,3 +22,15 @@ def write_json(path: Path, value: Any) -> None:
     aside = path.with_name(path.name + ".new")
     aside.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
     os.replace(aside, path)
+
+
+def taken_bytes(folder: Path) -> int:
+    """Return the bytes that the files of a folder take on the disk; files and folders may come and go meanwhile."""
+    total = 0
+    for inside, _, names in os.walk(folder):  # passes over a folder that is gone, where `Path.rglob` fails
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(inside, name)).st_blocks * 512
+            except FileNotFoundError:
+                pass  # a live run removes old weights
+    return total

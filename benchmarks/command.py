@@ -23,8 +23,11 @@ NAMES = {
     "recovery": "seconds from the kill of each role to its working again",
     "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
+    "direct": "seconds from a step until an engine under load has its weights: out of the store, and directly",
     "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
+    "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
+    "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
@@ -69,8 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_publication_options(parsers["publication"])
     _add_weights_options(parsers["weights"])
+    _add_direct_options(parsers["direct"])
     _add_schedule_options(parsers["schedule"])
     _add_rollouts_options(parsers["rollouts"])
+    _add_learner_options(parsers["learner"])
+    _add_oracle_options(parsers["oracle"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -119,7 +125,7 @@ async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
 
 
 def _add_publication_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--shape", choices=("tiny", "67m", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
     parser.add_argument("--directory", default="", metavar="FOLDER", help="on the disk that is written to")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
@@ -132,12 +138,33 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
         help="rows of a step and tokens of each (default: 4 64)",
     )
     parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
+    parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
+
+
+def _add_direct_options(parser: argparse.ArgumentParser) -> None:
+    ways, updates = ("files", "ipc", "nccl", "gloo"), ("in_place", "resume")
+    parser.add_argument(
+        "--ways", nargs="+", choices=ways, default=["files", "ipc", "gloo"], help="default: files ipc gloo"
+    )
+    parser.add_argument("--updates", nargs="+", choices=updates, default=list(updates), help="default: both")
+    parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
+    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--device", default="cpu", help="of the trainer: cpu (default), cuda or cuda:N")
+    parser.add_argument("--gpus", type=int, nargs="*", default=[], metavar="N", help="of the server")
+    parser.add_argument("--running", type=int, default=16, help="requests under way (default: 16)")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(4, 64), metavar=("ROWS", "TOKENS"), help="of a step (default: 4 64)"
+    )
+    parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
+    parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
 
 
 def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--concurrent", type=int, nargs="+", default=[16, 64], metavar="N", help="trajectories (default: 16 64)"
     )
+    parser.add_argument("--workers", type=int, default=1, help="rollout workers that share them (default: 1)")
     parser.add_argument("--tokens", type=int, default=200, help="of a generation, on average (default: 200)")
     parser.add_argument("--turns", type=int, default=1, help="generations of a trajectory (default: 1)")
     parser.add_argument("--tool-s", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
@@ -147,6 +174,39 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
     parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
     parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
+
+
+def _add_learner_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a step and rank (default: 8192)")
+    parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of a pass (default: 8192)")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
+    for name, choices in (("kinds", ["asyncrl", "bare"]), ("rows", ["even", "mixed"])):
+        both = " ".join(choices)
+        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=choices, help=f"default: {both}")
+    parser.add_argument("--options", nargs="+", default=[], metavar="NAME=VALUE", help="of the trainer: recompute=true")
+
+
+def _add_oracle_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", default="demo", help="file, or name of a shipped one (default: demo)")
+    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="bounds (default: 0 1 2 4 8)")
+    parser.add_argument(
+        "--uncorrected",
+        type=int,
+        nargs="*",
+        default=[8],
+        help="bounds measured without correction, too (default: 8)",
+    )
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of prompts and draws, one run each (default: 1 2 3)"
+    )
+    parser.add_argument(
+        "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of all runs; repeatable"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, of about two cores each (default: 1)")
+    parser.add_argument("--output", default="", metavar="FOLDER", help="gets oracle.json and oracle.png")
 
 
 def _add_weights_options(parser: argparse.ArgumentParser) -> None:

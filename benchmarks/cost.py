@@ -8,8 +8,9 @@ import tempfile
 from pathlib import Path
 
 from asyncrl.config.settings import Config, RolloutSettings
+from asyncrl.training.create import create_configured
 from benchmarks.pipeline import endless_config, measure_window
-from benchmarks.stage import Stage, make_model, report
+from benchmarks.stage import Stage, report
 
 _MEAN_S, _SIGMA = 8.0, 0.3  # of a generation, streamed
 _OFF = 1_000_000  # tokens that no trajectory reaches
@@ -43,7 +44,7 @@ async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, fl
     costs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Config())
+        create_configured(model, Config())
         configs = [cost_config(model, progress_tokens, tokens) for progress_tokens in (default, _OFF)]
         for pair in range(pairs):
             on, off = await asyncio.gather(*(_cpu_us(config, seconds) for config in configs))

@@ -265,7 +265,7 @@ def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -
     for step in range(1, steps + 1):
         batch = []
         for number in range(step * rows, (step + 1) * rows):
-            tokens, mask = tokenizer.encode_supervised(source.row(number))
+            ((tokens, mask),) = tokenizer.encode_supervised(source.row(number))
             nothing = np.zeros(len(tokens), np.float32)
             weights = np.full(len(tokens), 1 / rows, np.float32)
             batch.append(

@@ -13,8 +13,9 @@ import aiohttp
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.engine.control import read_key
+from asyncrl.training.create import create_configured
 from benchmarks.pipeline import endless_config
-from benchmarks.stage import Stage, make_model, report
+from benchmarks.stage import Stage, report
 from topics.batches import BATCH_PACKED
 from topics.engines import ENGINE_READY, EngineReady
 from topics.prompts import PROMPT_ISSUED
@@ -44,7 +45,7 @@ async def bench_fleet(*, seconds: float) -> dict[str, float]:
     """
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Config())
+        create_configured(model, Config())
         scripted = {"kind": "scripted", "scripted_mean_s": _MEAN_S, "scripted_sigma": 0.0, "max_running": _SLOTS}
         config = endless_config("bench-fleet", model, tokens=_TOKENS, progress_tokens=64, **scripted)
         async with Stage.open(config) as stage:

@@ -65,6 +65,24 @@ _PUBLICATION = {
 }
 _WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
 _ROLLOUTS = {f"share_{count}_of_bare": Goal(0.98) for count in (16, 64, 256, 1024)}
+_LEARNER = {
+    **{f"tiny_{rows}_share_of_bare": Goal(0.95) for rows in ("even", "mixed")},
+    **{
+        f"{shape}_{figure}": goal
+        for shape in ("0_6b", "4b")
+        for rows in ("even", "mixed")
+        for figure, goal in (
+            (f"{rows}_share_of_bare", Goal(0.97)),
+            (f"asyncrl_{rows}_first_step_s", Goal(60, at_most=True)),
+            (f"{rows}_2_ranks_over_one", Goal(1.9)),
+            (f"asyncrl_{rows}_peak_gib", Goal(75, at_most=True)),
+        )
+    },
+    "4b_asyncrl_even_mfu": Goal(0.60),
+    "4b_asyncrl_mixed_mfu": Goal(0.55),
+    "0_6b_asyncrl_even_mfu": Goal(0.40),
+    "0_6b_asyncrl_mixed_mfu": Goal(0.40),
+}
 _FLEET = {
     **{f"{name}_share_of_most": Goal(0.9) for name in ("one", "four", "one_again")},
     **{name: Goal(0, at_most=True) for name in ("failed", "doubled")},
@@ -91,6 +109,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "publication": _PUBLICATION,
         "weights": _WEIGHTS,
         "rollouts": _ROLLOUTS,
+        "learner": _LEARNER,
         "fleet": _FLEET,
         "cost": _COST,
         "recovery": _RECOVERY,

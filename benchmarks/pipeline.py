@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import Config
-from benchmarks.stage import Stage, bench_config, make_model
+from asyncrl.training.create import create_configured
+from benchmarks.stage import Stage, bench_config
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES
 from topics.wire import decode
@@ -45,7 +46,7 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
     tokens, kind = (SHORT_TOKENS, "embedded") if short else (LONG_TOKENS, "scripted")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Config())
+        create_configured(model, Config())
         # A scripted answer comes at once and in one piece, and progress is published of what streams.
         config = endless_config("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
         async with Stage.open(config) as stage:

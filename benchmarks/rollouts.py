@@ -9,18 +9,20 @@ import statistics
 import tempfile
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import aiohttp
 import msgspec
 
+from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import read_key
 from asyncrl.training.create import write_tokenizer
-from benchmarks.publication import SHAPES, write_random_model
-from benchmarks.stage import Stage, bench_config, report
+from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
@@ -43,16 +45,22 @@ async def rollout(row, context):
         generated = await context.generate(tokens, max_new_tokens=random.randint({least}, {most}))
         tokens += generated.tokens.tolist()
 """
-_WARM_S, _DEADLINE_S = 3.0, 900.0
+_DEADLINE_S = 900.0
 
 
 class Load(NamedTuple):
     """Requests of a measurement."""
 
     concurrent: int  # trajectories
+    workers: int  # rollout workers that share them
     tokens: int  # of a generation, on average; uniform between a half and one and a half of it
     turns: int  # generations of a trajectory
     tool_s: float  # between two turns
+
+    @property
+    def warmed(self) -> int:
+        """Trajectories that end before a window begins: those that began together have spread by then."""
+        return 2 * self.concurrent
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -90,7 +98,7 @@ async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, 
     figures: dict[str, float] = {}
     server = Server(**{name: options.pop(name) for name in Server._fields})
     for count in concurrent:
-        found = await _measured(Load(count, **options), server, seconds, rounds)
+        found = await _measured(Load(concurrent=count, **options), server, seconds, rounds)
         figures |= {name.replace("_at", f"_{count}"): value for name, value in found.items()}
     return figures
 
@@ -106,13 +114,15 @@ async def _measured(load: Load, server: Server, seconds: float, rounds: int) -> 
             key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
             client = EngineClient(ready.address, api_key=key)
             for number in range(rounds):
-                through.append(await stage.until(_through_asyncrl(stage, seconds), _DEADLINE_S + seconds))
-                await stage.leave("rollout")
+                through.append(await stage.until(_through_asyncrl(stage, load, seconds), _DEADLINE_S + seconds))
+                for worker in range(load.workers):
+                    await stage.leave("rollout", worker + 1)
                 await stage.until(client.empty(), _DEADLINE_S)
                 direct = _bare(ready.address, key or "", load, seconds)
                 bare.append(await stage.until(direct, _DEADLINE_S + seconds))
                 await stage.until(client.empty(), _DEADLINE_S)
-                await stage.enter("rollout")
+                for worker in range(load.workers):
+                    await stage.enter("rollout", worker + 1)
                 report(f"{load.concurrent}, round {number + 1}: {through[-1]:,.0f} and {bare[-1]:,.0f} tokens/s")
             await client.close()
     return {
@@ -136,7 +146,12 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
         "bench-rollouts",
         model={"path": str(model)},
         task={"source": "reverse", "options": {"letters": 6}, "rollout": f"{module}:rollout"},
-        rollout={"slots": load.concurrent, "group_size": _GROUP, "max_new_tokens": most},
+        rollout={
+            "workers": load.workers,
+            "slots": -(-load.concurrent // load.workers),
+            "group_size": _GROUP,
+            "max_new_tokens": most,
+        },
         buffer={"batch_groups": max(1, _BATCHES * load.concurrent // _GROUP), "max_lag": 0},
         learner={"steps": 1, "checkpoint_every": 1, "advantage": "none"},
         engine={
@@ -148,11 +163,16 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
     )
 
 
-async def _through_asyncrl(stage: Stage, seconds: float) -> float:
-    """Tokens/s of the results in a window by the server's clock, which begins some seconds after the first."""
-    since = time.time_ns()
-    first = await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, lambda record: record.time_ns > since)
-    begin = first.time_ns + _WARM_S * 1e9
+async def _through_asyncrl(stage: Stage, load: Load, seconds: float) -> float:
+    """Tokens/s of the results in a window by the server's clock, which begins when `Load.warmed` have come."""
+    since, left = time.time_ns(), load.warmed
+
+    def warmed(record: Record) -> bool:
+        nonlocal left
+        left -= record.time_ns > since
+        return left <= 0
+
+    begin = (await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, warmed)).time_ns
     end = await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, lambda record: record.time_ns > begin + seconds * 1e9)
     results = [
         decode(TrajectoryGenerated, record.data)
@@ -167,11 +187,11 @@ async def _bare(address: str, key: str, load: Load, seconds: float) -> float:
     """Tokens/s of trajectories that end in a window, as `_through_asyncrl` counts them."""
     ends: list[tuple[float, int]] = []
     connector = aiohttp.TCPConnector(limit=load.concurrent)
-    headers = {"Authorization": f"Bearer {key}"}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     async with aiohttp.ClientSession(address, connector=connector, headers=headers) as session:
         clients = [asyncio.create_task(_trajectories(session, load, ends)) for _ in range(load.concurrent)]
         try:
-            while not ends or ends[-1][0] <= ends[0][0] + _WARM_S + seconds:
+            while len(ends) < load.warmed or ends[-1][0] <= ends[load.warmed - 1][0] + seconds:
                 done, _ = await asyncio.wait(clients, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
                 for client in done:
                     client.result()  # they end by a fault alone
@@ -181,7 +201,7 @@ async def _bare(address: str, key: str, load: Load, seconds: float) -> float:
             for client in clients:
                 with suppress(asyncio.CancelledError):
                     await client
-    begin, end = ends[0][0] + _WARM_S, ends[-1][0]
+    begin, end = ends[load.warmed - 1][0], ends[-1][0]
     return sum(tokens for at, tokens in ends if begin < at <= end) / (end - begin)
 
 
@@ -194,7 +214,8 @@ async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[t
             sampling = {"max_new_tokens": random.randint(*load.bounds), "temperature": 1.0}
             body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True}
             async with session.post("/generate", data=msgspec.json.encode(body)) as response:
-                response.raise_for_status()
+                if response.status != HTTPStatus.OK:
+                    raise BenchError(f"the server answered {response.status}: {await response.text()}")
                 answer = msgspec.json.decode(await response.read())
             tokens = tokens + answer["output_ids"]
             sampled += len(answer["output_ids"])

@@ -19,8 +19,9 @@ from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.scripted import scripted_duration
+from asyncrl.training.create import create_configured
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
-from benchmarks.stage import BenchError, Stage, bench_config, make_model, report
+from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.ids import TASK, prompt_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
@@ -152,7 +153,7 @@ async def bench_schedule(
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        await make_model(model, Config())
+        create_configured(model, Config())
         for mean_s in means_s:
             cells = [Cell(mean_s, lag, seed) for lag in lags for seed in seeds]
             together = parallel or parallel_for(mean_s)

@@ -24,7 +24,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import run_opened
-from asyncrl.run.make_model import create_model_aside
 from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
 from topics.roles import role_of
@@ -228,14 +227,3 @@ def cpu_s(process: psutil.Process) -> float:
 def tree_cpu_s(process: psutil.Process) -> float:
     """CPU seconds of a process and those that it started."""
     return sum(map(cpu_s, [process, *process.children(recursive=True)]))
-
-
-async def make_model(directory: Path, config: Config) -> None:
-    """The small untrained model that a config describes, in a process of its own: this one stays small.
-
-    Raises:
-        LaunchError: it could not be made.
-    """
-    settings = directory.with_suffix(".json")
-    settings.write_bytes(msgspec.json.encode(config))
-    await create_model_aside(settings, directory)

@@ -16,21 +16,18 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from actors.engine.fetch import Fetcher
 from actors.supervisor.sweeper import purge_versions
-from asyncrl.bus.address import BusAddress
 from asyncrl.bus.chunks import ChunkWriter
-from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
-from asyncrl.run.directory import RunFiles
+from asyncrl.weights import versions
 from asyncrl.weights.delta import Base, encode
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.store import STORES, StorePlace
 from asyncrl.weights.tensors import HostTensor
-from benchmarks.publication import Shape, write_random_model
+from benchmarks.random_model import Shape, write_random_model
 from benchmarks.stage import Stage, bench_config, report
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
@@ -131,12 +128,14 @@ class _Delivery:
         """Store a version: the first one in full."""
         files, store = {"model": self._tensors}, self._store
         if not (self._changed and self._base.key):
-            return store.publish(files, self._model, lineage=0, version=version)
+            return versions.publish(store, files, self._model, lineage=0, version=version)
         began = time.monotonic()
         delta, run = encode(self._base.files, files), self._stage.config.run
         size = sum(tensor.content.nbytes for tensor in self._tensors)
-        self._note(encoded_s=time.monotonic() - began, share_of_bytes=sum(map(len, delta.frames)) / size)
-        return store.publish_delta(delta, run=run, base=self._base.key, lineage=0, version=version)
+        self._note(encoded_s=time.monotonic() - began, share_of_bytes=delta.bytes / size)
+        attempt = versions.new_attempt(0, version)
+        share = versions.write_delta_share(store, attempt, delta)
+        return versions.complete_delta(store, attempt, [share], run=run, base=self._base.key)
 
     def _note(self, **figures: float) -> None:
         for name, value in figures.items():
@@ -157,8 +156,13 @@ class _Delivery:
             version = msgspec.json.encode(self._newest).decode()
             processes = []
             for number in range(readers):
-                words = [sys.executable, "-m", "benchmarks.weights", str(self._stage.files.credentials / "engine.json")]
-                words += [self._stage.config.run, str(Path(scratch) / str(number)), version]
+                words = [sys.executable, "-m", "benchmarks.weights_reader"]
+                words += [
+                    str(self._stage.files.credentials / "engine.json"),
+                    self._stage.config.run,
+                    str(Path(scratch) / str(number)),
+                    version,
+                ]
                 pipe = asyncio.subprocess.PIPE
                 processes.append(await asyncio.create_subprocess_exec(*words, stdin=pipe, stdout=pipe))
             outputs = [process.stdout for process in processes if process.stdout is not None]
@@ -204,20 +208,3 @@ class _Delivery:
         ended = time.monotonic()
         await asyncio.gather(*(client.close() for client in clients))
         return ended
-
-
-async def _read_once(address: Path, run: str, root: Path, version: WeightsPublished) -> None:
-    """Read a version in a process of its own, as the engine actor of a host does, once stdin is closed."""
-    bus = await Bus.connect(BusAddress.read(address), run)
-    print("connected", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    await Fetcher(bus, RunFiles(root)).directory(version)
-    print("read", flush=True)
-    await bus.close()
-
-
-if __name__ == "__main__":
-    import uvloop
-
-    made = msgspec.json.decode(sys.argv[4], type=WeightsPublished)
-    uvloop.run(_read_once(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), made))

@@ -37,7 +37,7 @@ FILE = re.compile(r"(actors|asyncrl|benchmarks|docs|scripts|tests|topics)(/[\w.-
 
 
 def code_spans(page: str) -> list[str]:
-    """What stands in backticks outside fenced blocks."""
+    """Return the text in backticks outside fenced blocks."""
     return re.findall(r"`([^`\n]+)`", FENCE.sub("", text_of(page)))
 
 
@@ -95,7 +95,7 @@ def test_every_topic_setting_and_stream_named_exists(page: str) -> None:
     tables = [table.key for table in documented_tables() if table.key]
     nouns = {name.split(".")[0] for name in (*BY_NAME, *tables)}
     known = {*BY_NAME, *known_settings(), *tables, *own}
-    tables_in_code = re.findall(r"^([A-Z]+): dict|^([A-Z]+) = \{", DICTIONARIES, flags=re.MULTILINE)
+    tables_in_code = re.findall(r"^([A-Z]+): dict|^([A-Z]+) = (?:\{|Table\()", DICTIONARIES, flags=re.MULTILINE)
     streams = {stream.name for stream in STREAMS} | {name for names in tables_in_code for name in names}
     for span in code_spans(page):
         name = span.partition(" = ")[0]
@@ -119,6 +119,7 @@ def test_every_test_named_exists(page: str) -> None:
 
 @EVERY_PAGE
 def test_every_config_shown_is_one(page: str, tmp_path: Path) -> None:
+    written(page, tmp_path)
     for block in blocks(page):
         if block.language == "toml":
             config = tmp_path / "config.toml"

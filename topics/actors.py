@@ -11,7 +11,8 @@ from topics.roles import ROLE_NAMES, WORKERS
 from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, VITALS, Stream, Topic
 from topics.wire import Count, Id, Message, Sequence, Step
 
-Processes: TypeAlias = Annotated[int, Meta(ge=0, le=1024)]  # of one role
+MOST_PROCESSES = 1024  # of one role
+Processes: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_PROCESSES)]
 
 
 class RunOpened(Message):
@@ -132,7 +133,16 @@ class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
     """The current activity of an actor."""
 
     kind: Literal[
-        "", "loading", "training", "publishing", "saving", "awaiting batch", "making row", "standby", "taking over"
+        "",
+        "loading",
+        "training",
+        "publishing",
+        "saving",
+        "awaiting batch",
+        "awaiting teacher",
+        "making row",
+        "standby",
+        "taking over",
     ] = ""
     number: int = 0  # of the batch, checkpoint or row
 

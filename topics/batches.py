@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 from topics.ids import Stage
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK, Attempt, Temperature
 from topics.topic import BATCHES, TRAINING, Topic
-from topics.trajectories import Reference
+from topics.trajectories import Metrics, Reference, TurnRewards
 from topics.wire import Count, Id, Message, Real, Sequence, Step
 
 
-class BatchMember(msgspec.Struct):
+class BatchMember(msgspec.Struct, omit_defaults=True):
     """A trajectory of a batch, by reference."""
 
     trajectory_id: Id
@@ -21,6 +22,16 @@ class BatchMember(msgspec.Struct):
     payload: Reference
     reward: Real
     tokens: Count  # trainable tokens
+    truncated: bool = False  # its last generation ended at the length limit
+    metrics: Metrics = {}  # of its grade, those that filters read
+    unshaped: Real | None = None  # as in its grade
+    lengths: list[Count] = []  # as in its grade
+    turn_rewards: TurnRewards = []  # as in its grade
+
+    @property
+    def score(self) -> float:
+        """The reward before it was shaped, by which a member passes: a right answer that is long is right."""
+        return self.reward if self.unshaped is None else self.unshaped
 
 
 class BatchGroup(msgspec.Struct):
@@ -33,21 +44,64 @@ class BatchGroup(msgspec.Struct):
     estimator: str = NO_ESTIMATOR  # of its advantages, a name in asyncrl.algorithms.advantages.ADVANTAGES
 
 
+class Penalty(msgspec.Struct, frozen=True):
+    """A penalty in the reward of each token: -coef * KL(policy || other model), estimated at that token."""
+
+    column: str  # log-probs of the other model: reference, teacher
+    coef: Real
+    estimator: str = "k1"  # a name in asyncrl.algorithms.kl.KL_ESTIMATORS
+    recomputed: bool = False  # the policy's log-probs are the trainer's before the update, not the sampler's
+
+
+class Distillation(msgspec.Struct, frozen=True):
+    """A divergence from the teacher, added to the loss of each token, over what the teacher finds most probable."""
+
+    top_k: Annotated[int, Meta(ge=1)]  # and one outcome of all other tokens
+    coef: Real = 1.0
+    direction: str = "reverse"  # a name in asyncrl.algorithms.distillation.DIRECTIONS
+
+
+class CriticStep(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an optimiser step that belongs to a critic."""
+
+    discount: Real = 1.0  # of the reward of a token by those after it
+    gae_lambda: Real = 0.95
+    value_clip: Real = 0.2  # values are clipped around those before the update; 0: not
+    learning_rate: Real = 0.0  # of this step
+    max_grad_norm: Real = 1.0
+    betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW
+    weight_decay: Real = 0.0
+    alone: bool = False  # the policy stays as it is
+
+
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
     """All that changes the mathematics of an optimiser step, besides its groups and their rules.
 
     Buffer and learner obey it, not the config.
     """
 
+    stage: Id | None = None  # table of `stages` that the batch follows: the newest one of its prompts
     loss: str = "decoupled"  # a name in asyncrl.algorithms.losses.LOSSES
     loss_options: dict[str, Any] = {}  # of that loss, all of them
     filters: list[str] = []  # names in asyncrl.algorithms.filters.FILTERS; the groups that they name are dropped
+    filter_options: dict[str, dict[str, Any]] = {}  # of those filters, by name
     aggregation: str = "token"  # a name in asyncrl.algorithms.aggregation.AGGREGATIONS
     constant_tokens: Count = 1  # divisor of the aggregation `constant`
+    columns: dict[str, str] = {}  # names in asyncrl.algorithms.own_columns.COLUMNS, by the column that they fill
+    turn_discount: Real = 1.0  # of the reward of a turn by those before it, with the estimator `turns`
     learning_rate: Real = 0.0  # of this step
     max_grad_norm: Real = 1.0
     betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW
     weight_decay: Real = 0.0
+    reference: Step = 0  # a reference model whose weights are older than this version is renewed before the step
+    penalties: list[Penalty] = []
+    distillation: Distillation | None = None
+    critic: CriticStep | None = None  # where an advantage needs values
+
+    @property
+    def moves_policy(self) -> bool:
+        """True where the policy is trained, not the critic alone."""
+        return self.critic is None or not self.critic.alone
 
 
 class BatchPacked(Message):
@@ -68,6 +122,21 @@ class BatchPacked(Message):
         return {"step": str(self.step), "stage": self.stage, "min-version": str(self.min_version)}
 
 
+class Carrier(msgspec.Struct):
+    """A trajectory that carries an anomaly: a row of it, trained alone."""
+
+    trajectory_id: Id
+    loss: float  # its part of the batch's
+    grad_norm: float  # of its part of the gradient
+
+
+class Anomaly(msgspec.Struct):
+    """A step whose loss or gradient is far out of those before it."""
+
+    found: str  # the figures, and what is usual
+    carriers: list[Carrier]  # largest gradient first
+
+
 class BatchTrained(Message):
     """Batch `step` is in the weights, or was passed over: then version `step` has the weights of the one before."""
 
@@ -81,6 +150,7 @@ class BatchTrained(Message):
     trajectories: Count
     batch_sequence: Sequence  # of its batch.packed in the BATCHES stream
     skipped: bool = False  # passed over, as an operator asked: no token of it was trained on
+    anomaly: Anomaly | None = None
 
 
 BATCH_PACKED = Topic(

@@ -58,6 +58,8 @@ class EngineReady(Message):
     update_s: Seconds = 0.0  # seconds from engine.updating to here; 0: a router, or a model that is served as it is
     delta: bool = False  # its files were a difference to the version before
     fetch_s: Seconds = 0.0  # seconds until its host had the version, while it still sampled from the one before
+    direct: Annotated[str, Meta(max_length=64)] = ""  # way out of the learner's memory by which it came; "": the store
+    fallback: Annotated[str, Meta(max_length=1024)] = ""  # why it came from the store, where it should come directly
     cache: Annotated[str, Meta(max_length=64)] = ""  # distinguishes this loading from another one of the same weights
 
     @property
@@ -109,7 +111,7 @@ class EngineWithdrawn(Message):
 
 
 _PUBLISHERS = ("engine", "router")  # a router is one engine for those that sample
-_SUBSCRIBERS = ("rollout", "router", "recorder", "supervisor")
+_SUBSCRIBERS = ("rollout", "gateway", "judge", "router", "recorder", "supervisor")
 
 ENGINE_UPDATING = Topic(
     "engine.updating",

@@ -1,4 +1,4 @@
-"""Messages about evaluations: their prompts are issued as a group whose members have a row each."""
+"""Messages about evaluations: all answers of one are a group, `samples` members for each held-out row."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from topics.wire import Count, Id, Message, Real, Seconds, Version
 
 
 class EvalRequested(Message):
-    """Held-out prompts shall be answered by an engine that has at least this version."""
+    """Held-out prompts shall be answered with this version; with a newer one as well, unless `eval.engines` is set."""
 
     eval_id: Id  # "e000003", the fourth one
     version: Version
     prompts: GroupSize
     temperature: Temperature
+    dataset: str = ""  # name of the held-out set, where the run has several
+    samples: GroupSize = 1  # answers of each prompt
 
 
 class EvalScored(Message):
@@ -25,12 +27,15 @@ class EvalScored(Message):
     eval_id: Id
     version: Version  # the requested number
     versions: dict[int, Count]  # tokens per version that really answered
-    accuracy: Real  # mean reward
+    accuracy: Real  # mean reward of all answers
     prompts: Count
-    failed: Count  # prompts without a grade; they count as reward 0
+    failed: Count  # answers without a grade; they count as reward 0
     seconds: Seconds  # since the first prompt was issued
     members: list[BatchMember] = msgspec.field(default_factory=list)  # that were graded
-    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # means of what else the reward gave
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)  # means of what else the reward gave; `pass@k`
+    dataset: str = ""
+    samples: GroupSize = 1
+    reason: str = ""  # why answers have no grade; "" where all have one
 
 
 EVAL_REQUESTED = Topic(
@@ -38,9 +43,14 @@ EVAL_REQUESTED = Topic(
     EvalRequested,
     TRAINING,
     publishers=("learner",),
-    subscribers=("prompter", "supervisor", "recorder"),
+    subscribers=("prompter", "engine", "supervisor", "recorder"),
     id=("eval_id",),
 )
 EVAL_SCORED = Topic(
-    "eval.scored", EvalScored, BATCHES, publishers=("buffer",), subscribers=("recorder", "supervisor"), id=("eval_id",)
+    "eval.scored",
+    EvalScored,
+    BATCHES,
+    publishers=("buffer",),
+    subscribers=("engine", "recorder", "supervisor"),
+    id=("eval_id",),
 )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from topics.prompts import ONLY_TASK
-from topics.topic import BATCHES, Topic
-from topics.wire import Count, Id, Message
+from topics.topic import BATCHES, GRADES, Topic
+from topics.trajectories import Metrics, TrajectorySubmitted
+from topics.wire import Count, Id, Message, Real
 
 
 class GroupDropped(Message):
@@ -15,8 +18,54 @@ class GroupDropped(Message):
     members: Count = 0  # members that had no end of their own before
     tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
     task: Id = ONLY_TASK
+    # Of its graded members, before they were shaped, where a filter dropped it.
+    rewards: list[Real] = msgspec.field(default_factory=list)
 
 
+class GroupCompleted(Message):
+    """No member of a group is under way any more: one call of its reward function grades those that it has."""
+
+    group_id: Id  # the prompt; of an evaluation with the first member that answers the same row: "e000003-8"
+    members: list[TrajectorySubmitted]  # by member number
+
+
+def group_of(group_id: str) -> str:
+    """The prompt, or the evaluation, of what one call grades."""
+    return group_id.partition("-")[0]
+
+
+class MemberGrade(msgspec.Struct, omit_defaults=True):
+    """The score of one member of a group."""
+
+    reward: Real | None = None  # None: there is none
+    metrics: Metrics = msgspec.field(default_factory=dict)
+    fault: str = ""  # why there is none
+
+
+class GroupGraded(Message):
+    """The scores that one call of a reward function gave a group. The first one stored counts: no call follows it."""
+
+    group_id: Id
+    grades: list[MemberGrade]  # of the members of its `group.completed`, in their order
+
+
+GROUP_COMPLETED = Topic(
+    "group.completed",
+    GroupCompleted,
+    BATCHES,
+    publishers=("buffer",),
+    subscribers=("groupreward",),
+    key="group_id",
+)
+GROUP_GRADED = Topic(
+    "group.graded",
+    GroupGraded,
+    GRADES,
+    publishers=("groupreward",),
+    subscribers=("groupreward",),
+    key="group_id",
+    fenced=True,
+)
 GROUP_DROPPED = Topic(
     "group.dropped",
     GroupDropped,

@@ -17,6 +17,7 @@ Stage: TypeAlias = Literal["warmup", "rl", "eval"]
 WARMUP = "w"  # the warm-up's rows have an order of their own
 TASK = "p"
 REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
+LIVE = "l"  # `l000042`: the 43rd turn of live traffic that was admitted to training
 EVALUATION = "e"  # `e000003`: the fourth evaluation, whose members are held-out prompts
 
 _STAGES: dict[str, Stage] = {WARMUP: "warmup", EVALUATION: "eval"}
@@ -26,6 +27,25 @@ _FIRST = itemgetter(0)
 def prompt_name(letter: str, number: int) -> str:
     """`p000042`."""
     return f"{letter}{number:06d}"
+
+
+def prompt_of(trajectory_id: str) -> str:
+    """`p000042` of `p000042-3`."""
+    return trajectory_id.rsplit("-", 1)[0]
+
+
+def member_of(trajectory_id: str) -> int:
+    """3 of `p000042-3`."""
+    return int(trajectory_id.rsplit("-", 1)[1])
+
+
+def number_of(prompt_id: str) -> int:
+    """42 of `p000042`.
+
+    Raises:
+        ValueError: it is no letter with a number.
+    """
+    return int(prompt_id[1:])
 
 
 def stage_of(name: str) -> Stage:
@@ -39,7 +59,7 @@ class PromptIdSet(msgspec.Struct):
     spans: dict[str, list[list[int]]] = {}
 
     def __contains__(self, name: str) -> bool:
-        spans, number = self.spans.get(name[:1], []), int(name[1:])
+        spans, number = self.spans.get(name[:1], []), number_of(name)
         at = bisect_right(spans, number, key=_FIRST)
         return at > 0 and number < spans[at - 1][1]
 
@@ -49,7 +69,7 @@ class PromptIdSet(msgspec.Struct):
         Raises:
             ValueError: it is no letter with a number.
         """
-        number = int(name[1:])
+        number = number_of(name)
         spans = self.spans.setdefault(name[:1], [])
         at = bisect_right(spans, number, key=_FIRST)  # spans that begin at or below it
         if at and number < spans[at - 1][1]:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from topics.ids import Stage
+from topics.ids import Stage, member_of
 from topics.topic import PROMPTS, Topic
 from topics.wire import Id, Message, Version
 
@@ -18,6 +18,7 @@ Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=1000.0)]  # 0 is greed
 
 ONLY_TASK = "task"  # name of the task of a run that has one
 WARMUP_TASK = "warmup"  # of its trajectories, which may have rows of several tasks
+LIVE_TASK = "live"  # of turns of live traffic
 NO_ESTIMATOR = "none"  # of groups whose rewards are not compared
 
 
@@ -44,6 +45,7 @@ class PromptIssued(Message):
     task: Id = ONLY_TASK  # whose row it is
     temperature: Temperature = 1.0  # of its sampling
     estimator: str = NO_ESTIMATOR  # of its group's advantages
+    level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # of the difficulty of its row, where that rises
 
     @property
     def trajectory_id(self) -> str:
@@ -79,7 +81,7 @@ class IssueHeads(msgspec.Struct, rename="kebab"):
     origin: Id = ""
 
     def __post_init__(self) -> None:
-        if int(self.trajectory.rsplit("-", 1)[1]) >= self.group_size:
+        if member_of(self.trajectory) >= self.group_size:
             raise ValueError(f"{self.trajectory} is no member of a group of {self.group_size}")
 
 

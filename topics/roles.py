@@ -40,10 +40,22 @@ ROLES = [
         scalable=True,
         children=True,
     ),
+    Role(
+        "groupreward",
+        "worker",
+        stops=3,
+        setting="group_workers",
+        queue="group.completed",
+        scalable=True,
+        children=True,
+    ),
+    Role("judge", "worker", stops=3, setting="judges", queue="turn.ready", scalable=True, children=True),
     Role("buffer", "keeper", stops=4),
     Role("learner", "keeper", stops=4, slow=True, children=True),
     Role("engine", "service", stops=4, setting="engine.count", scalable=True, slow=True, children=True),
     Role("router", "service", stops=4, setting="engine.router.count", children=True),
+    Role("gateway", "service", stops=1, setting="gateway.count"),
+    Role("sessions", "keeper", stops=2, setting="session_keepers"),
     Role("recorder", "service", stops=5),
     Role(SUPERVISOR, "keeper", stops=6),  # it stops the others, and then itself
 ]

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from topics.topic import FLEET, Topic
 from topics.wire import Count, Message, Sequence, Step
+
+
+class StreamTrimming(Message):
+    """Messages that are no longer needed are about to be purged from a payload stream: they will not have been lost."""
+
+    stream: str
+    below: Sequence  # every message below this sequence goes
+    # Trajectories whose messages below this sequence go, though they lie above `below`.
+    ended: dict[str, Sequence] = msgspec.field(default_factory=dict)
 
 
 class StreamTrimmed(Message):
@@ -35,6 +46,9 @@ class AdmissionResumed(Message):
     reason: str
 
 
+STREAM_TRIMMING = Topic(
+    "stream.trimming", StreamTrimming, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor")
+)
 STREAM_TRIMMED = Topic(
     "stream.trimmed", StreamTrimmed, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor")
 )

@@ -15,16 +15,21 @@ from topics import (
     promotions,
     prompts,
     runs,
+    stages,
     stalls,
     streams,
     trajectories,
+    turns,
     weights,
 )
 from topics.roles import ROLE_NAMES, ROLES, Role, add_role
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Message
 
-_NOUNS = (prompts, trajectories, groups, batches, weights, promotions, engines, evals, runs, stalls, streams, actors)
+_NOUNS = (
+    *(prompts, trajectories, groups, batches, weights, promotions, engines),
+    *(evals, runs, stages, stalls, streams, turns, actors),
+)
 
 TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}

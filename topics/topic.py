@@ -116,10 +116,17 @@ TRAINING = Stream("TRAINING", Retention.LEDGER, "learner", "steps, versions, che
 ENGINES = Stream("ENGINES", Retention.LEDGER, "", "the state of inference servers")
 FLEET = Stream("FLEET", Retention.LEDGER, "supervisor", "how many actors run each role")
 ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and requests of operators")
-VITALS = Stream("VITALS", Retention.LAST, "", "each actor's newest vital signs")
+VITALS = Stream(
+    "VITALS",
+    Retention.LAST,
+    "",
+    "newest vital signs of each actor, and requests of each engine for weights in memory",
+)
 BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
 WEIGHTS = Stream("WEIGHTS", Retention.PAYLOAD, "", "chunks of weights, where hosts share no folder")
 LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")
+TURNS = Stream("TURNS", Retention.LEDGER, "", "turns of live traffic with their tokens, and judgements of them")
+SESSIONS = Stream("SESSIONS", Retention.LEDGER, "sessions", "turns to judge and to train, and ends of sessions")
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
 STREAMS: list[Stream] = [
@@ -135,5 +142,7 @@ STREAMS: list[Stream] = [
     BLOBS,
     WEIGHTS,
     LEDGER_BLOBS,
+    TURNS,
+    SESSIONS,
     DEAD,
 ]

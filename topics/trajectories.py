@@ -24,6 +24,11 @@ class Segment(msgspec.Struct, omit_defaults=True):
     mask: UInt8Array  # [T] 1 where the policy sampled (or a teacher wrote) the token; "u1"
     logprobs: Float32Array  # [T] natural log of the sampler's probability; 0.0 where mask is 0; "<f4"
     versions: Int32Array  # [T] weights version that sampled the token; -1 where mask is 0 or supervised; "<i4"
+    # Where turns have rewards: number of each turn that sampled here, in the trajectory, and its tokens; in that order.
+    turns: list[tuple[Count, Count]] = []
+    # [T, B], where engines return it: the experts that each token went to, [layers, experts of a token] of a byte each,
+    # of two where there are more than 256. Zeros where it is not known, as of the last token.
+    routing: bytes = b""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -69,15 +74,20 @@ class Answer(msgspec.Struct, omit_defaults=True):
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
     hybrid: bool = False  # some tokens were sampled by newer weights than those that filled the cache before them
+    routing: bytes = b""  # once done: as in `Segment`, of the prompt's tokens and of those here
+    route_bytes: Count = 0  # of a token in it
 
 
 METRICS = 32  # that a rollout function, or a reward, may give for one trajectory
+_OWN_METRICS = 8  # that the reward worker adds
 ARTEFACTS = 16
 ARTEFACT_BYTES = 65_536  # of all artefacts of a trajectory
 NAME_CHARS = 64
+TURNS = 512  # of a trajectory that may have rewards
 
 Name: TypeAlias = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS)]
-Metrics: TypeAlias = Annotated[dict[Name, Real], Meta(max_length=2 * METRICS)]  # of both
+Metrics: TypeAlias = Annotated[dict[Name, Real], Meta(max_length=2 * METRICS + _OWN_METRICS)]  # of all
+TurnRewards: TypeAlias = Annotated[list[Real], Meta(max_length=TURNS)]
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
@@ -86,6 +96,7 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     reward: Real | None = None  # final where it is given
     metrics: Metrics = msgspec.field(default_factory=dict)
     artefacts: Annotated[dict[Name, bytes], Meta(max_length=ARTEFACTS)] = msgspec.field(default_factory=dict)
+    turn_rewards: TurnRewards = msgspec.field(default_factory=list)  # of each `generate`, in the order of call paths
 
 
 class _OfTrajectory(Message, kw_only=True):
@@ -191,25 +202,47 @@ class Reference(msgspec.Struct):
     size: Count  # bytes
 
 
-class TrajectoryGraded(_OfMember):
-    """A reward for a generated trajectory."""
+class _OfResult(_OfMember, kw_only=True):
+    """Properties of a generated trajectory, and the names of its tokens."""
 
     payload: Reference
     versions: list[VersionCount]
-    reward: Real
     truncated: bool = False
     metrics: Metrics = msgspec.field(default_factory=dict)
     discarded: Count = 0  # as in its result
     hybrid: bool = False  # as in its result
+    lengths: list[Count] = msgspec.field(default_factory=list)  # tokens of each segment, its prompt among them
+    turn_rewards: TurnRewards = msgspec.field(default_factory=list)  # as in its outcome
 
     @property
     def result(self) -> int:
         """Sequence of what was graded."""
         return self.payload.sequence
 
+    @property
+    def tokens(self) -> int:
+        """Trainable tokens."""
+        return sum(count.tokens for count in self.versions)
+
     def headers(self) -> dict[str, str]:
         """Return the headers that routing needs."""
         return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
+
+
+class TrajectorySubmitted(_OfResult):
+    """A generated trajectory whose reward needs its whole group, which the buffer gathers."""
+
+
+class TrajectoryGraded(_OfResult, kw_only=True):
+    """A reward for a generated trajectory."""
+
+    reward: Real
+    unshaped: Real | None = None  # the reward before the punishment of length, where there is one
+
+    @property
+    def score(self) -> float:
+        """The reward before it was shaped, by which a member passes: a right answer that is long is right."""
+        return self.reward if self.unshaped is None else self.unshaped
 
 
 class TrajectoryFailed(_OfMember):
@@ -250,13 +283,13 @@ class ResultHeads(msgspec.Struct):
     versions: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")]
 
 
-def tokens_sampled(*results: TrajectoryGenerated | TrajectoryGraded) -> int:
+def tokens_sampled(*results: TrajectoryGenerated | TrajectorySubmitted | TrajectoryGraded) -> int:
     """Tokens that engines sampled for all of them, also those that belong to no answer."""
     kept = sum(count.tokens for result in results for count in result.versions if count.version >= 0)
     return kept + sum(result.discarded for result in results)
 
 
-_WORKERS = ("rollout", "reward")
+_WORKERS = ("rollout", "reward", "groupreward")
 
 TRAJECTORY_PROGRESSED = Topic(
     "trajectory.progressed",
@@ -281,17 +314,26 @@ TRAJECTORY_GENERATED = Topic(
     TrajectoryGenerated,
     TRAJECTORIES,
     publishers=("rollout",),
-    subscribers=("reward", "rollout", "learner", "recorder", "supervisor"),
+    subscribers=("reward", "groupreward", "rollout", "learner", "recorder", "supervisor"),
     key="trajectory_id",
     heads=ResultHeads,
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
 )
+TRAJECTORY_SUBMITTED = Topic(
+    "trajectory.submitted",
+    TrajectorySubmitted,
+    GRADES,
+    publishers=("reward",),
+    subscribers=("buffer",),
+    key="trajectory_id",
+    id=("trajectory_id", "attempt", "delivery", "result"),
+)
 TRAJECTORY_GRADED = Topic(
     "trajectory.graded",
     TrajectoryGraded,
     GRADES,
-    publishers=("reward",),
+    publishers=("reward", "groupreward"),
     subscribers=("buffer",),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery", "result"),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from topics.topic import ENGINES, TRAINING, WEIGHTS, Topic
+from typing import Annotated
+
+from msgspec import Meta
+
+from topics.topic import ENGINES, TRAINING, VITALS, WEIGHTS, Topic
 from topics.wire import Count, Id, Message, Seconds, Sequence, Step, Version
 
 
@@ -65,6 +69,36 @@ class WeightsUnchanged(Message):
     base: str  # key of the version that has the same tensors
 
 
+_Key = Annotated[str, Meta(max_length=256)]  # `lineage:version:digest`
+
+
+class WeightsRequested(Message):
+    """Request of an engine to read a version out of the learner's memory, where it stays until a deadline."""
+
+    engine_id: Id
+    key: _Key
+    request: Id  # a name that the answer repeats
+
+
+class WeightsOffered(Message):
+    """Answer to such a request: a version in memory, for processes of the same host; or why there is none."""
+
+    engine_id: Id
+    key: _Key
+    request: Id
+    host: Id = "none"  # of the memory, and its boot
+    tensors: bytes = b""  # zstd of a pickled list of names and shared tensors, as torch's processes exchange them
+    reason: str = ""  # why there are none
+
+
+class WeightsReturned(Message):
+    """An engine reads a version in the learner's memory no more."""
+
+    engine_id: Id
+    key: _Key
+    reason: str = ""  # why it did not take the version from there; "": it did
+
+
 class CheckpointSaved(Message):
     """A checkpoint counts from here on: everything needed to go on after `step`."""
 
@@ -113,7 +147,34 @@ WEIGHTS_REFUSED = Topic(
     WeightsRefused,
     ENGINES,
     publishers=("engine",),
-    subscribers=("learner", "recorder", "supervisor"),
+    subscribers=("rollout", "gateway", "judge", "learner", "recorder", "supervisor"),
+    key="engine_id",
+    repeats=True,
+)
+WEIGHTS_REQUESTED = Topic(
+    "weights.requested",
+    WeightsRequested,
+    VITALS,
+    publishers=("engine",),
+    subscribers=("learner",),
+    key="engine_id",
+    repeats=True,
+)
+WEIGHTS_OFFERED = Topic(
+    "weights.offered",
+    WeightsOffered,
+    VITALS,
+    publishers=("learner",),
+    subscribers=("engine",),
+    key="engine_id",
+    repeats=True,
+)
+WEIGHTS_RETURNED = Topic(
+    "weights.returned",
+    WeightsReturned,
+    VITALS,
+    publishers=("engine",),
+    subscribers=("learner",),
     key="engine_id",
     repeats=True,
 )

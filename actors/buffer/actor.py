@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from actors.buffer.fold import BufferFold, Plan
+from actors.buffer.fold import BufferFold
+from actors.buffer.plan import Plan
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from topics.topic import BATCHES

@@ -8,44 +8,79 @@ from statistics import fmean
 from typing import TypeVar
 
 from actors.buffer.state import Group
+from asyncrl.algorithms.filters import QUALITY
+from asyncrl.algorithms.pass_at import pass_at
+from asyncrl.config.held_out import HeldOut
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.prompts import ONLY_TASK
 from topics.trajectories import TrajectoryGraded
 
+_REASON = 1024  # characters
 _METRICS = 64  # names of metrics in the figures of a batch
-
-
-def tokens_of(*members: TrajectoryGraded) -> int:
-    """Trainable tokens of all of them."""
-    return sum(count.tokens for member in members for count in member.versions)
 
 
 def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
     """Graded members by reference."""
     return [
-        BatchMember(member.trajectory_id, member.attempt, member.payload, member.reward, tokens_of(member))
+        BatchMember(
+            member.trajectory_id,
+            member.attempt,
+            member.payload,
+            member.reward,
+            member.tokens,
+            member.truncated,
+            {name: member.metrics[name] for name in QUALITY if name in member.metrics},
+            member.unshaped,
+            member.lengths,
+            member.turn_rewards,
+        )
         for member in members
     ]
 
 
-def eval_scored(group: Group, *, seconds: float) -> EvalScored:
+def eval_scored(group: Group, held_out: HeldOut, *, seconds: float) -> EvalScored:
     """The result of an evaluation whose every member has a grade or an end."""
-    prompts, graded = group.size, group.live()
+    samples, graded = held_out.samples, group.live()
     versions: Counter[int] = Counter()
     for member in graded:
         versions.update({count.version: count.tokens for count in member.versions})
+    by_task = {} if held_out.name else _accuracy_by_task(group)
     return EvalScored(
         eval_id=group.prompt_id,
         version=group.min_version,
         versions=dict(versions),
-        accuracy=sum(member.reward for member in graded) / prompts,
-        prompts=prompts,
-        failed=prompts - len(graded),
+        accuracy=sum(member.reward for member in graded) / group.size,
+        prompts=group.size // samples,
+        failed=group.size - len(graded),
         seconds=round(seconds, 3),
         members=references(graded),
-        metrics=_metrics(graded) | _accuracy_by_task(group),
+        metrics=_metrics(graded) | by_task | _pass_at(group, held_out),
+        dataset=held_out.name,
+        samples=samples,
+        reason=_missing(group),
     )
+
+
+def _missing(group: Group) -> str:
+    """Why answers of an evaluation have no grade; "" where all have one."""
+    missing = group.size - len(group.live())
+    if not missing:
+        return ""
+    words = f"{missing} of {group.size} answers have no grade: "
+    if not group.failed:
+        return f"{words}they were open at eval.deadline_s"
+    last = group.failed[max(group.failed)]
+    return f"{words}{len(group.failed)} failed, the last one: {last.reason}: {last.detail}"[:_REASON]
+
+
+def _pass_at(group: Group, held_out: HeldOut) -> dict[str, float]:
+    """`pass@k` for each chosen k: the mean over all prompts; an answer without a grade is not correct."""
+    samples = held_out.samples
+    correct = [0] * (group.size // samples)
+    for member in group.live():
+        correct[member.member // samples] += member.reward >= held_out.pass_reward
+    return {f"pass@{k}": round(fmean(pass_at(samples, count, k) for count in correct), 6) for k in held_out.pass_at}
 
 
 def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequence[float]) -> dict[str, float]:
@@ -64,7 +99,7 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
         more than `_METRICS` names those that most trajectories have.
     """
     members = [member for group in groups for member in group]
-    lengths = [tokens_of(member) for member in members]
+    lengths = [member.tokens for member in members]
     several = [group for group in groups if len(group) > 1]
     figures = {
         "response_tokens_mean": fmean(lengths),

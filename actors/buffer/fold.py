@@ -2,71 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from actors.buffer.batch_record import batch_figures, eval_scored, references
+from actors.buffer.ends import drop, drop_filtered, drop_group, drop_old
+from actors.buffer.gathering import completed, deadline_s, expired_grading, gather, grading_deadlines
+from actors.buffer.plan import Plan
 from actors.buffer.state import BufferState, Group
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Config
-from asyncrl.training.objective import objective_of
+from asyncrl.config.held_out import set_of
 from topics.actors import RunOpened
 from topics.batches import BatchGroup, BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
-from topics.groups import GroupDropped
-from topics.ids import WARMUP, Stage, prompt_name, stage_of
+from topics.groups import GroupCompleted, GroupDropped, group_of
+from topics.ids import LIVE, WARMUP, Stage, prompt_name, stage_of
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued
+from topics.stages import StageBegan
 from topics.trajectories import (
-    DropReason,
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGraded,
-    tokens_sampled,
+    TrajectorySubmitted,
 )
 from topics.wire import Message
-
-
-class Plan(NamedTuple):
-    """The settings of packing."""
-
-    batch_groups: dict[Stage, int]
-    origin: int  # step of the weights before the first batch
-    steps: int
-    max_lag: int
-    ahead: int
-    min_fresh: float
-    drop_stale: bool  # no stale token is trained on masked: its trajectory ends
-    reissue: bool  # and is issued again
-    deadline_s: dict[Stage, float]
-    objective: Callable[[int], Objective]  # of a step, which is recorded with its batch
-
-    @classmethod
-    def of(cls, config: Config) -> Plan:
-        """Read them from the config."""
-        learner = config.learner
-        return cls(
-            batch_groups={
-                "warmup": config.warmup.batch_rows // config.warmup.rows_per_trajectory,
-                "rl": config.buffer.batch_groups,
-            },
-            origin=config.origin,
-            steps=learner.steps,
-            max_lag=config.buffer.max_lag,
-            ahead=config.ahead,
-            min_fresh=config.buffer.min_fresh,
-            drop_stale=config.buffer.stale != "mask",
-            reissue=config.buffer.stale == "reissue",
-            deadline_s={
-                "warmup": config.buffer.group_deadline_s,
-                "rl": config.buffer.group_deadline_s,
-                "eval": config.eval.deadline_s,
-            },
-            objective=partial(objective_of, config),
-        )
 
 
 class BufferFold(Fold):
@@ -74,7 +35,7 @@ class BufferFold(Fold):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self.state = BufferState(packed=plan.origin, trained=plan.origin)
+        self.state = BufferState(plan.origin, plan.origin, stages=[name for _, name in plan.stages])
         # As many failures as groups may be open at once: a service that is back soon ends no run.
         self._most_failed = {stage: (plan.max_lag + 1) * groups for stage, groups in plan.batch_groups.items()}
 
@@ -85,6 +46,27 @@ class BufferFold(Fold):
     @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, record: Record) -> None:
         self._on_claim(failed, record.time_ns)
+
+    @on(TrajectorySubmitted)
+    def _on_submitted(self, submitted: TrajectorySubmitted, _record: Record) -> None:
+        if submitted.prompt_id in self.state.closed:
+            self.state.late += 1
+            return
+        group = self._group_of(submitted)
+        if group.is_known(submitted.member):
+            self.state.late += 1
+            return
+        group.submitted[submitted.member] = submitted
+        gather(self.state, self._plan, group, submitted.member)
+
+    @on(GroupCompleted)
+    def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
+        prompt_id = group_of(completed.group_id)
+        if prompt_id not in self.state.closed:  # it may be read before the issue, which lies on another log
+            group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage_of(prompt_id)))
+            group.completed[completed.group_id] = [member.member for member in completed.members]
+            self.state.grading[completed.group_id] = record.time_ns
+            self.state.gathered.pop(completed.group_id, None)
 
     @on(RunOpened)
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
@@ -97,6 +79,7 @@ class BufferFold(Fold):
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.packed = max(self.state.packed, packed.step)
+        self.state.stages_packed = self._stages_of([group.prompt_id for group in packed.groups])
         for group in packed.groups:
             self._close(group.prompt_id)
 
@@ -117,17 +100,18 @@ class BufferFold(Fold):
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
-        return decisions or self._score(now_s) or self._pack()
+        return decisions or completed(self.state) or self._score(now_s) or self._pack()
 
     def next_deadline(self) -> float | None:
         """Return the first deadline of an open group, seconds since the epoch; None when nothing is open."""
-        return min(filter(None, map(self._first_deadline, self.state.issued)), default=None)
+        deadlines = [*map(self._first_deadline, self.state.issued), *grading_deadlines(self.state, self._plan).values()]
+        return min(filter(None, deadlines), default=None)
 
     def _first_deadline(self, stage: Stage) -> float | None:
         for prompt_id, issued_ns in self.state.issued[stage].items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
-            if group is None or not (group.complete or self._being_issued(group)):
-                return self._deadline_s(stage, issued_ns)
+            if group is None or not (group.known or self._being_issued(group)):
+                return deadline_s(self.state, self._plan, stage, issued_ns)
         return None
 
     def should_give_up(self) -> str:
@@ -151,6 +135,10 @@ class BufferFold(Fold):
         issued = (name for names in self.state.issued.values() for name in names)
         return len(self.state.groups.keys() | issued) - self.ready
 
+    @on_headers(StageBegan)
+    def _on_stage_began(self, record: Record) -> None:
+        self.state.stages.append(StageBegan.of(record.headers).name)
+
     @on_headers(PromptIssued)
     def _on_issued(self, record: Record) -> None:
         headers = record.headers
@@ -165,11 +153,13 @@ class BufferFold(Fold):
         elif prompt_id in self.state.issued[stage]:
             return
         self.state.issued[stage][prompt_id] = record.time_ns
+        group.stages = len(self.state.stages)
         group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
         group.task, group.estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
         if stage == "eval" and group.task != ONLY_TASK:
             group.tasks[int(headers["trajectory"].rsplit("-", 1)[1])] = group.task
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
+        gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
         if group.complete:
             self._settle(group)
 
@@ -182,25 +172,19 @@ class BufferFold(Fold):
         if prompt_id in self.state.closed:
             self.state.late += 1
             return
-        group = self.state.groups.get(prompt_id)
-        if group is None:
-            group = self.state.groups[prompt_id] = Group(prompt_id, message.group_size, message.stage)
-        elif not group.size:
-            group.size, group.stage = message.group_size, message.stage
-        member = message.member
+        group, member = self._group_of(message), message.member
         known = group.graded.get(member) or group.failed.get(member)
         repeated = known is not None and known.attempt >= message.attempt
         if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
             self.state.late += 1
             return
-        if not 0 <= member < group.size:
-            raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
         group.graded.pop(member, None)
         group.failed.pop(member, None)
         if isinstance(message, TrajectoryGraded):
             group.graded[member], group.graded_ns[member] = message, time_ns
         else:
             group.failed[member] = message
+        gather(self.state, self._plan, group, member)
         # Claims about what was never issued end nothing.
         if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group)
@@ -222,8 +206,18 @@ class BufferFold(Fold):
         else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
+            gather(self.state, self._plan, group, int(member))
             if group.size and group.complete:
                 self._settle(group)
+
+    def _group_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
+        """The open group of a member, whose size may be known by no issue yet."""
+        group = self.state.groups.setdefault(message.prompt_id, Group(message.prompt_id, 0, message.stage))
+        if not group.size:
+            group.size, group.stage = message.group_size, message.stage
+        if not 0 <= message.member < group.size:
+            raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
+        return group
 
     def _settle(self, group: Group) -> None:
         """A group without open members is ready, unless something has to be published about it first."""
@@ -236,15 +230,27 @@ class BufferFold(Fold):
             self.state.ready[group.stage].setdefault(group.prompt_id)
 
     def _filter(self, group: Group) -> str:
-        """Name of the filter that drops a group, of those of the next batch of its stage; empty where none does."""
+        """Name of the filter that drops a group, of those of the next batch in its stage; empty where none does."""
         if group.stage != "rl":
             return ""
-        return filtered_by(group.live(), self._plan.objective(max(1, self.state.packed + 1)).filters)
+        objective = self._objective(max(1, self.state.packed + 1), group.stages)
+        return filtered_by(group.live(), objective.filters, objective.filter_options)
+
+    def _objective(self, step: int, stages: int) -> Objective:
+        """The objective of a step where so many stages have begun."""
+        return self._plan.objective(step, self.state.stages[stages - 1] if stages else "")
+
+    def _stages_of(self, prompt_ids: Iterable[str]) -> int:
+        """Stages of the run that a batch follows: as many as had begun for the newest group of it or of one before."""
+        groups = (self.state.groups[name] for name in prompt_ids if name in self.state.groups)
+        return max([self.state.stages_packed, *(group.stages for group in groups)])
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
         self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
+        self.state.gathered = {name: at for name, at in self.state.gathered.items() if group_of(name) != prompt_id}
+        self.state.grading = {name: at for name, at in self.state.grading.items() if group_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
         if group is not None:
             self.state.ready[group.stage].pop(prompt_id, None)
@@ -253,37 +259,37 @@ class BufferFold(Fold):
         """Return whether members of an evaluation are still to be issued: before that they have no end."""
         return group.stage == "eval" and group.issued < group.size
 
-    def _deadline_s(self, stage: Stage, issued_ns: int) -> float:
-        return max(issued_ns, self.state.opened_ns) / 1e9 + self._plan.deadline_s[stage]
-
     def _expire(self, now_s: float) -> list[Message]:
-        return [drop for stage in self.state.issued for drop in self._expire_of(stage, now_s)]
+        expired = [end for stage in self.state.issued for end in self._expire_of(stage, now_s)]
+        return expired or expired_grading(self.state, self._plan, now_s)
 
     def _expire_of(self, stage: Stage, now_s: float) -> list[Message]:
         decisions: list[Message] = []
         for prompt_id, issued_ns in self.state.issued[stage].items():
-            if self._deadline_s(stage, issued_ns) > now_s:
+            if deadline_s(self.state, self._plan, stage, issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
-            if group.complete or self._being_issued(group):
+            if group.known or self._being_issued(group):
                 continue
-            if len(group.graded.keys() - group.dropped) < group.least:
-                decisions.append(_drop_group(group, "deadline"))
+            if len(group.graded.keys() - group.dropped) + len(group.ungraded()) < group.least:
+                decisions.append(drop_group(group, "deadline"))
                 continue
-            missing = set(range(group.size)) - group.graded.keys() - group.dropped - group.failed.keys()
-            decisions += [_drop(group, member, "deadline") for member in sorted(missing)]
+            missing = [member for member in range(group.size) if not group.is_known(member)]
+            decisions += [drop(group, member, "deadline") for member in missing]
         return decisions
 
     def _end_failed(self, group: Group) -> list[Message]:
         """The ends that a complete group needs before it can be packed, or its own end."""
         if len(group.live()) < group.least:
-            return [_drop_group(group, "failed")]
+            return [drop_group(group, "failed")]
         decisions: list[Message] = [
-            _drop(group, member, failed.reason, detail=failed.detail)
+            drop(group, member, failed.reason, detail=failed.detail)
             for member, failed in sorted(group.failed.items())
             if member not in group.dropped
         ]
-        return decisions or [_drop_group(group, self._filter(group))]
+        if decisions:
+            return decisions
+        return [drop_filtered(group, self._filter(group))]
 
     def _score(self, now_s: float) -> list[Message]:
         """The results of evaluations whose every member has an end of its own or a grade."""
@@ -291,7 +297,8 @@ class BufferFold(Fold):
         for name in self.state.ready["eval"]:
             begun_s = max(self.state.issued["eval"].get(name, 0), self.state.opened_ns) / 1e9
             seconds = max(0.0, now_s - begun_s) if begun_s else 0.0
-            decisions.append(eval_scored(self.state.groups[name], seconds=seconds))
+            group = self.state.groups[name]
+            decisions.append(eval_scored(group, set_of(self._plan.held_out, group.task), seconds=seconds))
         return decisions
 
     def _pack(self) -> list[Message]:
@@ -311,7 +318,8 @@ class BufferFold(Fold):
         for group in ready:
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
-                drops += _drop_old(group, old, step, again=plan.reissue and not group.expired)
+                again = plan.reissue and not group.expired and not group.prompt_id.startswith(LIVE)
+                drops += drop_old(group, old, step, again=again)
                 continue
             chosen.append(group)
             if len(chosen) == count:
@@ -320,6 +328,14 @@ class BufferFold(Fold):
             return drops
         if len(chosen) < count:
             return []
+        objective = plan.objective(step, "")
+        if self.state.stages and stage == "rl":
+            # A group of an earlier stage passed the filters of that one, not yet those that the batch records.
+            objective = self._objective(step, self._stages_of(group.prompt_id for group in chosen))
+            rules = objective.filters, objective.filter_options
+            drops = [drop_filtered(one, name) for one in chosen if (name := filtered_by(one.live(), *rules))]
+            if drops:
+                return drops
         figures = {}
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
@@ -328,7 +344,7 @@ class BufferFold(Fold):
             BatchGroup(group.prompt_id, references(group.live()), group.task, group.temperature, group.estimator)
             for group in chosen
         ]
-        return [BatchPacked(step, stage, groups, min_version, plan.objective(step), figures)]
+        return [BatchPacked(step, stage, groups, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
         """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
@@ -352,39 +368,3 @@ class BufferFold(Fold):
     def _too_old(self, member: TrajectoryGraded, min_version: int) -> bool:
         least = 1.0 if self._plan.drop_stale else self._plan.min_fresh
         return fresh_share(member.versions, min_version=min_version) < least
-
-
-def _drop(
-    group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
-) -> TrajectoryDropped:
-    graded = group.graded.get(member)
-    name = f"{group.prompt_id}-{member}"
-    failed = group.failed.get(member)
-    claim = graded or failed
-    return TrajectoryDropped(
-        trajectory_id=name,
-        attempt=claim.attempt if claim else group.attempts.get(member, 0),
-        reason=reason,
-        tokens=tokens_sampled(graded) if graded else failed.tokens if failed else 0,
-        lag=lag,
-        again=again,
-        detail=detail,
-        task=group.task_of(member),
-    )
-
-
-def _drop_group(group: Group, reason: str) -> GroupDropped:
-    failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
-    tokens = tokens_sampled(*group.live()) + failed
-    return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens, task=group.task)
-
-
-def _drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Message]:
-    """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
-    two (of more than one) are left."""
-    if not again and len(group.live()) - len(old) < min(2, group.size):
-        return [_drop_group(group, "lag")]
-    return [
-        _drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions), again=again)
-        for member in old
-    ]

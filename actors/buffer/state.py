@@ -6,7 +6,7 @@ import msgspec
 
 from topics.ids import PromptIdSet, Stage
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK
-from topics.trajectories import TrajectoryFailed, TrajectoryGraded
+from topics.trajectories import TrajectoryFailed, TrajectoryGraded, TrajectorySubmitted
 
 
 class Group(msgspec.Struct):
@@ -21,9 +21,12 @@ class Group(msgspec.Struct):
     estimator: str = NO_ESTIMATOR
     min_version: int = 0  # that it was issued for first
     issued: int = 0  # members
+    stages: int = 0  # that had begun when it was issued
     graded: dict[int, TrajectoryGraded] = {}
     graded_ns: dict[int, int] = {}  # server's clock at each grade
     failed: dict[int, TrajectoryFailed] = {}
+    submitted: dict[int, TrajectorySubmitted] = {}  # generated members whose reward needs the whole group
+    completed: dict[str, list[int]] = {}  # members that one call grades, by the group's name, where that was published
     dropped: set[int] = set()  # members with an end of their own
     attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
     expired: bool = False  # its deadline has passed with members open
@@ -34,6 +37,24 @@ class Group(msgspec.Struct):
         if len(self.graded) + len(self.failed) + len(self.dropped) < self.size:
             return False
         return len(self.graded.keys() | self.failed.keys() | self.dropped) >= self.size
+
+    @property
+    def known(self) -> bool:
+        """Return whether no member is under way: each is complete, or waits for the reward of the group."""
+        return self.complete or bool(self.submitted and all(map(self.is_known, range(self.size))))
+
+    def is_known(self, member: int) -> bool:
+        """Return whether a member has a grade, a failure or an end, or needs the whole group for its grade."""
+        return any(member in names for names in (self.submitted, self.graded, self.failed, self.dropped))
+
+    def waits_for_group(self, member: int) -> bool:
+        """Return whether a member is generated, and to be graded with its group."""
+        over = member in self.graded or member in self.failed or member in self.dropped
+        return member in self.submitted and not over
+
+    def ungraded(self) -> list[TrajectorySubmitted]:
+        """Members that are generated, and to be graded with the group."""
+        return [member for number, member in self.submitted.items() if self.waits_for_group(number)]
 
     @property
     def least(self) -> int:
@@ -62,6 +83,10 @@ class BufferState(msgspec.Struct):
     waiting_drop: dict[str, None] = {}  # complete, with members to end
     # Of open groups: server's clock at the first member's issue, of evaluations at the newest; in that order.
     issued: dict[Stage, dict[str, int]] = msgspec.field(default_factory=lambda: {"warmup": {}, "rl": {}, "eval": {}})
+    gathered: dict[str, list[int]] = {}  # members to be graded by one call that is to be published, by group
+    grading: dict[str, int] = {}  # server's clock when that was published, in that order
+    stages: list[str] = []  # of the run that began, in their order
+    stages_packed: int = 0  # that had begun when the newest group of a batch was issued
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
     late: int = 0  # claims and grades that came after the end
     graded_ns: int = 0  # server's clock at the newest grade

@@ -7,39 +7,30 @@ import contextlib
 import secrets
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
+from actors.engine.held import Announced, HeldVersions
 from actors.runtime.actor import VITALS_S, ActorDown, ActorFault, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
-from asyncrl.engine.client import EngineLoad
+from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
-from topics.engines import (
-    ANNOUNCED,
-    ENGINE_ANNOUNCED,
-    EngineAnnounced,
-    EngineGone,
-    EngineReady,
-    EngineUpdating,
-)
-from topics.topic import ACTORS, TRAINING, Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished, WeightsRefused
+from topics.engines import ANNOUNCED, ENGINE_ANNOUNCED, EngineAnnounced, EngineGone, EngineReady, EngineUpdating
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED
+from topics.roles import pool_of
+from topics.topic import ACTORS, BATCHES, TRAINING, Topic
+from topics.weights import WEIGHTS_PUBLISHED, WeightsOffered, WeightsPublished, WeightsRefused
 from topics.wire import Message, WireError
 
 _UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # the weights of a model that is served as it is
 _NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
-
-
-class Announced(NamedTuple):
-    """A version, and where it was announced."""
-
-    version: WeightsPublished
-    sequence: int  # of its message
+_OVERTAKEN = 3  # versions refused one after another, each older than the newest by then: it is not for their age
 
 
 async def main(context: Context) -> None:
@@ -58,13 +49,17 @@ async def _announced(context: Context) -> EngineAnnounced | None:
 
 
 class EngineActor:
-    """Follows `weights.published` in its order (not by the integer) and brings the server to the newest."""
+    """Follows `weights.published` in its order (not by the integer) and brings the server to the newest.
+
+    One that serves evaluations alone brings it to the version of the oldest open evaluation.
+    """
 
     def __init__(self, context: Context, announced: EngineAnnounced | None = None) -> None:
         self.context = context
         self.settings = context.config.engine
         self._target: Announced | None = None
         self._refused: Announced | None = None  # whose bytes could not be taken
+        self._overtaken = 0  # versions in a row that were refused, and no longer the newest
         self._seen = 0  # sequence of the newest version that was there at the last look
         self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
@@ -83,18 +78,30 @@ class EngineActor:
         if not context.config.trains:
             home = home._replace(label=_UNTRAINED.key)
         self._server = CONTROLS[home.group.kind](home)
-        self._listener = context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])
+        self._evaluates = HeldVersions() if pool_of(context.actor_id) == config.eval.pool else None
+        # Only the newest version lies in the learner's memory.
+        direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._evaluates
+        self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
+        self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
+        if self._evaluates is not None:
+            followed = ((TRAINING, [WEIGHTS_PUBLISHED, EVAL_REQUESTED]), (BATCHES, [EVAL_SCORED]))
+            self._listeners = [context.listen(stream, self._on_evaluation, topics) for stream, topics in followed]
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        await self._listener.start(await self._first() - 1)  # those before do not matter
+        first = await self._first() if self._evaluates is None else 1
+        for listener in self._listeners:
+            await listener.start(first - 1)  # those before do not matter
         stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:
+            if self._direct is not None:
+                await self._direct.start()
             await self._server.start()
             tasks = self.context.tasks
             probes = [tasks.start(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
-            await self._listener.caught_up()  # versions in between may be pruned by now
+            for listener in self._listeners:
+                await listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
                 self._target = Announced(_UNTRAINED, 0)  # no weights will be published
             while not self.context.stop.is_set():
@@ -133,10 +140,27 @@ class EngineActor:
         self._target = Announced(published, record.sequence)
         self._news.set()
 
+    def _on_evaluation(self, _topic: Topic[Any], message: Any, record: Record) -> None:
+        assert self._evaluates is not None
+        if isinstance(message, WeightsPublished):
+            self._fetcher.check(message)
+        self._evaluates.apply(message, record.sequence)
+        self._follow(self._evaluates)
+
+    def _follow(self, evaluates: HeldVersions) -> None:
+        """Turn to what the oldest open evaluation asks for; where there is none, stay."""
+        wanted = evaluates.wanted()
+        if wanted is not None and wanted != self._target:
+            for version in evaluates.chain(wanted):
+                self._fetcher.note(version)
+            self._target = wanted
+            self._news.set()
+
     async def _look(self) -> None:
         """Look for a newest version whose message has not come since the last look."""
         record = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
-        if record is None or (self._target is not None and record.sequence <= self._target.sequence):
+        known = self._target.sequence if self._target is not None else 0
+        if record is None or self._evaluates is not None or record.sequence <= known:
             return
         seen, self._seen = self._seen, record.sequence
         if seen == record.sequence:
@@ -216,12 +240,14 @@ class EngineActor:
             if target.version is _UNTRAINED:
                 await self._server.label()  # it answers
                 self._loaded = target.version.key
-                await self._publish_ready(target.version, 0.0, 0.0)
+                await self._publish_ready(target.version)
                 return
             began = time.monotonic()
-            directory = await self._directory(target.version)
-            await self._update(target.version, directory, time.monotonic() - began)
-            self._fetcher.release(keep=directory)
+            offer = await self._direct.ask(target.version, self._loaded) if self._direct is not None else None
+            source = offer or await self._directory(target.version)
+            directory = await self._update(target.version, source, time.monotonic() - began)
+            if directory is not None:
+                self._fetcher.release(keep=directory)
         except (EngineRefused, TornVersion) as error:
             await self._refuse(target, error)
         except EngineUnavailable as error:
@@ -230,6 +256,8 @@ class EngineActor:
             await self._lose(f"its server was away when it should load version {target.version.version}: {error}")
         finally:
             self._updating = False
+            if self._direct is not None:
+                await self._direct.give_back()
 
     async def _directory(self, version: WeightsPublished) -> Path:
         """Bring a version to this host, while the server goes on with the one before."""
@@ -241,6 +269,8 @@ class EngineActor:
             words = f"version {version.version} was not fetched within engine.update_deadline_s = {deadline:g} s"
             raise EngineFailed(words) from None
         except (CheckpointError, OSError) as error:
+            if self._evaluates is not None:  # it may be gone from the store: a later evaluation is of another one
+                raise TornVersion(str(error)) from error
             raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
 
     async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:
@@ -249,27 +279,46 @@ class EngineActor:
         A newer difference stands on the one that was refused, and would be refused, too.
 
         Raises:
-            EngineFailed: it is the newest, and its bytes were refused before.
+            EngineFailed: it is the newest, and its bytes were refused before; or the server takes no version at all.
         """
+        if self._evaluates is not None:
+            self._loaded = ""  # the server may be on hold: whatever comes next is loaded
+            self._evaluates.refuse(target)
+            self._follow(self._evaluates)
+            await self._publish_refused(target, error)
+            return
         version = target.version
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_NEWS_S):
                 while self._target is target:
                     self._news.clear()
                     await self._news.wait()
-        if self._target is not target and not version.base:
+        overtaken = self._target is not target and not version.base
+        self._overtaken = self._overtaken + 1 if overtaken else 0
+        if overtaken and self._overtaken < _OVERTAKEN:
             self.context.log.info("older weights were refused", version=version.version, reason=str(error))
             return
-        if version.answers:
-            raise EngineFailed(f"version {version.version} was refused twice: {error}") from error
-        self._refused = target
+        if overtaken or version.answers:
+            again = f"like {_OVERTAKEN - 1} before it" if overtaken else "twice"
+            raise EngineFailed(f"version {version.version} was refused {again}: {error}") from error
+        await self._publish_refused(target, error)
+
+    async def _publish_refused(self, target: Announced, error: EngineRefused | TornVersion) -> None:
+        version, self._refused = target.version, target
         self.context.count("versions_refused")
         self.context.log.error("weights refused", version=version.version, reason=str(error))
         engine_id, reason = self.context.actor_id, str(error)[:1024]
         await self._publish(WeightsRefused(engine_id, version.lineage, version.version, target.sequence, reason))
 
-    async def _update(self, target: WeightsPublished, directory: Path, fetch_s: float) -> None:
-        """Swap the weights, under the requests that run or after they have come back with their partial tokens."""
+    async def _update(self, target: WeightsPublished, source: Path | WeightsOffered, fetch_s: float) -> Path | None:
+        """Swap the weights, under the requests that run or after they have come back with their partial tokens.
+
+        Args:
+            source: directory, or the version in the learner's memory.
+
+        Returns:
+            The directory that they were loaded from.
+        """
         began, engine_id = time.monotonic(), self.context.actor_id
         self._updating = True
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
@@ -279,9 +328,9 @@ class EngineActor:
         try:
             async with asyncio.timeout(deadline):
                 self._held = True
-                await server.hold(keep=self.context.config.weights.update == "in_place")
+                await server.hold(keep=self.context.config.weights.update == "in_place" and self._evaluates is None)
                 crash_point("engine.paused")
-                await server.load_weights(directory, target.key)
+                directory = await self._load(target, source)
                 await server.resume()
                 self._held = False
                 confirmed = await server.label()
@@ -291,12 +340,28 @@ class EngineActor:
         if confirmed != target.key:
             raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
-        self._loaded, self._found = target.key, ""
-        seconds = round(time.monotonic() - began, 4)
-        await self._publish_ready(target, seconds, fetch_s)
+        self._loaded, self._found, self._overtaken = target.key, "", 0
+        way = self._direct.kind if directory is None and self._direct is not None else ""
+        await self._publish_ready(target, update_s=time.monotonic() - began, fetch_s=fetch_s, direct=way)
+        return directory
 
-    async def _publish_ready(self, target: WeightsPublished, update_s: float, fetch_s: float) -> None:
-        server, fetch_s = self._server, round(fetch_s, 4)
+    async def _load(self, target: WeightsPublished, source: Path | WeightsOffered) -> Path | None:
+        """Load a version into the server, which is held: from the store where the direct way fails."""
+        if self._direct is not None and isinstance(source, WeightsOffered):
+            self._loaded = ""  # it may get a part of the version
+            try:
+                await self._direct.load(source)
+                return None
+            except DirectFailed:
+                source = await self._directory(target)
+        assert isinstance(source, Path)
+        await self._server.load_weights(source, target.key)
+        return source
+
+    async def _publish_ready(
+        self, target: WeightsPublished, *, update_s: float = 0.0, fetch_s: float = 0.0, direct: str = ""
+    ) -> None:
+        server, update_s, fetch_s = self._server, round(update_s, 4), round(fetch_s, 4)
         self.context.vitals.update(version=target.version, update_s=update_s, fetch_s=fetch_s)
         ready = EngineReady(
             self.context.actor_id,
@@ -306,8 +371,10 @@ class EngineActor:
             target.digest,
             self._slots,
             update_s=update_s,
-            delta=bool(target.base),
+            delta=bool(target.base) and not direct,
             fetch_s=fetch_s,
+            direct=direct,
+            fallback="" if direct or self._direct is None else self._direct.failure,
         )
         if not server.own:  # its owner may have restarted it, and others may have sampled under the same key since
             ready.cache = secrets.token_hex(4)
@@ -318,10 +385,15 @@ class EngineActor:
 
     async def _leave(self) -> None:
         await self._publish(EngineGone(self.context.actor_id, "stopped", asked=True))
-        if self._held and not self._server.own:  # its owner finds it as it was
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(VITALS_S):
-                    await self._server.resume()
-        await self._listener.close()
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(VITALS_S):
+                if self._server.own:
+                    await self._server.hold()  # what runs comes back with all its tokens
+                elif self._held:
+                    await self._server.resume()  # its owner finds it as it was
+        for listener in self._listeners:
+            await listener.close()
+        if self._direct is not None:
+            await self._direct.close()
         await self._server.close()
         self._fetcher.close()

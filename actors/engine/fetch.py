@@ -21,6 +21,7 @@ import msgspec
 from asyncrl.bus.chunks import read_chunks, read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
+from asyncrl.host import boot_id
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import remove_directory, written_aside
@@ -30,7 +31,6 @@ from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import WireError
 
 _STREAM_NAME = re.compile(r"lineage\d{1,9}-v\d{6,10}-[0-9a-f]{16}\Z")
-_BOOT = Path("/proc/sys/kernel/random/boot_id")  # fetched files are not synced: another boot may find parts of them
 
 
 class Fetcher:
@@ -39,8 +39,7 @@ class Fetcher:
     def __init__(self, bus: Bus, files: RunFiles) -> None:
         self._bus = bus
         self._store = files.weights.absolute()
-        boot = _BOOT.read_text().strip()[:8] if _BOOT.exists() else "any"
-        self._folder = files.fetched.absolute() / boot
+        self._folder = files.fetched.absolute() / boot_id(8)  # nothing is synced: another boot may find parts
         self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
         self._held: dict[Path, int] = {}  # directories in use here, with the handle that has the lock
 

@@ -9,36 +9,28 @@ from pathlib import Path
 
 import msgspec
 
+from actors.learner.coming import fetch_once_packed, gathered
+from actors.learner.evaluations import Evaluations
 from actors.learner.fold import LearnerFold
-from actors.learner.group import GROUPS, GroupLost
+from actors.learner.group import GroupLost, new_group
+from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox
-from actors.learner.rank import (
-    CopyState,
-    CopyWeights,
-    Digest,
-    Export,
-    Fetch,
-    Load,
-    Publish,
-    Save,
-    Step,
-    StepResult,
-    read_batch,
-)
+from actors.learner.publication import Digest, Export, Publish, Save, Share
+from actors.learner.rank import CopyState, CopyWeights, Load, Rest, Step, StepResult, read_batch
+from actors.learner.teacher import TeacherFault
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
-from asyncrl.algorithms.batches import BatchStats, skipped_stats
+from asyncrl.algorithms.batches import skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.crash import crash_point
-from asyncrl.errors import AsyncRLError
 from asyncrl.process import RestartPolicy
+from asyncrl.training.anomalies import Recent
+from asyncrl.training.assertions import broken_assertions
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 from topics.actors import Activity
 from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
-from topics.evals import EvalRequested
-from topics.ids import EVALUATION, prompt_name
 from topics.topic import BATCHES, TRAINING
 from topics.weights import (
     CheckpointLost,
@@ -60,29 +52,30 @@ class Learner:
 
     def __init__(self, context: Context) -> None:
         config = context.config
-        self.context = context
-        self.config = config
+        self.context, self.config = context, config
         self.fold = LearnerFold(config)
         self.keeper = Keeper(context, TRAINING, self.fold)
+        self.offers = Offers(context, lambda: self.group.do(Share()))
         self._begin()
 
     def _begin(self) -> None:
         """Forget what this process did since it began: what counts is on the log."""
-        config = self.config
-        self.group = GROUPS[config.learner.trainer](self.context, self.keeper.wake)
+        self.offers.forget()
+        self.group = new_group(self.context, self.keeper.wake)
         self.outbox = Outbox(self.keeper)
-        self.step = config.origin  # newest step in the weights
-        self.lineage = 0
-        self.batch_sequence = 0
+        self.step = self.config.origin  # newest step in the weights
+        self.lineage = self.batch_sequence = 0
+        self._moved = self.step  # newest step that moved the weights of the policy
         self._differed = False  # the weights have other bits than those published
         self._version: asyncio.Task[WeightsPublished] | None = None  # that is being written
         self._newest: WeightsPublished | None = None  # that was written here
         self._checkpoint: asyncio.Task[None] | None = None  # that is being written
-        self._begun = config.origin  # step of the newest checkpoint that was begun here
-        self._evaluations = 0  # that were asked for, as far as this process knows
+        self._begun = self.config.origin  # step of the newest checkpoint that was begun here
+        self._evaluations = Evaluations(self.config, self.fold)
         self._waited_s = 0.0  # for the newest batch
         self._answered = 0  # sequence of the newest weights.published whose refusal was answered
         self._lost: list[CheckpointLost] = []  # that could not be read
+        self._recent = Recent(self.config.learner.assertions.outlier)
         self._resumed = False  # all that was reported trained is in the weights
 
     async def run(self) -> None:
@@ -91,11 +84,15 @@ class Learner:
             await self.keeper.start(self._make_ready)
             if self.context.stop.is_set():
                 return
+            await self.offers.start()
             await self._train_whatever_dies()
         except (AlgorithmError, NonFiniteLoss, NonFiniteWeights, RowError, CheckpointError, ActorFault) as error:
             await self.outbox.ended()
-            raise ActorFault(self._advice(error)) from error
+            of_batch = not isinstance(error, CheckpointError | NonFiniteWeights | TeacherFault)
+            root = self.context.files.root if of_batch else None
+            raise ActorFault(self.fold.advice(error, self.step + 1, root)) from error
         finally:
+            await self.offers.close()
             await self.group.close()
         await self.keeper.close()
 
@@ -137,16 +134,6 @@ class Learner:
         self._begin()
         await self._make_ready()
 
-    def _advice(self, error: AsyncRLError) -> str:
-        """Return the reason why the next step failed, and what to do."""
-        step, saved = self.step + 1, self.fold.state.checkpoints
-        reason = str(error).removeprefix(f"batch {step}: ")
-        words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
-        if isinstance(error, CheckpointError | NonFiniteWeights) or step <= self.fold.state.trained:
-            return words
-        command = f"asyncrl up --resume {self.context.files.root} --skip-batch {step}"
-        return f"{words}; to go on without this batch: {command}"
-
     async def _make_ready(self) -> None:
         """Load the model and the newest checkpoint, and train again what was trained after it.
 
@@ -174,7 +161,13 @@ class Learner:
 
     async def _load(self, checkpoint: Path) -> Checkpoint:
         found = await asyncio.to_thread(read_checkpoint, checkpoint)
-        await self.group.do(Load(str(checkpoint)))
+        try:
+            await self.group.do(Load(str(checkpoint)))
+        except CheckpointError:
+            await self.group.close()  # a part of it may be in the weights
+            self.group = new_group(self.context, self.keeper.wake)
+            await self.group.open()
+            raise
         return found
 
     async def _train_again(self) -> None:
@@ -195,10 +188,12 @@ class Learner:
             await self._publish()
         self._ask_for_evaluation()
         await self._save_if_due()  # it may have died between a step and its checkpoint
+        self._recent.figures = self.fold.state.figures
         self._resumed = True
 
     async def _digest(self) -> str:
         await self._written()
+        await self.offers.withdraw()
         await self.group.do(CopyWeights())
         return await self.group.do(Digest())
 
@@ -210,65 +205,71 @@ class Learner:
     async def _train_next(self, *, publish: bool) -> None:
         """Fetch and train one batch. What it publishes and saves is written while the next steps are under way."""
         packed = await self._batch(self.step + 1)
-        sequence = self.fold.sequence(self.step + 1)
-        if packed is None or sequence is None:
+        if packed is None or (sequence := self.fold.sequence(packed.step)) is None:
             return
-        skips, metrics = self.fold.skips(packed.step), dict[str, float]()
-        if skips:
+        if skips := self.fold.skips(packed.step):
             self.context.log.warning("batch skipped", step=packed.step)
-            stats = skipped_stats(packed)
+            result = StepResult(skipped_stats(packed), {})
+        elif not await gathered(self.context, self.group, packed.step, sequence):
+            return
         else:
-            stats, metrics = await self._trained_on(packed.step, sequence)
+            result = await self._trained_on(packed, sequence)
+            self._assert(packed.step, result)
         self.step, self.batch_sequence = packed.step, sequence
+        self._moved = packed.step if packed.objective.moves_policy else self._moved
         if not publish:
             return
         crash_point("learner.stepped")
-        self.outbox.put(self._trained(packed, stats, metrics, skipped=skips))
+        self.outbox.put(self._trained(packed, result, skipped=skips))
         if self._publishes(self.step):
             await self._publish()
-        self.context.vitals.update(step=self.step, reward=stats.reward_mean)
+        self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)
         self._ask_for_evaluation()
         await self._save_if_due()
 
-    async def _trained_on(self, step: int, sequence: int) -> StepResult:
+    def _assert(self, step: int, result: StepResult) -> None:
+        if found := result.anomaly:
+            carriers = [carrier.trajectory_id for carrier in found.carriers]
+            self.context.log.warning("step anomalous", step=step, found=found.found, carriers=carriers)
+        if broken := broken_assertions(self.config, step, result.metrics):
+            self.context.count("assertions_broken", len(broken))
+            self.context.log.error("assertion broken", step=step, found=broken)
+            if self.config.learner.assertions.broken == "stop":
+                raise ActorFault("; ".join(broken))
+
+    async def _trained_on(self, packed: BatchPacked, sequence: int) -> StepResult:
         """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
         began = time.monotonic()
-        self.context.doing(Activity("training", step))
-        fetching = self.outbox.begin(self._fetch(step + 1))
+        self.context.doing(Activity("training", packed.step))
+        fetching = self.outbox.begin(fetch_once_packed(self.keeper, self.fold, self.group, packed.step + 1))
+        range_of = self._recent.usual(packed.stage) if self._resumed else None  # else it was judged before
         try:
-            result = await self.group.do(Step(sequence))
+            result = await self.group.do(Step(sequence, range_of))
         finally:
             fetching.cancel()
+        self._recent.add(packed.stage, result.metrics)
         times = {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
         return result._replace(metrics=result.metrics | times)
 
-    async def _fetch(self, step: int) -> None:
-        """Let the group begin to fetch a batch once it is packed."""
-        while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
-            await self.keeper.changes()
-        if sequence is not None and not self.fold.skips(step):
-            await self.group.do(Fetch(sequence))
-
-    def _trained(
-        self, packed: BatchPacked, stats: BatchStats, metrics: dict[str, float], *, skipped: bool
-    ) -> BatchTrained:
-        supervised = {-1: stats.tokens_trained}
+    def _trained(self, packed: BatchPacked, result: StepResult, *, skipped: bool) -> BatchTrained:
+        stats = result.stats
         return BatchTrained(
             step=packed.step,
             lineage=self.lineage,
             stage=packed.stage,
-            metrics=metrics,
-            lags=supervised if packed.stage == "warmup" else stats.lag_histogram,
+            metrics=result.metrics,
+            lags={-1: stats.tokens_trained} if packed.stage == "warmup" else stats.lag_histogram,
             masked=stats.tokens_stale,
             rewards=[stats.reward_mean, stats.reward_std],
             trajectories=stats.trajectories,
             batch_sequence=self.batch_sequence,
             skipped=skipped,
+            anomaly=result.anomaly,
         )
 
     def _publishes(self, step: int) -> bool:
-        always = (self.config.start.step, self.config.learner.steps)
-        return step >= 0 and (step % self.config.learner.publish_every == 0 or step in always)
+        learner, start = self.config.learner, self.config.start.step
+        return step >= 0 and (step % learner.publish_every == 0 or step in (start, learner.steps))
 
     async def _publish(self, answers: int = 0) -> None:
         """Copy the weights away; they are written and announced beside the next step.
@@ -281,6 +282,7 @@ class Learner:
         if self.config.weights.delta != "never":
             await self.outbox.stored()  # the version before is what the next one may be a difference to
         self.context.doing(Activity("publishing", self.step))
+        await self.offers.withdraw()
         await self.group.do(CopyWeights())
         base, full = self.fold.base(self.config.weights, self.lineage), self.fold.state.full
         self._version = self.outbox.begin(self._write_version(Publish(self.lineage, self.step, base), full, answers))
@@ -288,17 +290,18 @@ class Learner:
 
     async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:
         try:
-            message = await self.group.do(call)
+            moved, message = self._moved, await self.group.do(call)  # later steps may end meanwhile
         except NonFiniteWeights as error:
             await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
             raise
         before, self._newest = self._newest, message
-        same = before is not None and before.digest == message.digest and before.version < message.version
-        if before is not None and same and (message.base or message.bytes):  # a scripted trainer may have no tensors
+        same = before and before.digest == message.digest and before.version < moved
+        if before and same and (message.base or message.bytes):  # a scripted trainer may have no tensors
             self.context.count("unchanged_versions")
             self.context.log.error("weights unchanged", version=message.version, base=before.key)
             await self.keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])
         crash_point("weights.renamed")
+        self.offers.open(message.key)
         return msgspec.structs.replace(message, answers=answers, full=full if message.base else 0)
 
     async def _written(self) -> None:
@@ -307,15 +310,7 @@ class Learner:
             await self._version
 
     def _ask_for_evaluation(self) -> None:
-        settings = self.config.eval
-        ends = (self.config.start.step, self.config.learner.steps)
-        due = self.step in ends or (settings.every and self.step % settings.every == 0)
-        asked = self.fold.state.evaluated
-        if settings.prompts and due and self.step >= 0 and (asked is None or asked < self.step):
-            number = max(self._evaluations, self.fold.state.evaluations)
-            self._evaluations = number + 1  # the request may be read back after the next one is made
-            name = prompt_name(EVALUATION, number)
-            self.outbox.put(EvalRequested(name, self.step, settings.prompts, settings.temperature))
+        self.outbox.put(*self._evaluations.due(self.step))
 
     async def _save_if_due(self) -> None:
         if self.fold.wants_checkpoint(self.step, self._begun, every=self.config.learner.checkpoint_every):
@@ -359,6 +354,7 @@ class Learner:
         await self._save()
         await self._settled()
         exported = self.context.files.root / "exported"
+        await self.offers.withdraw()
         await self.group.do(CopyWeights())
         await self.group.do(Export(str(exported)))
         crash_point("learner.exported")
@@ -366,15 +362,21 @@ class Learner:
 
     async def _batch(self, step: int) -> BatchPacked | None:
         """A batch, once it is packed; None when the actor shall stop first."""
-        began = time.monotonic()
+        began, rests = time.monotonic(), self.config.learner.offload_idle
         self.context.doing(Activity("awaiting batch", step))
         while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
             self._check()
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
                 await self._save()
+                rests = self.config.learner.offload_idle
             if self._resumed and self.fold.unanswered > self._answered:
                 await self._publish(answers=self.fold.unanswered)
                 self.context.doing(Activity("awaiting batch", step))
+                rests = self.config.learner.offload_idle
+            if rests:
+                self.context.log.info("trainer offloaded", bytes=await self.group.do(Rest()))
+                rests = False  # what comes next brings it back
+                continue
             await self.keeper.changes()
         self._check()
         self._waited_s = time.monotonic() - began

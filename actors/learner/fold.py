@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import msgspec
 
@@ -10,6 +11,8 @@ from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config, WeightsSettings
+from asyncrl.errors import AsyncRLError
+from asyncrl.training.anomalies import Figures, with_figures
 from asyncrl.weights.choice import Costs
 from topics.actors import SkipRequested
 from topics.batches import BatchPacked, BatchTrained
@@ -32,7 +35,7 @@ class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     lineage: int = 0
     published: dict[int, str] = {}  # newest lineage's digests, by version: of what may be trained again
     batches: dict[int, int] = {}  # sequences in the batch log, by step: of what may be trained again, or is to be
-    evaluated: int | None = None  # newest version an evaluation was asked for
+    asked_for: dict[str, int] = {}  # newest version an evaluation was asked for, by held-out set
     evaluations: int = 0  # that were asked for
     skip_requests: list[int] = []  # steps whose batches are to be skipped
     skipped: list[int] = []  # those that were; few, and for ever: checkpoints that contain them may prove unreadable
@@ -43,6 +46,7 @@ class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     chained: int = 0  # differences since that one
     costs: Costs = msgspec.field(default_factory=Costs)
     refused: int = 0  # of the newest one that an engine refused
+    figures: dict[str, Figures] = {}  # of the newest steps, by stage
 
 
 class LearnerFold(CheckpointFold):
@@ -55,10 +59,24 @@ class LearnerFold(CheckpointFold):
         self._at_hand: dict[int, BatchPacked] = {}
         self.state = LearnerState(config.origin - 1, trained=config.origin)
 
+    def advice(self, error: AsyncRLError, step: int, root: Path | None) -> str:
+        """Return the reason why a step failed, and what to do.
+
+        Args:
+            root: of the run, where its batch may be skipped.
+        """
+        saved = self.state.checkpoints
+        reason = str(error).removeprefix(f"batch {step}: ")
+        words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
+        if root is None or step <= self.state.trained:
+            return words
+        return f"{words}; to go on without this batch: asyncrl up --resume {root} --skip-batch {step}"
+
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step
         self.state.lineage = trained.lineage
+        self.state.figures = with_figures(self.state.figures, trained.stage, trained.metrics)
         if trained.skipped:
             self.state.skipped.append(trained.step)
 
@@ -73,7 +91,8 @@ class LearnerFold(CheckpointFold):
 
     @on(EngineReady)
     def _on_ready(self, ready: EngineReady, _record: Record) -> None:
-        self.state.costs.add_loaded(ready)
+        if not ready.direct:
+            self.state.costs.add_loaded(ready)
 
     def base(self, settings: WeightsSettings, lineage: int) -> str:
         """Key of the version that the next one may be a difference to; empty where it is to be full."""
@@ -98,7 +117,7 @@ class LearnerFold(CheckpointFold):
 
     @on(EvalRequested)
     def _on_eval(self, request: EvalRequested, _record: Record) -> None:
-        self.state.evaluated = request.version
+        self.state.asked_for[request.dataset] = request.version
         self.state.evaluations += 1
 
     @on(TrainingFinished)

@@ -8,11 +8,12 @@ import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.learner.rank import ERRORS, Call, NumberedCall, Open, Rank, Reply
+from actors.learner.rank import Call, Open, Rank, carried_out
+from actors.learner.rank_wire import ERRORS, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks
 from asyncrl.framing import pack, read_frames
@@ -21,7 +22,7 @@ from asyncrl.run.placement import Job, Placed
 T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
-_START_S = 300.0  # for a rank to import what it needs and to connect
+_START_S = 120.0  # for a rank to import what it needs and to connect
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
@@ -104,6 +105,10 @@ class RankProcesses:
 
     async def do(self, call: Call[T]) -> T:
         """See `TrainerGroup.do`."""
+        return await carried_out(call, self._ask)
+
+    async def _ask(self, call: Call[Any]) -> list[Any]:
+        """Make one call; returns the answers of the ranks that it goes to."""
         self.check()
         number, loop = next(self._numbers), asyncio.get_running_loop()
         ranks = range(self._count if call.every_rank else 1)
@@ -113,12 +118,14 @@ class RankProcesses:
         for rank in ranks:
             self._writers[rank].write(frame)
         try:
-            # The first that fails ends the wait: the others may wait for it in vain.
+            if call.undone() is not None:  # no rank waits for another one in it
+                await asyncio.wait(futures.values())
+            # Of others the first that fails ends the wait: the rest may wait for it in vain.
             values = await asyncio.gather(*futures.values())
         finally:
             for key in futures:
                 del self._waiting[key]
-        return call.merged([msgspec.msgpack.decode(value, type=call.answer) for value in values])
+        return [msgspec.msgpack.decode(value, type=call.answer) for value in values]
 
     def check(self) -> None:
         """See `TrainerGroup.check`."""
@@ -189,5 +196,10 @@ def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
 
 
 MakeGroup: TypeAlias = Callable[[Context, Callable[[], None]], TrainerGroup]
-GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "scripted": in_process}
+GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "megatron": RankProcesses, "scripted": in_process}
 """By `learner.trainer`. The scripted trainer computes nothing, so it needs no process of its own."""
+
+
+def new_group(context: Context, on_lost: Callable[[], None]) -> TrainerGroup:
+    """Return the trainer group of a run's settings, which is not open yet."""
+    return GROUPS[context.config.learner.trainer](context, on_lost)

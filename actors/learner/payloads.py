@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import xxhash
 
@@ -12,7 +13,6 @@ from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, body_of
-from asyncrl.training.ranks import shares
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TrajectoryGenerated
@@ -22,28 +22,37 @@ _AT_ONCE = 64  # payloads asked for at once
 _SHOWN = 3  # doubles that an error names
 
 
-async def fetch_trajectories(bus: Bus, packed: BatchPacked, rank: int = 0, ranks: int = 1) -> list[GradedGroup]:
+class PayloadGone(ActorFault):
+    """Tokens of a batch that are not stored any more."""
+
+
+async def fetch_trajectories(
+    bus: Bus, packed: BatchPacked, rank: int = 0, owners: Sequence[int] | None = None
+) -> list[GradedGroup]:
     """The groups of a batch, in the order it names them.
 
     Args:
         rank: number of the rank whose share of the batch is fetched; of all others only the counts are known.
-        ranks: how many there are.
+        owners: the rank of each trajectory, in the order the batch names them; this one has all where left out.
 
     Raises:
-        ActorFault: tokens are gone, or are not those that were graded.
+        PayloadGone: tokens are trimmed.
+        ActorFault: tokens are not those that were graded.
     """
     _check_doubles(packed)
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
         if owner != rank:
-            return GradedTrajectory(member.trajectory_id, (), member.reward, member.tokens)
+            return GradedTrajectory(
+                member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
+            )
         async with limit:
             payload = await _payload(bus, packed.step, member)
-        return GradedTrajectory(member.trajectory_id, payload.segments, member.reward)
+        return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, turn_rewards=member.turn_rewards)
 
     named = [member for group in packed.groups for member in group.members]
-    fetched = iter(await asyncio.gather(*map(fetch, named, shares([member.tokens for member in named], ranks))))
+    fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))
     return [
         GradedGroup([next(fetched) for _ in group.members], group.estimator, group.temperature)
         for group in packed.groups
@@ -53,12 +62,14 @@ async def fetch_trajectories(bus: Bus, packed: BatchPacked, rank: int = 0, ranks
 async def _payload(bus: Bus, step: int, member: BatchMember) -> TrajectoryGenerated:
     record = await read_message(bus, TRAJECTORIES, member.payload.sequence)
     if record is None:
-        raise ActorFault(
+        raise PayloadGone(
             f"batch {step}: the tokens of {member.trajectory_id} (message {member.payload.sequence}) are gone"
         )
     try:
         body = await body_of(bus, record)
-    except (BlobMissing, WireError) as error:
+    except BlobMissing as error:
+        raise PayloadGone(f"batch {step}: the tokens of {member.trajectory_id}: {error}") from error
+    except WireError as error:
         raise ActorFault(f"batch {step}: the tokens of {member.trajectory_id}: {error}") from error
     digest = xxhash.xxh3_64_hexdigest(body)
     if digest != member.payload.digest:

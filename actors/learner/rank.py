@@ -1,23 +1,25 @@
-"""A rank of the learner: one trainer, the rows it fetches, and the calls that the learner makes to it.
+"""A rank of the learner: one trainer, the rows it fetches, and the calls by which the learner trains.
 
-To a rank that is a process calls travel as length-prefixed MessagePack over a local socket.
+Those by which it publishes are in `actors/learner/publication.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from actors.learner.payloads import fetch_trajectories
+from actors.learner.teacher import TeacherServer
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
-from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.algorithms.flops import Work
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
@@ -25,19 +27,21 @@ from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError
-from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError, Trainer
-from asyncrl.training.publisher import Publisher
-from asyncrl.training.ranks import join_ranks
-from asyncrl.training.trainers import open_trainer
+from asyncrl.training.anomalies import Usual
+from asyncrl.training.protocol import Trainer
+from asyncrl.training.publisher import Member, Publisher
+from asyncrl.training.ranks import join_ranks, shares, work_of
+from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
-from topics.batches import BatchPacked
+from topics.batches import Anomaly, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import TrajectoryGenerated
-from topics.weights import WEIGHTS_STORED, WeightsPublished
+from topics.weights import WEIGHTS_STORED
 from topics.wire import WireError, prepare
 
 T = TypeVar("T")
+
+_ROWS = ("rows", "rows_skipped")  # figures that are counts
 
 
 class StepResult(NamedTuple):
@@ -45,6 +49,12 @@ class StepResult(NamedTuple):
 
     stats: BatchStats
     metrics: dict[str, float]
+    anomaly: Anomaly | None = None
+
+    def uncounted(self) -> StepResult:
+        """Return it without the rows, which another rank of the replica counts."""
+        stats = dataclasses.replace(self.stats, tokens_trained=0, tokens_stale=0, lag_histogram={})
+        return StepResult(stats, self.metrics | dict.fromkeys(_ROWS, 0.0), self.anomaly)
 
 
 class Rank:
@@ -65,7 +75,12 @@ class Rank:
         self._files = files
         self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
+        layout = layout_of(config)
+        self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
+        self.counts = layout.is_first(rank, ranks)  # the rows of its replica
         self._fetches: dict[int, asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]] = {}  # by sequence of the batch
+        self._teacher = TeacherServer(config, files) if config.learner.teacher.url else None
+        self._work: Work | None = None  # of the model, where several ranks share rows
         self.trainer: Trainer
         self.publisher: Publisher
 
@@ -75,22 +90,35 @@ class Rank:
 
     async def do(self, call: Call[T]) -> T:
         """See `TrainerGroup.do`."""
-        return await call.run(self)
+
+        async def ask(one: Call[Any]) -> list[Any]:
+            return [await one.run(self)]
+
+        return await carried_out(call, ask)
 
     def check(self) -> None:
         """See `TrainerGroup.check`: nothing ends it."""
 
     async def close(self) -> None:
         """See `TrainerGroup.close`."""
+        for task in self._fetches.values():
+            task.cancel()
+        if self._teacher is not None:
+            await self._teacher.close()
 
     def open_trainer(self) -> None:
         """Load the model as it was before the run."""
+        model = self._files.model_path(self._config.model)
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
-        self.trainer = open_trainer(self._config, self._files.model_path(self._config.model))
+            self._work = work_of(model) if self._replicas > 1 else None
+        self.trainer = open_trainer(self._config, model, self._files.base)
         weights = self._config.weights
         store, run = STORES[weights.store](self._place), "" if weights.delta == "never" else self._config.run
-        self.publisher = Publisher(self.trainer, store=store, checkpoints=self._files.checkpoints, run=run)
+        member = Member(self._rank, self._ranks)
+        self.publisher = Publisher(
+            self.trainer, store=store, checkpoints=self._files.checkpoints, run=run, member=member
+        )
 
     def fetch(self, sequence: int) -> asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]:
         """Fetch a batch and its rows, unless that has begun."""
@@ -101,7 +129,9 @@ class Rank:
 
     async def _fetch(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
         packed = await read_batch(self._bus, sequence)
-        return packed, await fetch_trajectories(self._bus, packed, self._rank, self._ranks)
+        owners = shares(packed, self._work, self._replicas) if self._work else None
+        groups = await fetch_trajectories(self._bus, packed, self._replica, owners)
+        return packed, groups if self._teacher is None else await self._teacher.fill(packed.objective, groups)
 
     async def fetched(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
         """A batch and its rows, once: they are large."""
@@ -137,20 +167,49 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
     Calls come one after the other, but for those `beside` others: what these write was copied away before.
     """
 
-    answer: ClassVar[Any] = None  # type of the result
-    every_rank: ClassVar[bool] = True  # else the first one alone, which has what the others copied away
+    answer: ClassVar[Any] = None  # type of what a rank answers
+    every_rank: ClassVar[bool] = True  # else the first one alone
     beside: ClassVar[bool] = False
 
-    async def run(self, rank: Rank) -> T:
+    async def run(self, rank: Rank) -> Any:
         """Do it: in a thread, as all that takes long."""
         return await asyncio.to_thread(self._compute, rank)
 
-    def _compute(self, rank: Rank) -> T:
+    def _compute(self, rank: Rank) -> Any:
         raise NotImplementedError
 
-    def merged(self, results: Sequence[T]) -> T:
-        """Return the result from those of the ranks that were called."""
-        return results[0]
+    def merged(self, answers: Sequence[Any]) -> T:
+        """Return the result from the answers of the ranks that were called, where nothing follows."""
+        result: T = answers[0]
+        return result
+
+    def following(self, answers: Sequence[Any]) -> Call[T] | None:
+        """Return the call that is made once all ranks have answered, whose result is that of this one."""
+        return None
+
+    def undone(self) -> Call[None] | None:
+        """Return the call that removes what ranks did, where another one could not."""
+        return None
+
+
+async def carried_out(call: Call[T], ask: Callable[[Call[Any]], Awaitable[list[Any]]]) -> T:
+    """Make a call and those that follow it; returns the result.
+
+    Args:
+        ask: makes one call, and returns the answers of the ranks. Of a call that can be undone it waits for all.
+    """
+    while True:
+        try:
+            answers = await ask(call)
+        except AsyncRLError:
+            if undone := call.undone():
+                with contextlib.suppress(AsyncRLError):  # the first one says more
+                    await ask(undone)
+            raise
+        following = call.following(answers)
+        if following is None:
+            return call.merged(answers)
+        call = following
 
 
 class Open(Call[None]):
@@ -184,6 +243,21 @@ class Fetch(Call[None]):
         rank.fetch(self.batch)
 
 
+class Gather(Call[None]):
+    """Wait until the rows of a batch are fetched, with what a teacher that is a server has to say.
+
+    Raises:
+        ActorFault, RowError: as `Step`.
+    """
+
+    beside = True
+    batch: int  # sequence in the batch log
+
+    async def run(self, rank: Rank) -> None:
+        """See `Call`."""
+        await rank.fetch(self.batch)
+
+
 class Step(Call[StepResult]):
     """Make one update.
 
@@ -194,6 +268,7 @@ class Step(Call[StepResult]):
 
     answer = StepResult
     batch: int  # sequence in the batch log
+    usual: Usual | None = None  # see `Trainer.step`
 
     async def run(self, rank: Rank) -> StepResult:
         """See `Call`."""
@@ -201,12 +276,14 @@ class Step(Call[StepResult]):
 
         def update() -> StepResult:
             rows, stats = build_rows(groups, packed.objective, step=packed.step, min_version=packed.min_version)
-            return StepResult(stats, rank.trainer.step(rows, packed.objective))
+            metrics = rank.trainer.step(rows, packed.objective, self.usual)
+            result = StepResult(stats, metrics, rank.trainer.anomaly)
+            return result if rank.counts else result.uncounted()
 
         return await asyncio.to_thread(update)
 
     def merged(self, results: Sequence[StepResult]) -> StepResult:
-        """See `Call`: each rank had its own rows."""
+        """See `Call`: each replica had its own rows."""
         first, lags = results[0], Counter[int]()
         for result in results:
             lags.update(result.stats.lag_histogram)
@@ -216,9 +293,22 @@ class Step(Call[StepResult]):
             tokens_stale=sum(result.stats.tokens_stale for result in results),
             lag_histogram=dict(sorted(lags.items())),
         )
-        counts = [name for name in ("rows", "rows_skipped") if name in first.metrics]
+        counts = [name for name in _ROWS if name in first.metrics]
         sums = {name: sum(result.metrics[name] for result in results) for name in counts}
-        return StepResult(stats, first.metrics | sums)
+        return StepResult(stats, first.metrics | sums, first.anomaly)
+
+
+class Rest(Call[int]):
+    """Give the device's memory back until the next step or copy; the result is the bytes of all ranks."""
+
+    answer = int
+
+    def _compute(self, rank: Rank) -> int:
+        return rank.trainer.rest()
+
+    def merged(self, answers: Sequence[int]) -> int:
+        """See `Call`."""
+        return sum(answers)
 
 
 class CopyWeights(Call[None]):
@@ -233,83 +323,3 @@ class CopyState(Call[None]):
 
     def _compute(self, rank: Rank) -> None:
         rank.publisher.copy_state()
-
-
-class Digest(Call[str]):
-    """Return the identity of the copied weights."""
-
-    answer, every_rank = str, False
-
-    def _compute(self, rank: Rank) -> str:
-        return rank.publisher.digest()
-
-
-class Publish(Call[WeightsPublished]):
-    """Write the copied weights into the weight store.
-
-    Raises:
-        NonFiniteWeights: a tensor holds values that are not finite.
-        CheckpointError: the disk refused it; nothing is left behind.
-    """
-
-    answer, every_rank, beside = WeightsPublished, False, True
-    lineage: int
-    version: int
-    base: str = ""  # see `Publisher.publish`
-
-    def _compute(self, rank: Rank) -> WeightsPublished:
-        return rank.publisher.publish(lineage=self.lineage, version=self.version, base=self.base)
-
-
-class Save(Call[str]):
-    """Write the copied state as a checkpoint, and read it back; returns its directory.
-
-    Raises:
-        CheckpointError: the disk refused it; nothing is left behind.
-    """
-
-    answer, every_rank, beside = str, False, True
-    checkpoint: Checkpoint
-
-    def _compute(self, rank: Rank) -> str:
-        return str(rank.publisher.save(self.checkpoint))
-
-
-class Export(Call[None]):
-    """Write the copied weights as a model; one that is there is replaced.
-
-    Raises:
-        CheckpointError: the disk refused it; nothing is left behind.
-    """
-
-    every_rank = False
-    directory: str
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.export(Path(self.directory))
-
-
-AnyCall: TypeAlias = Open | Load | Fetch | Step | CopyWeights | CopyState | Digest | Publish | Save | Export
-BEAT_S = 1.0  # seconds between two heartbeats
-ERRORS: dict[str, type[AsyncRLError]] = {
-    error.__name__: error
-    for error in (ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, NonFiniteWeights, RowError)
-}
-"""Errors that a rank reports and survives; any other ends it."""
-
-
-class NumberedCall(msgspec.Struct, array_like=True):
-    """A call to a rank."""
-
-    number: int
-    call: AnyCall
-
-
-class Reply(msgspec.Struct, array_like=True):
-    """The answer of a rank to a call; without a number a heartbeat, as which the first one names the rank."""
-
-    rank: int
-    number: int | None = None
-    value: msgspec.Raw = msgspec.Raw(b"\xc0")
-    error: str = ""  # name of a class in `ERRORS`
-    reason: str = ""

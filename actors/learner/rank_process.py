@@ -5,6 +5,11 @@ FOLDER holds the socket of the learner, and the file by which the ranks find one
 
 from __future__ import annotations
 
+import gc
+
+if __name__ == "__main__":
+    gc.disable()  # until all is imported: passes of the collector over what imports make are a fifth of their time
+
 import argparse
 import asyncio
 import contextlib
@@ -13,12 +18,14 @@ from pathlib import Path
 
 import msgspec
 
-from actors.learner.rank import BEAT_S, ERRORS, NumberedCall, Rank, Reply
+from actors.learner.rank import Rank
+from actors.learner.rank_wire import BEAT_S, ERRORS, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames
 from asyncrl.telemetry.logs import open_log
+from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 
 
 class RankServer:
@@ -46,7 +53,7 @@ class RankServer:
         number, call = numbered.number, numbered.call
         async with contextlib.nullcontext() if call.beside else self._turn:
             try:
-                value = msgspec.Raw(msgspec.msgpack.encode(await self._rank.do(call)))
+                value = msgspec.Raw(msgspec.msgpack.encode(await call.run(self._rank)))
                 reply = Reply(self._number, number, value)
             except tuple(ERRORS.values()) as error:
                 name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
@@ -84,6 +91,8 @@ def main() -> None:
     parser.add_argument("--credentials", type=Path, required=True)
     parser.add_argument("--address", default="")
     given = parser.parse_args()
+    gc.freeze()  # what was imported stays
+    gc.enable()
     login = Login("learner", f"{given.actor_id}-rank{given.rank}", given.run, given.credentials, given.address)
     uvloop.run(run(login, given.rank, given.ranks, given.folder))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actors.learner.payloads import fetch_trajectories
+from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
@@ -27,6 +28,8 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTraine
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+
+_PATIENCE_S = 60.0  # with a teacher that is a server
 
 
 class ReplayError(AsyncRLError):
@@ -110,6 +113,7 @@ class Retraining:
         self._config = config
         self._files = files
         self._recorded = files.read_config()
+        self._teacher = TeacherServer(config, files, patience_s=_PATIENCE_S) if config.learner.teacher.url else None
 
     async def begin(self, at: int | None, until: int) -> str:
         """Load the starting point of the replay; returns its description.
@@ -119,7 +123,8 @@ class Retraining:
             until: last step of the replay.
 
         Raises:
-            ReplayError: the tokens that come after every possible beginning are gone.
+            ReplayError: the tokens that come after every possible beginning are gone, or a checkpoint is of another
+                model than these settings describe.
         """
         trimmed = await self._trimmed(until)
         reasons = [f"the tokens of batch {trimmed} and before are trimmed"] if trimmed > self._config.origin else []
@@ -128,6 +133,7 @@ class Retraining:
             if trimmed <= origin.step <= latest:
                 try:
                     if origin.checkpoint is not None:
+                        await asyncio.to_thread(read_checkpoint, origin.checkpoint)  # verifies its files
                         await asyncio.to_thread(self._load, origin.checkpoint)
                 except CheckpointError as error:
                     reasons.append(str(error))
@@ -140,8 +146,10 @@ class Retraining:
         raise ReplayError("; ".join([f"the replay cannot begin{place}", *reasons, advice]))
 
     def _load(self, checkpoint: Path) -> None:
-        read_checkpoint(checkpoint)  # verifies its files
-        self._trainer.load(checkpoint)
+        try:
+            self._trainer.load(checkpoint)
+        except CheckpointError as error:  # a part of it may be in the weights: nothing else can begin from there
+            raise ReplayError(f"{checkpoint} is whole, but it cannot be loaded with these settings: {error}") from error
 
     def _origins(self, at: int | None) -> Iterator[Origin]:
         """All it could begin with, the best first."""
@@ -173,15 +181,20 @@ class Retraining:
             ReplayError: the step cannot be made with these settings.
         """
         coming: asyncio.Task[tuple[BatchPacked, list[GradedGroup]]] | None = None
-        while self.step < until:
-            packed, groups = await (coming or self._rows_of(self.step + 1))
-            coming = asyncio.create_task(self._rows_of(packed.step + 1)) if packed.step < until else None
-            yield await asyncio.to_thread(self._train, packed, groups)
+        try:
+            while self.step < until:
+                packed, groups = await (coming or self._rows_of(self.step + 1))
+                coming = asyncio.create_task(self._rows_of(packed.step + 1)) if packed.step < until else None
+                yield await asyncio.to_thread(self._train, packed, groups)
+        finally:
+            if self._teacher is not None:
+                await self._teacher.close()
 
     async def _rows_of(self, step: int) -> tuple[BatchPacked, list[GradedGroup]]:
         """A batch as the settings of the replay make it, and its groups."""
         packed = with_other_settings(self._log.batch(step)[0], self._recorded, self._config)
-        return packed, [] if self._skips(step) else await fetch_trajectories(self._bus, packed)
+        groups = [] if self._skips(step) else await fetch_trajectories(self._bus, packed)
+        return packed, groups if self._teacher is None else await self._teacher.fill(packed.objective, groups)
 
     def _train(self, packed: BatchPacked, groups: Sequence[GradedGroup]) -> ReplayedStep:
         began, step = time.monotonic(), packed.step

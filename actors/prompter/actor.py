@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
 
 import xxhash
 
 from actors.prompter.fold import PrompterFold, Wanted
-from actors.prompter.sources import HELD_OUT_ROWS, TASK_ROWS, data_of
+from actors.prompter.sources import TASK_ROWS, WARMUP_ROWS, data_of
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
+from asyncrl.config.held_out import held_out_sets
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
 from topics.actors import Activity
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS
+from topics.wire import Message
 
 _AT_ONCE = 512  # decisions of one append
 _ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
@@ -46,25 +49,28 @@ class Prompter:
     def __init__(self, context: Context, fold: PrompterFold, rows: dict[str, RowMaker]) -> None:
         self._context = context
         self._fold = fold
-        self._rows = rows[TASK_ROWS]
-        self._held_out = rows.get(HELD_OUT_ROWS)
-        if self._held_out is not None:  # an evaluation is issued at once, while its version is the newest
-            self._held_out.want(range(context.config.eval.prompts))
+        self._rows = rows  # by data
+        for held_out in held_out_sets(context.config).values():  # it is issued at once, while its version is the newest
+            rows[held_out.data].want(range(held_out.prompts))
+        self._training = [name for name in (TASK_ROWS, WARMUP_ROWS) if name in rows]
         self._evaluation = ""  # whose rows are being made
         self._waits_for: int | None = None  # a row
 
-    def decide(self) -> list[PromptIssued]:
-        """Return the prompts that are issued now.
+    def decide(self) -> Sequence[Message]:
+        """Return the stage that begins now, or the prompts that are issued now: these follow it once it is recorded.
 
         Raises:
             DataError: a row that is needed now cannot be made.
         """
         fold, vitals = self._fold, self._context.vitals
+        if began := fold.stage_begins():
+            return began
         wanted = fold.wanted()
         vitals["open_groups"] = fold.open_groups
         vitals["no_more_prompts"] = float(fold.at_end)
         decisions = self._decide(wanted[:_AT_ONCE])
-        self._report_activity(self._rows.making if wanted and not decisions else None)
+        awaited = self._rows[wanted[0].group.data].making if wanted and not decisions else None
+        self._report_activity(awaited)
         # Neither waits for the rows of the other.
         return decisions + self._decide_evaluation(list(islice(fold.wanted_evaluations(), _AT_ONCE)))
 
@@ -75,12 +81,15 @@ class Prompter:
             DataError: the very first needs a row that cannot be made.
         """
         if wanted:
-            coming = (place for item in self._fold.coming() for place in item.places)
-            self._rows.want(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
+            coming = ((item.group.data, place) for item in self._fold.coming() for place in item.places)
+            soon = list(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
+            for name in self._training:
+                self._rows[name].want(place for data, place in soon if data == name)
         decisions: list[PromptIssued] = []
         for item in wanted:
             try:
-                rows = [row for place in item.places if (row := self._rows.get(place)) is not None]
+                rows = [row for place in item.places if (row := self._row(item, place)) is not None]
+                rows = rows if item.group.row is None else [item.group.row]
             except DataError:
                 if not decisions:
                     raise
@@ -90,15 +99,19 @@ class Prompter:
             decisions.append(decide(item, self._context.config.seed, rows))
         return decisions
 
+    def _row(self, item: Wanted, place: int) -> PromptRow | None:
+        return self._rows[item.group.data].get(place)
+
     def _decide_evaluation(self, wanted: list[Wanted]) -> list[PromptIssued]:
         """Issue members of an evaluation once all its rows are made: its deadline counts from their issue.
 
         Raises:
             DataError: a row cannot be made.
         """
-        if not wanted or self._held_out is None:
+        if not wanted:
             return []
-        group, rows = wanted[0].group, self._held_out
+        group = wanted[0].group
+        rows = self._rows[group.data]
         if self._evaluation != group.prompt_id:
             self._evaluation = group.prompt_id
             rows.want(group.places)
@@ -130,6 +143,7 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         task=wanted.task,
         temperature=wanted.group.temperature,
         estimator=wanted.group.estimator,
+        level=wanted.group.level,
     )
 
 

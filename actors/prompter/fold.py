@@ -12,15 +12,19 @@ from actors.prompter.state import PrompterState
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from asyncrl.config.tasks import largest_group
+from asyncrl.config.staged import Schedule
+from asyncrl.config.tasks import curricula_of, first_stages, largest_group
+from asyncrl.data.curriculum import Climb
 from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.groups import GroupDropped
-from topics.ids import REISSUE, TASK, Stage, stage_of
+from topics.ids import LIVE, REISSUE, TASK, Stage, prompt_name, stage_of
 from topics.prompts import PromptIssued
+from topics.stages import StageBegan, StageRequested
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import TrajectoryDropped
+from topics.turns import TurnAdmitted
 from topics.weights import TrainingFinished
 
 _PROMPT = re.compile(r"p\d{6,}")
@@ -42,7 +46,7 @@ class Wanted(NamedTuple):
     @property
     def task(self) -> str:
         """Name of the task whose row it has."""
-        return self.group.tasks[self.member if self.group.row_each else 0]
+        return self.group.tasks[self.member // self.group.samples if self.group.row_each else 0]
 
     @property
     def places(self) -> range:
@@ -50,7 +54,8 @@ class Wanted(NamedTuple):
         if self.attempt:
             return range(0)
         if self.group.row_each:
-            return self.group.places[self.member : self.member + 1]
+            place = self.member // self.group.samples
+            return self.group.places[place : place + 1]
         return self.group.places if self.member == 0 else range(0)
 
 
@@ -83,10 +88,13 @@ class PrompterFold(Fold):
         self._max_lag = config.buffer.max_lag
         self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
+        self._curricula, self._known_stages = curricula_of(config), [*config.stages]
+        self._schedule = Schedule(config)
         self.state = PrompterState(
             first_open=dict(self._begin),
             done={"warmup": 0, "rl": config.start.step},
             trained=config.origin,
+            stages=first_stages(config),
         )
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
@@ -96,6 +104,9 @@ class PrompterFold(Fold):
 
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
+        self.state.ended_of_stages.step = max(self.state.ended_of_stages.step, packed.step)
+        for group in packed.groups:
+            self.count_answers(group.prompt_id, group.task, [member.score for member in group.members])
         groups = [group.prompt_id for group in packed.groups]
         if packed.step in self.state.trained_ahead:
             self.state.trained_ahead.discard(packed.step)
@@ -117,7 +128,24 @@ class PrompterFold(Fold):
 
     @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
+        self.count_answers(dropped.prompt_id, dropped.task, dropped.rewards)
         self._close([dropped.prompt_id])
+
+    def count_answers(self, prompt_id: str, task: str, scores: list[float]) -> None:
+        """Count a group of a task for its curriculum, and for the stages that wait.
+
+        A rise holds from the first prompt that cannot have been issued yet, whatever else was read: each prompt has one
+        level, which follows from the log of batches alone.
+        """
+        self._schedule.count(self.state.ended_of_stages, prompt_id, scores)
+        if not self._curricula or prompt_id[0] != TASK:
+            return
+        self.state.ended += 1
+        number = int(prompt_id[1:])
+        if task in self._curricula:
+            climb = self.state.climbs.setdefault(task, Climb())
+            most_issued = self._begin[TASK] + self.state.ended + (self._max_lag + 1) * self._plans["rl"].batch_groups
+            self._curricula[task].record(climb, number, scores, rises_at=most_issued)
 
     @on(TrajectoryDropped)
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
@@ -130,7 +158,14 @@ class PrompterFold(Fold):
         number = int(request.eval_id[1:])
         if number > self.state.evaluated:  # else it was asked for before
             self.state.evaluated = number
-            self.state.evaluations[number] = (request.version, request.prompts, request.temperature)
+            self.state.requests[number] = request
+
+    @on(TurnAdmitted)
+    def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
+        number = self.state.live_admitted
+        self.state.live_admitted += 1
+        if number >= self.state.first(LIVE):  # else its issue was read before
+            self.state.live[number] = admitted
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
@@ -211,12 +246,19 @@ class PrompterFold(Fold):
             if not begun and room <= 0:
                 break
             room -= not begun
-            found += [Wanted(group, member, self._min_version) for member in range(begun, group.size)]
+            # What was sampled before has no version to wait for: the buffer drops it where it is too old.
+            least = 0 if group.row is not None else self._min_version
+            found += [Wanted(group, member, least) for member in range(begun, group.size)]
         return found
 
     def _still_needed(self, stage: Stage) -> int:
-        """Groups that the steps to come take, those open among them."""
-        return (self._plans[stage].steps - self.state.done[stage]) * self._plans[stage].batch_groups
+        """Groups that the steps to come take, those open among them.
+
+        A batch that is packed takes what it holds: a run may go on with larger batches than it began with.
+        """
+        packed = [len(groups) for step, groups in self.state.packed.items() if (step > 0) == (stage == "rl")]
+        to_pack = self._plans[stage].steps - self.state.done[stage] - len(packed)
+        return sum(packed) + to_pack * self._plans[stage].batch_groups
 
     def _wanted_again(self, name: str, attempt: int) -> Wanted:
         prompt_id, member = name.rsplit("-", 1)
@@ -230,6 +272,38 @@ class PrompterFold(Fold):
         if not _PROMPT.fullmatch(origin):
             raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
         self.state.origins.append(origin)
+
+    @on(StageRequested)
+    def _on_stage_requested(self, request: StageRequested, record: Record) -> None:
+        self._check_stage(request.name)
+        self.state.stage_asked = (record.sequence, request.name)
+
+    @on_headers(StageBegan)
+    def _on_stage_began(self, record: Record) -> None:
+        began = StageBegan.of(record.headers)
+        self._check_stage(began.name)
+        self.state.stages.append((began.prompt, began.name))
+        self.state.stage_answered = max(self.state.stage_answered, began.request)
+
+    def _check_stage(self, name: str) -> None:
+        if name not in self._known_stages:
+            raise ValueError(f"{name!r} is no stage of the run; its stages: {', '.join(self._known_stages) or 'none'}")
+
+    def stage_begins(self) -> list[StageBegan]:
+        """Return the stage that was asked for, or whose condition holds, and that is not recorded yet, from the first
+        prompt that is not begun.
+
+        Of several requests the newest counts: the others would hold for no prompt.
+        """
+        (request, name), after = self.state.stage_asked, None
+        if request <= self.state.stage_answered:
+            request, after = 0, self.state.ended_of_stages.step
+            name = "" if self._finished else self._schedule.due(self.state.ended_of_stages, self.state.stages)
+        if not name:
+            return []
+        first = self.state.first(TASK)
+        begun = prompt_name(TASK, first) in self.state.members
+        return [StageBegan(name=name, prompt=first + begun, request=request, after=after)]
 
     @on_headers(PromptIssued)
     def _on_issued(self, record: Record) -> None:
@@ -246,10 +320,12 @@ class PrompterFold(Fold):
         if count != int(record.headers["group-size"]):
             self.state.members[prompt_id] = count
         elif stage == "eval":
-            self.state.evaluations.pop(int(prompt_id[1:]), None)
+            self.state.requests.pop(int(prompt_id[1:]), None)
             self.state.evaluated = max(self.state.evaluated, int(prompt_id[1:]))
         else:
             self.state.first_open[prompt_id[0]] = self.state.first(prompt_id[0]) + 1
+            if prompt_id[0] == LIVE:
+                self.state.live.pop(int(prompt_id[1:]), None)
         if prompt_id in self.state.closed_early:
             self.state.closed_early.discard(prompt_id)
         elif count == 1:

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from actors.prompter.state import PrompterState
+from asyncrl.config.held_out import held_out_rows, held_out_sets
 from asyncrl.config.settings import Config
-from asyncrl.config.tasks import Mixture, rows_of
+from asyncrl.config.tasks import Mixture, curricula_of, rows_of, warmup_rows
+from asyncrl.data.curriculum import Climb, at_level, level_of
 from asyncrl.data.sources import RowSetup
-from topics.ids import EVALUATION, REISSUE, TASK, WARMUP, Stage, prompt_name
-from topics.prompts import NO_ESTIMATOR, WARMUP_TASK
+from asyncrl.live.row import row_of
+from topics.ids import EVALUATION, LIVE, REISSUE, TASK, WARMUP, Stage, number_of, prompt_name
+from topics.prompts import LIVE_TASK, NO_ESTIMATOR, WARMUP_TASK, PromptRow
 
-TASK_ROWS, HELD_OUT_ROWS = "task", "held-out"  # data of the prompter
+TASK_ROWS, WARMUP_ROWS = "task", "warmup"  # data of the prompter; each held-out set has its own
 
 
 class Group(NamedTuple):
@@ -28,11 +31,18 @@ class Group(NamedTuple):
     size: int
     places: range  # of its rows in the endless order of the data
     data: str = TASK_ROWS
-    row_each: bool = False  # each member has a row of its own; else the first one carries those of the group
+    row_each: bool = False  # each message carries its row; else the first one carries those of the group
+    samples: int = 1  # with `row_each`: members, one after the other, of the same row
     min_version: int = 0  # of the weights that may sample it, where the bound on lag asks for no more
     temperature: float = 1.0
     estimator: str = NO_ESTIMATOR  # of its advantages
     origin: str = ""  # prompt whose row is issued again
+    row: PromptRow | None = None  # that is no row of any data
+
+    @property
+    def level(self) -> int:
+        """Level of the difficulty of its rows."""
+        return level_of(self.places.start)
 
 
 class PromptSource(Protocol):
@@ -65,6 +75,7 @@ class WarmupSource:
 
     def __init__(self, config: Config) -> None:
         self._rows = config.warmup.rows_per_trajectory
+        self._data = WARMUP_ROWS if config.warmup.source else TASK_ROWS
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """They are taken from one epoch after the other."""
@@ -76,7 +87,7 @@ class WarmupSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """One trajectory."""
         places = range(number * self._rows, (number + 1) * self._rows)
-        return Group(prompt_name(WARMUP, number), "warmup", [WARMUP_TASK], 1, places)
+        return Group(prompt_name(WARMUP, number), "warmup", [WARMUP_TASK], 1, places, data=self._data)
 
 
 class TaskSource:
@@ -87,11 +98,11 @@ class TaskSource:
 
     def __init__(self, config: Config) -> None:
         self._rules, self._epochs = _Rules(config), config.task.epochs
-        self._end: int | None = None  # number of the first prompt that there is not
+        self._end = 0 if config.live.share == 1 else None  # number of the first prompt that there is not
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Their end follows from the number of epochs."""
-        if data == TASK_ROWS and self._epochs and rows_per_epoch:
+        if data == TASK_ROWS and self._epochs and rows_per_epoch and self._end is None:
             self._end = self._epochs * rows_per_epoch
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
@@ -101,7 +112,7 @@ class TaskSource:
 
     def group(self, state: PrompterState, number: int) -> Group:
         """All trajectories of one row."""
-        return self._rules(prompt_name(TASK, number), number)
+        return self._rules(prompt_name(TASK, number), number, state)
 
 
 class ReissueSource:
@@ -123,43 +134,79 @@ class ReissueSource:
     def group(self, state: PrompterState, number: int) -> Group:
         """The row of the prompt that was asked for."""
         origin = state.origins[number]
-        return self._rules(prompt_name(REISSUE, number), place_again(origin), origin=origin)
+        return self._rules(prompt_name(REISSUE, number), number_of(origin), state, origin=origin)
+
+
+class LiveSource:
+    """Turns of live traffic, in the order in which the keeper of sessions admitted them."""
+
+    letter = LIVE
+    stage: Stage = "rl"
+
+    def __init__(self, config: Config) -> None:
+        share = config.live.share
+        self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
+        self._estimator = config.live.advantage
+
+    def opened(self, data: str, rows_per_epoch: int | None) -> None:
+        """They are rows of no data."""
+
+    def numbers(self, state: PrompterState) -> Iterable[int]:
+        """Those that were admitted; none where nothing is learnt from them."""
+        return range(state.first(LIVE), state.live_admitted) if self.share else ()
+
+    def group(self, state: PrompterState, number: int) -> Group:
+        """A group of one, whose trajectory is there already."""
+        turn = state.live[number]
+        return Group(
+            prompt_name(LIVE, number),
+            "rl",
+            [LIVE_TASK],
+            1,
+            range(0),
+            temperature=turn.temperature,
+            estimator=self._estimator,
+            row=row_of(turn),
+        )
 
 
 class HeldOutSource:
-    """Evaluations: each is a group, and its members are the first held-out rows."""
+    """Evaluations: each is a group, and its members are answers to the first rows of a held-out set."""
 
     letter, share = EVALUATION, 1.0
     stage: Stage = "eval"
 
     def __init__(self, config: Config) -> None:
-        self._rows: int | None = None
+        self._rows: dict[str, int | None] = {}  # by data
+        self._sets = held_out_sets(config)
         mixture = Mixture(config)
-        self._tasks_of = lru_cache(maxsize=1)(lambda size: [mixture.task(place).name for place in range(size)])
+        self._tasks_of = lru_cache(maxsize=1)(lambda prompts: [mixture.task(place).name for place in range(prompts)])
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """No evaluation has more prompts than there are held-out rows."""
-        if data == HELD_OUT_ROWS:
-            self._rows = rows_per_epoch
+        self._rows[data] = rows_per_epoch
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """The evaluations that were asked for."""
-        return sorted(state.evaluations)
+        return sorted(state.requests)
 
     def group(self, state: PrompterState, number: int) -> Group:
-        """All prompts of one evaluation, for the version that was asked for or a newer one."""
-        version, prompts, temperature = state.evaluations[number]
-        size = min(prompts, self._rows or prompts)
+        """All answers of one evaluation, for the version that was asked for or a newer one."""
+        request = state.requests[number]
+        held_out = self._sets[request.dataset]
+        prompts = min(request.prompts, self._rows.get(held_out.data) or request.prompts)
+        tasks = [held_out.name] * prompts if held_out.name else self._tasks_of(prompts)
         return Group(
             prompt_name(EVALUATION, number),
             "eval",
-            self._tasks_of(size),
-            size,
-            range(size),
-            data=HELD_OUT_ROWS,
+            tasks,
+            prompts * request.samples,
+            range(prompts),
+            data=held_out.data,
             row_each=True,
-            min_version=version,
-            temperature=temperature,
+            samples=request.samples,
+            min_version=request.version,
+            temperature=request.temperature,
         )
 
 
@@ -167,6 +214,7 @@ SOURCES: dict[str, Callable[[Config], PromptSource]] = {
     "warmup": WarmupSource,
     "task": TaskSource,
     "reissue": ReissueSource,
+    "live": LiveSource,
     "held-out": HeldOutSource,
 }
 
@@ -178,8 +226,10 @@ def data_of(config: Config, base: Path) -> dict[str, RowSetup]:
         base: folder of the config's relative paths.
     """
     found = {TASK_ROWS: rows_of(config, base)}
-    if config.eval.prompts:
-        found[HELD_OUT_ROWS] = rows_of(config, base, held_out=True)
+    if (own := warmup_rows(config, base)) is not None:
+        found[WARMUP_ROWS] = own
+    for name, held_out in held_out_sets(config).items():
+        found[held_out.data] = held_out_rows(config, base, name)
     return found
 
 
@@ -188,9 +238,13 @@ class _Rules:
 
     def __init__(self, config: Config) -> None:
         self._mixture = Mixture(config)
+        self._curricula = curricula_of(config)
 
-    def __call__(self, prompt_id: str, place: int, *, origin: str = "") -> Group:
-        task = self._mixture.task(place)
+    def __call__(self, prompt_id: str, number: int, state: PrompterState, *, origin: str = "") -> Group:
+        task = self._mixture.task(number, state.stages)
+        rule = self._curricula.get(task.name)
+        level = rule.level(state.climbs.get(task.name, Climb()), number) if rule else 0
+        place = at_level(self._mixture.place(number, state.stages), level)
         return Group(
             prompt_id,
             "rl",
@@ -201,11 +255,6 @@ class _Rules:
             estimator=task.advantage,
             origin=origin,
         )
-
-
-def place_again(origin: str) -> int:
-    """The place of the row of a prompt of RL that is issued again."""
-    return int(origin[1:])
 
 
 def mixed(sources: Sequence[PromptSource], state: PrompterState, *, begin: dict[str, int]) -> Iterator[Group]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
-from actors.recorder.files import MetricsFile
-from actors.recorder.fold import RecorderFold
+import msgspec
+
+from actors.recorder.fold import RecorderFold, RecorderState, StepRow
 from actors.recorder.samples import Sampler
 from actors.runtime.actor import Context
-from actors.runtime.snapshots import check_positions
+from actors.runtime.snapshots import check_positions, format_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, stream_info
 from asyncrl.bus.merged import Part, read_merged
@@ -16,6 +19,66 @@ from asyncrl.files import write_json
 from asyncrl.telemetry.plot import draw_reward
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, Stream, Topic
 from topics.wire import Message, WireError
+
+
+class Recorded(msgspec.Struct):
+    """The state at a known size of the metrics file."""
+
+    format: str  # of the state: that of another version of this program is of no use
+    positions: dict[str, int]  # sequence of the newest message folded, by the name of the stream
+    rows_bytes: int
+    state: RecorderState
+
+
+class MetricsFile:
+    """`metrics.jsonl` of a run, and beside it how far the logs are in it: a later start goes on from there.
+
+    Rows are appended first, then the position is replaced atomically. If the process is killed between the two, the
+    next start truncates the file to the recorded size and makes the rows behind it again.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "metrics.jsonl"
+        self._recorded = root / "recorder.json"
+
+    def read(self) -> Recorded | None:
+        """Return the record stored last; None where there is none, or it cannot be continued."""
+        try:
+            found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
+            whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes
+        except (OSError, msgspec.MsgspecError):
+            return None
+        return found if whole else None
+
+    def begin(self, recorded: Recorded | None) -> None:
+        """Go on from what was stored, or anew: whatever else the file holds is made again."""
+        with self.path.open("ab") as file:
+            file.truncate(recorded.rows_bytes if recorded is not None else 0)
+
+    def append(self, rows: list[dict[str, object]]) -> None:
+        """Write rows at the end."""
+        with self.path.open("ab") as file:
+            file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+    def store(self, positions: dict[str, int], state: RecorderState) -> None:
+        """Store how far the rows in the file go."""
+        with self.path.open("ab") as file:
+            os.fsync(file.fileno())
+            recorded = Recorded(format_of(RecorderState), positions, file.tell(), state)
+        new = self._recorded.with_suffix(".new")
+        with new.open("wb") as file:
+            file.write(msgspec.json.encode(recorded))
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self._recorded)
+
+    def steps(self) -> list[StepRow]:
+        """The rows of RL steps."""
+        decoder = msgspec.json.Decoder(StepRow)
+        with self.path.open("rb") as file:
+            rows = map(decoder.decode, file)
+            return [row for row in rows if row.event == "step" and row.stage == "rl"]
+
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
 _LOGS = (ACTORS, BATCHES, TRAINING, GRADES, ENGINES)
@@ -86,6 +149,7 @@ class Recorder:
         self.fold.issued = await self._count_issued()
         summary = self.fold.summary(self.context.bus.run, steps)
         summary["metrics"] = str(self._file.path)
+        summary["reports"] = _reports(self.context.files.reports)
         if self.context.config.recorder.plot and steps:
             summary["plot"] = str(root / "reward.png")
             await asyncio.to_thread(
@@ -127,3 +191,14 @@ class Recorder:
         rows, self.fold.rows = self.fold.rows, []
         if rows:
             self._file.append(rows)
+
+
+def _reports(folder: Path) -> dict[str, str]:
+    """Return the rows that actors of the user's own have left for the summary: objects of texts in JSON files."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            found |= msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        except (OSError, msgspec.MsgspecError) as error:
+            found[path.stem] = f"not read: {error}"
+    return found

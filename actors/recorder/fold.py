@@ -39,6 +39,7 @@ class Packed(msgspec.Struct):
     time_ns: int
     tokens: int  # trainable, before stale ones are masked
     figures: dict[str, float]
+    objective: str = ""  # stage that it follows
 
 
 class Score(msgspec.Struct):
@@ -59,9 +60,8 @@ class Start(msgspec.Struct):
 class RecorderState(msgspec.Struct):
     """The whole state as plain data. A field whose meaning changes gets another name."""
 
-    first_eval: Score | None = None  # of the lowest version
-    last_eval: Score | None = None  # of the highest
-    evaluated: int = 0  # prompts of all evaluations
+    scores: dict[str, list[Score]] = {}  # by held-out set: of the lowest version, and of the highest
+    evaluated: int = 0  # answers of all evaluations
     lags: dict[int, int] = {}  # trained tokens per lag
     dropped: dict[str, int] = {}  # ends without training, by reason
     failed: dict[str, int] = {}  # failures published by workers, by reason
@@ -157,7 +157,7 @@ class RecorderFold(Fold):
         """
         state = self.state
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
-        first, last = state.first_eval, state.last_eval
+        first, last = state.scores.get("", (None, None))
         rewards = [step.reward_mean for step in steps]
         stopped_ns, rl_first_ns, trained_ns = self._stopped_ns(0, state.last_ns), state.rl_first_ns, state.trained_ns
         rl_ns = max(0, trained_ns - rl_first_ns - self._stopped_ns(rl_first_ns, trained_ns)) if rl_first_ns else 0
@@ -176,6 +176,7 @@ class RecorderFold(Fold):
             "greedy_accuracy_before": first.accuracy if first is not None else None,
             "greedy_accuracy_after": last.accuracy if last is not None and last != first else None,
             "evaluated_versions_after": last.versions if last is not None else None,
+            **_by_set(state.scores),
             "trajectories_issued": self.issued,
             "trajectories_trained": state.trajectories_trained,
             "trajectories_failed": sum(state.failed.values()),
@@ -205,7 +206,8 @@ class RecorderFold(Fold):
         state = self.state
         tokens = sum(member.tokens for group in message.groups for member in group.members)
         if state.trained is None or message.step > state.trained:
-            state.packed[message.step] = Packed(record.time_ns, tokens, message.figures)
+            follows = message.objective.stage or ""
+            state.packed[message.step] = Packed(record.time_ns, tokens, message.figures, follows)
         if message.stage == "rl":
             state.sampled_tokens += tokens + int(message.figures.get("discarded_tokens", 0))
 
@@ -226,6 +228,7 @@ class RecorderFold(Fold):
             "tokens_by_lag": {str(lag): count for lag, count in message.lags.items()},
             "masked_tokens": message.masked,
             **({"skipped": True} if message.skipped else {}),
+            **({"anomaly": message.anomaly} if message.anomaly is not None else {}),
             **message.metrics,
         }
         packed = state.packed.pop(message.step, Packed(record.time_ns, 0, {}))
@@ -234,6 +237,8 @@ class RecorderFold(Fold):
             row["tokens_per_s"] = round(packed.tokens * 1e9 / max(1, ran_ns), 1)
         state.trained_ns = record.time_ns
         row |= packed.figures
+        if packed.objective:
+            row["objective_stage"] = packed.objective
         total = sum(message.lags.values())
         if message.stage == "warmup":
             state.warmup_steps += 1
@@ -266,11 +271,12 @@ class RecorderFold(Fold):
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         state = self.state
         score = Score(message.version, message.versions, message.accuracy)
-        if state.first_eval is None or score.version <= state.first_eval.version:
-            state.first_eval = score
-        if state.last_eval is None or score.version >= state.last_eval.version:
-            state.last_eval = score
-        state.evaluated += message.prompts
+        first, last = state.scores.get(message.dataset, (score, score))
+        state.scores[message.dataset] = [
+            score if score.version <= first.version else first,
+            score if score.version >= last.version else last,
+        ]
+        state.evaluated += message.prompts * message.samples
         row = {
             "event": "eval",
             "time_s": self._seconds(record.time_ns),
@@ -280,6 +286,9 @@ class RecorderFold(Fold):
             "prompts": message.prompts,
             "failed": message.failed,
             "seconds": message.seconds,
+            **({"set": message.dataset} if message.dataset else {}),
+            **({"answers_each": message.samples} if message.samples > 1 else {}),
+            **({"reason": message.reason} if message.reason else {}),
             **message.metrics,
         }
         self.rows.append(row)
@@ -291,6 +300,12 @@ class RecorderFold(Fold):
             if (_mean([step.reward_mean for step in window]) or 0.0) >= reward:
                 return round(window[-1].time_s - self._seconds(self.state.rl_first_ns), 2)
         return None
+
+
+def _by_set(scores: dict[str, list[Score]]) -> dict[str, object]:
+    """Accuracies of the lowest and the highest version on each set, where a run has named ones."""
+    found = {name: {str(score.version): score.accuracy for score in both} for name, both in scores.items() if name}
+    return {"accuracy_by_set": found} if found else {}
 
 
 def _mean(values: list[float]) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from actors.runtime.actor import Context
 from asyncrl.bus.log import last_sequence, read_next, stream_info
 from asyncrl.bus.publish import BlobMissing, read
-from asyncrl.telemetry.samples import Event, Sample, SampleReader, SampleRow, SamplesFile
+from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
 from topics.topic import TRAJECTORIES, Topic

@@ -3,20 +3,74 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
-from actors.rollout.ends import EVERY, Ends
 from actors.rollout.execution import Execution, Tools
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.engines import follow_fleet
 from actors.runtime.worker import Produced, WorkerLoop
-from asyncrl.bus.log import Record, last_sequence
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record, last_sequence, read_last_of_each
+from asyncrl.bus.publish import unpack
 from asyncrl.rollout.journal import branch_tasks
 from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.ids import prompt_of
 from topics.prompts import PromptIssued
 from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
+from topics.wire import WireError
+
+EVERY = 1 << 31  # more than any attempt: a group ends with all of them
+_MOST = 16_384  # ends that are kept; the log has the others
+
+
+class Ends:
+    """The newest ends that came while this worker listened: its memory does not grow with the run."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._known: dict[str, tuple[int, int]] = {}  # newest attempt that has ended, and when; the newest last
+        self._most = most
+        self._forgotten_ns = -1  # when the newest of the ends that were evicted was stored
+
+    def add(self, message: GroupDropped | TrajectoryDropped, time_ns: int) -> None:
+        """Note an end.
+
+        Args:
+            time_ns: server's clock when it was stored.
+        """
+        if isinstance(message, GroupDropped):
+            key, attempt = message.prompt_id, EVERY
+        else:
+            key, attempt = message.trajectory_id, message.attempt
+        before, _ = self._known.pop(key, (-1, 0))
+        self._known[key] = (max(attempt, before), time_ns)
+        if len(self._known) > self._most:
+            _, forgotten_ns = self._known.pop(next(iter(self._known)))
+            self._forgotten_ns = max(self._forgotten_ns, forgotten_ns)
+
+    def include(self, issued: PromptIssued) -> bool:
+        """Return whether this attempt has ended, as far as is known here."""
+        own, _ = self._known.get(issued.trajectory_id, (-1, 0))
+        of_group, _ = self._known.get(issued.prompt_id, (-1, 0))
+        return issued.attempt <= max(own, of_group)
+
+    def may_miss(self, issued_ns: int) -> bool:
+        """Return whether an end may be on the log alone of what was issued at that time of the server's clock."""
+        return issued_ns <= self._forgotten_ns
+
+    async def look_up(self, bus: Bus, issued: PromptIssued) -> bool:
+        """Return whether the log has an end of this attempt."""
+        subjects = [
+            TRAJECTORY_DROPPED.subject(bus.run, issued.trajectory_id),
+            GROUP_DROPPED.subject(bus.run, issued.prompt_id),
+        ]
+        found = Ends()
+        for record in await read_last_of_each(bus, BATCHES, subjects):
+            with contextlib.suppress(WireError):  # the recorder of the log keeps it as a dead letter
+                found.add(unpack(record, record.data)[1], record.time_ns)
+        return found.include(issued)
 
 
 async def main(context: Context) -> None:
@@ -40,14 +94,18 @@ class RolloutWorker:
     async def run(self) -> None:
         """Work until asked to stop."""
         branch_tasks(asyncio.get_running_loop())
-        engines = await follow_fleet(self.context, self.tools.fleet)
+        engines = [await follow_fleet(self.context, self.tools.fleet)]
+        if self.tools.eval_fleet is not self.tools.fleet:
+            engines.append(await follow_fleet(self.context, self.tools.eval_fleet, evaluations=True))
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)
         await self.loop.run()
         await self._ends_listener.close()
-        await engines.close()
+        for listener in engines:
+            await listener.close()
         await self.tools.fleet.close()
+        await self.tools.eval_fleet.close()
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Produced:
         """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""
@@ -77,7 +135,7 @@ class RolloutWorker:
         """Stop work on what the buffer has ended."""
         self._ends.add(message, record.time_ns)
         if isinstance(message, GroupDropped):
-            ended = [name for name in self._working if name.rsplit("-", 1)[0] == message.prompt_id]
+            ended = [name for name in self._working if prompt_of(name) == message.prompt_id]
         else:
             attempt, _ = self._working.get(message.trajectory_id, (EVERY, None))
             ended = [message.trajectory_id] if attempt <= message.attempt else []

@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from actors.rollout.progress import Progress
-from actors.rollout.progress_log import ProgressLog, ProgressReader
+from actors.rollout.progress import Progress, ProgressLog
+from actors.rollout.progress_reader import ProgressReader
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.engines import open_fleet
@@ -18,17 +18,21 @@ from actors.runtime.worker import Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
-from asyncrl.config.tasks import tasks_of
+from asyncrl.config.held_out import graded_tasks, held_out_sets, set_of
+from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
-from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.generator import Generator, Manner, Watch
 from asyncrl.errors import last_lines
-from asyncrl.rewards.functions import load_rollout
+from asyncrl.functions import load_rollout
+from asyncrl.live.stored import TurnReader, TurnUnreadable
 from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction, single_turn
 from asyncrl.rollout.journal import Diverged
 from topics.actors import Waiting
+from topics.ids import LIVE
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import (
     Answer,
@@ -57,17 +61,23 @@ class Tools:
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
         self.tokenizer = TaskTokenizer.load(directory)
         self.functions: dict[str, RolloutFunction] = {}  # by task
-        for name, task in tasks_of(config).items():
+        for name, task in graded_tasks(config).items():
             own = task.rollout != "single_turn"
             self.functions[name] = load_rollout(task.rollout, base=context.files.base) if own else single_turn
+        self.held_out = held_out_sets(config)
         self.fleet = open_fleet(context)
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
-        portion, decode = config.rollout.progress_limit, self.tokenizer.decode_all
-        in_place = config.weights.update == "in_place"
-        self.generator = Generator(
-            self.fleet, self.served, decode, counts=context.vitals, portion=portion, in_place=in_place
-        )
+        settings = config.rollout
+        routed = config.learner.routing == "replay"
+        manner = Manner(settings.progress_limit, config.weights.update == "in_place", settings.seeded, routed)
+        decode, counts = self.tokenizer.decode_all, context.vitals
+        self.generator = Generator(self.fleet, self.served, decode, counts=counts, manner=manner)
+        self.eval_fleet, self.eval_generator = self.fleet, self.generator
+        if config.eval.engines:  # what one version began no other goes on with
+            self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
+            self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
         self.rows = GroupRows(context.bus)
+        self.turns = TurnReader(context.bus)
         self.log = ProgressLog(context)
         self.reader = ProgressReader(context.bus, context.refuse)
         self.under_way: set[Progress] = set()
@@ -82,7 +92,11 @@ class Execution(Watch):
         self._settings = tools.context.config.rollout
         self._issued = issued
         self._delivery = delivery
-        self._wanted = Wanted(issued.min_version, group=issued.prompt_id)
+        evaluates = issued.stage == "eval"
+        self._fleet = tools.eval_fleet if evaluates else tools.fleet
+        self._generator = tools.eval_generator if evaluates else tools.generator
+        exact = evaluates and bool(tools.context.config.eval.engines)
+        self._wanted = Wanted(issued.min_version, exact=exact, group=issued.prompt_id)
         self._progress = self._open_progress()
 
     async def run(self, *, look: bool) -> Produced:
@@ -99,7 +113,7 @@ class Execution(Watch):
             if look and await progress.look():
                 return []
             if self._delivery.at.deliveries > 1:
-                if self._issued.stage != "warmup":
+                if self._issued.stage != "warmup" and not self._is_live:
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
                 if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._came_to):
                     return None
@@ -122,12 +136,14 @@ class Execution(Watch):
             rows = await self._tools.rows.of(self._issued)
             if self._issued.stage == "warmup":
                 result = self._result([], self._supervised(rows), "")
+            elif self._is_live:
+                result = await self._of_turn(rows)
             else:
                 self._tools.under_way.add(self._progress)
                 result = await self._roll_out(rows)
         except Diverged as error:
             raise WorkFailed("diverged", str(error)) from error
-        except (EngineRefused, RowsUnreadable, TokenizerError) as error:
+        except (EngineRefused, VersionAbsent, RowsUnreadable, TokenizerError, TurnUnreadable) as error:
             raise WorkFailed("refused", str(error)) from error
         finally:
             self._tools.under_way.discard(self._progress)
@@ -146,7 +162,10 @@ class Execution(Watch):
     async def _engine_there(self) -> None:
         """Wait until an engine could take a request."""
         with self.waiting(Waiting("version", version=self._issued.min_version)):
-            self._tools.fleet.release(await self._tools.fleet.choose(self._wanted))
+            try:
+                self._fleet.release(await self._fleet.choose(self._wanted))
+            except VersionAbsent as error:
+                raise WorkFailed("refused", str(error)) from error
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done: over weight updates, engine restarts, and from others' partials."""
@@ -161,12 +180,12 @@ class Execution(Watch):
             top_k=settings.top_k,
             min_p=settings.min_p,
             stop=limits.stop,
-            seed=self._issued.seed,
+            seed=limits.seed,
         )
         most = min(limits.max_new_tokens, self._tools.served.context - len(input_ids))
         self._progress.left += most - len(answer.tokens)
         try:
-            await self._tools.generator.generate(
+            await self._generator.generate(
                 input_ids,
                 sampling,
                 wanted=self._wanted,
@@ -209,7 +228,9 @@ class Execution(Watch):
         function = tools.functions.get(issued.task)
         if function is None:
             raise WireError(f"{issued.trajectory_id} is of task {issued.task!r}; here are {', '.join(tools.functions)}")
-        limits = Limits(self._settings.max_new_tokens, self._settings.stop)
+        held_out = set_of(tools.held_out, issued.task) if issued.stage == "eval" else None
+        most = held_out.max_new_tokens if held_out is not None else self._settings.max_new_tokens
+        limits = Limits(most, self._settings.stop)
         rollout = RolloutContext(
             tools.tokenizer,
             self._progress.journal,
@@ -221,7 +242,8 @@ class Execution(Watch):
         token = self._progress.journal.begin()
         try:
             await function(rows[0], rollout)
-        except (Diverged, Fenced, EngineRefused, TokenizerError, BusError):
+            outcome = rollout.outcome_given()
+        except (Diverged, Fenced, EngineRefused, VersionAbsent, TokenizerError, BusError):
             raise
         except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
             raise WorkFailed("rollout", last_lines(error)) from error
@@ -235,21 +257,37 @@ class Execution(Watch):
             segments,
             rollout.sampled_text(),
             truncated=rollout.truncated,
-            outcome=rollout.outcome_given(),
+            outcome=outcome,
             hybrid=rollout.hybrid,
         )
+
+    @property
+    def _is_live(self) -> bool:
+        """Return whether it is a turn of live traffic, which is sampled already."""
+        return self._issued.prompt_id.startswith(LIVE)
+
+    async def _of_turn(self, rows: list[PromptRow]) -> TrajectoryGenerated:
+        """Return a stored turn as a trajectory, with the reward that it was admitted with."""
+        named = rows[0].metadata
+        turn = await self._tools.turns.read(named["turn"])
+        text = self._tools.tokenizer.decode(turn.finished.tokens)
+        outcome = Outcome(reward=named["reward"])
+        truncated = turn.finished.finish == "length"
+        return self._result(rows, [turn.segment()], text, truncated=truncated, outcome=outcome)
 
     async def keep(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""
         await self._progress.keep()
 
     def _supervised(self, rows: list[PromptRow]) -> list[Segment]:
-        """Each row becomes a segment: mask 1 on what a teacher wrote, version -1, log-prob 0."""
+        """Each row becomes a segment, or some: mask 1 on what is trained, version -1, log-prob 0."""
+        turns = turns_of(self._context.config.warmup)
         segments = []
         for row in rows:
-            tokens, mask = self._tools.tokenizer.encode_supervised(row, max_tokens=self._tools.model_context)
-            zeros = np.zeros(len(tokens), np.float32)
-            segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
+            encoded = self._tools.tokenizer.encode_supervised(row, turns, max_tokens=self._tools.model_context)
+            for tokens, mask in encoded:
+                zeros = np.zeros(len(tokens), np.float32)
+                segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
         return segments
 
     def _result(

@@ -15,7 +15,7 @@ from asyncrl.engine.errors import EngineError
 from asyncrl.engine.fleet import EngineNews
 from asyncrl.engine.router import Member, Router, member_of
 from topics.engines import EngineGone, EngineReady, EngineUpdating
-from topics.roles import role_of
+from topics.roles import pool_of, role_of
 
 _LOOK_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
 _OTHERS_S = 1.0  # from the first engine that answers the router until the others are not waited for
@@ -42,13 +42,9 @@ class RouterActor:
         self._news = asyncio.Event()
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         arguments = list(self._settings.router.arguments)
-        arguments += ["--pd-disaggregation"] if self._disaggregated else []
+        arguments += ["--pd-disaggregation"] if self._settings.disaggregated else []
         key_file = context.files.key_of(context.actor_id)
         self._router = Router(arguments, log_file, key_file, self._settings.start_deadline_s)
-
-    @property
-    def _disaggregated(self) -> bool:
-        return any(group.role == "prefill" for group in self._settings.pools.values())
 
     async def run(self) -> None:
         """Start the router, then follow the engines."""
@@ -75,8 +71,8 @@ class RouterActor:
             await self._router.close()
 
     def _take(self, news: EngineNews) -> None:
-        if role_of(news.engine_id) != "engine":
-            return  # its own
+        if role_of(news.engine_id) != "engine" or pool_of(news.engine_id) == self.context.config.eval.pool:
+            return  # its own, or one that serves evaluations alone
         self._settings.group_of(news.engine_id)  # raises ValueError for a name that is none
         if isinstance(news, EngineReady):
             self._engines[news.engine_id] = news
@@ -100,7 +96,9 @@ class RouterActor:
         newest = max(self._engines.values(), key=lambda ready: (ready.lineage, ready.version), default=None)
         if newest is None or not self._serves(newest.key):
             await self._hold(self._coming)
-            return _LOOK_S
+            # A prefill server that takes newer weights would compute prompts for a decode server with the older ones.
+            out = not self._settings.disaggregated or (await self._router.set_members({})).alone
+            return _LOOK_S if out else _SOON_S
         members = {name: ready for name, ready in self._engines.items() if ready.key == newest.key}
         ready = self._ready(newest, members)
         if self._published is not None and self._published.key != newest.key:
@@ -127,7 +125,7 @@ class RouterActor:
     def _serves(self, key: str) -> bool:
         """Return whether the engines with these weights can answer: of disaggregated ones it takes both roles."""
         roles = {self._settings.group_of(name).role for name, ready in self._engines.items() if ready.key == key}
-        return not self._disaggregated or roles >= {"prefill", "decode"}
+        return not self._settings.disaggregated or roles >= {"prefill", "decode"}
 
     def _ready(self, newest: EngineReady, members: dict[str, EngineReady]) -> EngineReady:
         sampling = [ready for name, ready in members.items() if self._settings.group_of(name).role != "prefill"]

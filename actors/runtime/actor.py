@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from nats.aio.msg import Msg
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
@@ -47,6 +46,9 @@ from topics.actors import (
 from topics.roles import OWN, ROLE_NAMES, ROLES, SUPERVISOR
 from topics.topic import ACTORS, Stream, Topic
 from topics.wire import WireError
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg  # loaded by `asyncrl.bus`, in its way
 
 VITALS_S = 2.0
 _LETTER_BYTES = 65536  # of a message's body that its dead letter keeps

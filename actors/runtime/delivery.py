@@ -50,7 +50,7 @@ class Delivery(Generic[M]):
     @property
     def name(self) -> str:
         """The key of its message: the trajectory."""
-        return self.record.subject.rsplit(".", 1)[1]
+        return self.record.key
 
     def end(self, *, done: bool) -> None:
         """Stop the work: it is done (and will be acknowledged), or another worker has it."""

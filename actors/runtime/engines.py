@@ -10,9 +10,10 @@ from asyncrl.bus.log import read_last_of_each
 from asyncrl.engine.control import open_client, read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
-from topics.roles import role_of
+from topics.roles import pool_of, role_of
 from topics.table import TOPICS
 from topics.topic import ENGINES
+from topics.weights import WeightsRefused
 
 
 def open_fleet(context: Context) -> Fleet:
@@ -21,18 +22,28 @@ def open_fleet(context: Context) -> Fleet:
 
     def opened(engine_id: str, address: str) -> Sampler:
         if role_of(engine_id) == "router":
-            return RouterClient(address, api_key=read_key(context.files.key_of(engine_id)))
+            key = read_key(context.files.key_of(engine_id))
+            return RouterClient(address, api_key=key, apart=settings.disaggregated)
         return open_client(settings, address, context.files.engine_key_file(settings, engine_id))
 
     return Fleet(opened, counts=context.vitals, fail=context.fail)
 
 
-async def follow_fleet(context: Context, fleet: Fleet) -> Listener:
-    """Give a fleet the engines that it samples from: all of the run, or the router in front of them."""
-    sampled = "router" if context.config.engine.router.count else "engine"
+async def follow_fleet(context: Context, fleet: Fleet, *, evaluations: bool = False) -> Listener:
+    """Give a fleet the engines that it samples from: those of training or the router in front of them.
 
-    def take(news: EngineNews) -> None:
-        if role_of(news.engine_id) == sampled:
+    Args:
+        evaluations: give it those that serve evaluations alone, `eval.engines`.
+    """
+    sampled = "router" if context.config.engine.router.count and not evaluations else "engine"
+    own = context.config.eval.pool
+
+    def take(news: EngineNews | WeightsRefused) -> None:
+        if role_of(news.engine_id) != sampled or (pool_of(news.engine_id) == own) is not evaluations:
+            return
+        if isinstance(news, WeightsRefused):
+            fleet.refuse(news)
+        else:
             fleet.apply(news)
 
     return await follow_engines(context, take)

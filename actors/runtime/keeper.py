@@ -169,7 +169,7 @@ class Keeper:
     async def _count_stored(self, decisions: Sequence[Message], base: int) -> int:
         """Return how many are on the log: one without acknowledgement is there although its repeat was refused."""
         for number, decision in enumerate(decisions):
-            record = await read_message(self.context.bus, self.own, base + number + 1)
+            record = await read_message(self.context.bus, self.own, base + number + 1, stored=False)
             if record is None or record.headers.get(MESSAGE_ID) != self._name(decision, base + number):
                 return number
         return len(decisions)

@@ -22,6 +22,7 @@ from asyncrl.bus.publish import BlobMissing, Fenced, read
 from asyncrl.bus.pull import Puller, Source, position
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
+from topics.groups import GroupCompleted
 from topics.ids import stage_of
 from topics.prompts import PromptIssued
 from topics.table import WorkQueue, queues_of, topic_for
@@ -29,6 +30,7 @@ from topics.trajectories import (
     TRAJECTORY_FAILED,
     TrajectoryFailed,
     TrajectoryGenerated,
+    TrajectorySubmitted,
     member_fields,
     tokens_sampled,
 )
@@ -105,11 +107,11 @@ class WorkerLoop(Generic[M]):
             queue.name,
             partial(self._receive, self._queues.index(queue)),
             on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
+            leased=True,
         )
 
     async def _close_sources(self) -> None:
-        for source in self._sources:
-            await source.close()
+        await asyncio.gather(*(source.close() for source in self._sources))
 
     def _receive(self, number: int, raw: Msg) -> None:
         """Begin with a piece of work.
@@ -151,6 +153,7 @@ class WorkerLoop(Generic[M]):
                 with contextlib.suppress(NatsError):
                     await delivery.give_back()
         except BusError as error:
+            delivery.settled = True  # the loop, which ends now, does not cancel what follows
             context.fail(error)
             with contextlib.suppress(NatsError):
                 await self._close_sources()  # else it comes straight back to this worker
@@ -172,8 +175,9 @@ class WorkerLoop(Generic[M]):
 
     def _takes_slot(self, delivery: Delivery[M]) -> bool:
         """Return whether it counts against the slots of its queue. Evaluations without a queue of their own run beside
-        the slots, so that training waits for none."""
-        return self._topic.lane or stage_of(delivery.name) != "eval" or self._context.handed is not None
+        the slots, so that training waits for none; the id of a live turn is drawn at random and says nothing."""
+        trains = self._topic.key == "turn_id" or stage_of(delivery.name) != "eval"
+        return self._topic.lane or trains or self._context.handed is not None
 
     async def _handle(self, delivery: Delivery[M]) -> bool:
         context = self._context
@@ -212,11 +216,16 @@ class WorkerLoop(Generic[M]):
         if delivery.lapsed:
             context.count("lapsed")
             return None
-        if context.role not in TRAJECTORY_FAILED.publishers or not isinstance(work, PromptIssued | TrajectoryGenerated):
+        if context.role not in TRAJECTORY_FAILED.publishers:
             return []
-        tokens = delivery.tokens + delivery.discarded if isinstance(work, PromptIssued) else tokens_sampled(work)
-        fields = member_fields(work, delivery.at.deliveries)
-        return [TrajectoryFailed(**fields, reason=error.reason, detail=str(error), tokens=tokens)]
+        failures = []
+        for part in work.members if isinstance(work, GroupCompleted) else [work]:
+            if not isinstance(part, PromptIssued | TrajectoryGenerated | TrajectorySubmitted):
+                continue
+            tokens = delivery.tokens + delivery.discarded if isinstance(part, PromptIssued) else tokens_sampled(part)
+            fields = member_fields(part, delivery.at.deliveries)
+            failures.append(TrajectoryFailed(**fields, reason=error.reason, detail=str(error), tokens=tokens))
+        return failures
 
     async def _acknowledge(self) -> None:
         """Acknowledge work that is done and published. The server processes acknowledgements in order, so the

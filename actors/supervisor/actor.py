@@ -12,8 +12,7 @@ import msgspec
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState
-from actors.supervisor.stall_monitor import watch_for_stalls
-from actors.supervisor.state_publisher import follow_run, publish_state
+from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
@@ -22,14 +21,13 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import Placed, actor_job
-from topics.actors import ActorStopped, FleetScaled
+from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.promotions import PromotionRefused, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, role_of
 from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
-_MOST = 1024  # processes of one role
 
 
 def first_fleet(config: Config) -> dict[str, int]:
@@ -92,14 +90,17 @@ class Supervisor:
         await self.keeper.start()
         self.context.tasks.start(self._liveness.watch())
         self.context.tasks.start(self._observe())
-        trimming = self.context.tasks.start(Trimmer(self.context, self.keeper, self.fold).run())
+        trimmer = Trimmer(self.context, self.keeper, self.fold)
+        trimming = self.context.tasks.start(trimmer.run())
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.config))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
         else:
             self._reconcile()
-        finished_at = 0.0
+        finished_at, settings = 0.0, self.context.config.eval
+        # Engines that serve evaluations alone take one after the other.
+        last_s = settings.deadline_s if settings.engines else _LAST_EVAL_S
         while not (self.context.stop.is_set() or self._state.stopping):
             if self._state.asked:
                 asked, self._state.asked = self._state.asked, {}
@@ -117,10 +118,13 @@ class Supervisor:
                 continue
             if self.fold.finished:
                 finished_at = finished_at or self.keeper.now()
-                if not self._state.evals_open or self.keeper.now() > finished_at + _LAST_EVAL_S:
+                if not self._state.evals_open or self.keeper.now() > finished_at + last_s:
                     break
-            await self.keeper.changes(until=finished_at + _LAST_EVAL_S if finished_at else None)
+            await self.keeper.changes(until=finished_at + last_s if finished_at else None)
         await self._stop_all()
+        if not self._failure:
+            trimmer.end()
+            await asyncio.wait({trimming}, timeout=_STOP_S)
         trimming.cancel()
         await self.keeper.close()
         if self._failure:
@@ -137,7 +141,7 @@ class Supervisor:
     def _most(self, pool: str) -> int:
         """Return how many processes a pool may have."""
         group = self.context.config.engine.pools.get(pool)
-        return _MOST if group is None else group.most
+        return MOST_PROCESSES if group is None else group.most
 
     async def _move(self, decision: WeightsPromoted | PromotionRefused) -> None:
         """Move the channel `live`, or publish why not."""

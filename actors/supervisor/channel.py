@@ -51,9 +51,10 @@ class Channel(msgspec.Struct):
         if sequence > self.answered.get("command", 0):
             self.requests[sequence] = request.version
 
-    def score(self, scored: EvalScored, sequence: int, metric: str) -> None:
+    def score(self, scored: EvalScored, sequence: int, settings: WeightsSettings) -> None:
         """Take note of an evaluation."""
         self.evaluated.pop(scored.eval_id, None)
+        metric = settings.gate_metric if scored.dataset == settings.gate_set else ""
         if metric and sequence > self.answered.get("gate", 0):
             tokens = {version: count for version, count in scored.versions.items() if version >= 0 and count}
             version = max(tokens, key=lambda number: (tokens[number], number), default=scored.version)
@@ -78,16 +79,18 @@ class Channel(msgspec.Struct):
         for sequence in [sequence for sequence in waiting if sequence <= cause]:
             del waiting[sequence]
 
-    def keeps(self, lineage: int, version: int, window: int) -> bool:
+    def keeps(self, lineage: int, version: int, window: int, *, exact: bool) -> bool:
         """Return whether a version stays in the store.
 
-        It does while it is live or can be rolled back to, while a request or score of it is not decided, and while the
-        oldest open evaluation may be of it: that is one of the first `window` versions from the one asked for.
+        It does while it is live or can be rolled back to, while a request or score of it is not decided, and while an
+        open evaluation may be of it. The oldest one may be of the first `window` versions from the one asked for; where
+        evaluations are `exact`, the `window` oldest versions that are asked for stay, and no others.
         """
         judged = [*self.requests.values(), *(score.version for score in self.scores.values())]
-        asked = min(self.evaluated.values(), default=version + 1)
+        asked = sorted({*self.evaluated.values()})
+        evaluated = version in asked[:window] if exact else bool(asked) and asked[0] <= version < asked[0] + window
         live = any(version_of(key) == (lineage, version) for key in self.live)
-        return live or version in judged or asked <= version < asked + window
+        return live or version in judged or evaluated
 
     def decide(self, stored: Sequence[Stored], settings: WeightsSettings) -> WeightsPromoted | PromotionRefused | None:
         """Return the answer to the oldest request or score; None where there is none."""

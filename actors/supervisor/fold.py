@@ -44,7 +44,7 @@ class SupervisorFold(TrimmerFold):
         self.state = SupervisorState(self.state.asked_after)
         self._engines = config.engine
         self._steps = config.learner.steps
-        self._gate_metric = config.weights.gate_metric
+        self._weights = config.weights
         self._keep_live = config.weights.keep_live
 
     @property
@@ -117,14 +117,14 @@ class SupervisorFold(TrimmerFold):
 
     @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
-        if self._gate_metric and request.eval_id not in self.state.scored_early:
+        if (self._weights.gate_metric or self._exact) and request.eval_id not in self.state.scored_early:
             self.state.channel.evaluated[request.eval_id] = request.version
         self._on_eval(request.eval_id, self.state.evals_open, self.state.scored_early)
 
     @on(EvalScored)
     def _on_scored(self, scored: EvalScored, record: Record) -> None:
         super()._on_scored(scored, record)
-        self.state.channel.score(scored, record.sequence, self._gate_metric)
+        self.state.channel.score(scored, record.sequence, self._weights)
         self._on_eval(scored.eval_id, self.state.scored_early, self.state.evals_open)
 
     def _on_eval(self, name: str, here: set[str], there: set[str]) -> None:

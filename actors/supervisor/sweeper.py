@@ -145,8 +145,7 @@ async def purge_versions(bus: Bus, keep: Container[str], newest: tuple[int, int]
     Args:
         newest: lineage and version of the newest one published. It may be about to be published once more.
     """
-    call, pattern = f"STREAM.INFO.{WEIGHTS.full_name(bus.run)}", WEIGHTS_STORED.pattern(bus.run)
-    info = await retry_until_deadline(bus, lambda: bus.api(call, {"subjects_filter": pattern}))
+    info = await stream_info(bus, WEIGHTS, {"subjects_filter": WEIGHTS_STORED.pattern(bus.run)})
     old = []
     for subject in info["state"].get("subjects") or {}:
         found = _VERSION.match(subject.rsplit(".", 1)[1])

@@ -2,7 +2,8 @@
 
 Its effects come one after the other, and a crash between any two is harmless:
 1. Blobs go before the messages that name them. What is left below the floor is found and purged again.
-2. Messages go before `stream.trimmed` is published. They were needless before, which an audit knows from the logs.
+2. What goes is announced before any of it does (`stream.trimming`), and counted after (`stream.trimmed`): a reader that
+   finds a message gone knows why.
 3. Directories are renamed aside before they are removed. The next pruning removes what it finds aside.
 """
 
@@ -19,6 +20,7 @@ from actors.supervisor.sweeper import Sweeper, purge, purge_blobs, purge_version
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline, stream_info
+from asyncrl.bus.provision import queue_info
 from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
@@ -30,6 +32,7 @@ from topics.streams import (
     AdmissionResumed,
     CheckpointRequested,
     StreamTrimmed,
+    StreamTrimming,
 )
 from topics.table import QUEUES, topic_of
 from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
@@ -79,20 +82,27 @@ class Trimmer:
         self._trimmed_at = 0.0
         self._trimmed_for = context.config.origin  # oldest kept checkpoint at the last trim
         self._pruned: tuple[Kept | None, Kept | None] = (None, None)
+        self._ended = asyncio.Event()
         subjects = [topic.pattern(self._bus.run) for topic in fold.inputs()[TRAJECTORIES].topics]
         self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
 
     async def run(self) -> None:
-        """Read what the payload stream holds, then look again and again until cancelled."""
+        """Read what the payload stream holds, look again and again until `end`, and remove what is needless then."""
         try:
             if self._trims:
                 await self._stored.start()
                 await self._stored.caught_up()
-            while True:
+            while not self._ended.is_set():
                 await self._look()
-                await asyncio.sleep(_LOOK_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+            await self._prune()
         finally:
             await self._stored.close()
+
+    def end(self) -> None:
+        """Let `run` return."""
+        self._ended.set()
 
     def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         self._received.set()
@@ -132,6 +142,8 @@ class Trimmer:
         gone = self.fold.needless(end, contained, pressed=pressed)
         if gone.below <= before[0].first and not (gone.logs or gone.ended):
             return
+        await self._keeper.append_until_stored([StreamTrimming(TRAJECTORIES.name, gone.below, gone.ended)])
+        crash_point("trim.announced")
         chunks = await purge_blobs(self._bus, BLOBS, gone.blobs)
         crash_point("trim.blobs_purged")
         messages = await self._purge_messages(gone)
@@ -154,9 +166,7 @@ class Trimmer:
         except TimeoutError:
             self._context.log.warning("not trimmed: the stream has not arrived", last=fill.last)
             return None
-        queue = QUEUES["reward"]
-        subject = f"CONSUMER.INFO.{queue.stream.full_name(self._bus.run)}.{queue.name}"
-        info = await retry_until_deadline(self._bus, lambda: self._bus.api(subject))
+        info = await retry_until_deadline(self._bus, lambda: queue_info(self._bus, QUEUES["reward"]))
         waits = info["num_pending"] or info["num_ack_pending"]
         return min(fill.last, int(info["ack_floor"]["stream_seq"])) + 1 if waits else fill.last + 1
 
@@ -181,7 +191,7 @@ class Trimmer:
         for start in range(0, len(names), _NAMES_AT_ONCE):
             subjects = [PROMPT_ISSUED.subject(self._bus.run, name) for name in names[start : start + _NAMES_AT_ONCE]]
             found = await read_last_of_each(self._bus, PROMPTS, subjects)
-            strangers -= {record.subject.rsplit(".", 1)[1] for record in found}
+            strangers -= {record.key for record in found}
         return strangers
 
     async def _purge_messages(self, gone: Needless) -> int:

@@ -21,7 +21,7 @@ from topics.batches import BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.ids import PromptIdSet
+from topics.ids import PromptIdSet, member_of, prompt_of
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import ProgressStored, TrajectoryGenerated, TrajectoryProgressed
 from topics.weights import WeightsPublished
@@ -104,6 +104,7 @@ class TrimmerFold(CheckpointFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._keep_versions = config.learner.keep_versions
+        self._exact = bool(config.eval.engines)  # no other version than the one asked for may answer an evaluation
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
@@ -204,7 +205,7 @@ class TrimmerFold(CheckpointFold):
     def disown(self, names: Collection[str]) -> None:
         """Drop messages of trajectories that were never issued."""
         for name in names:
-            self._open[name.rsplit("-", 1)[0]].discard(name)
+            self._open[prompt_of(name)].discard(name)
 
     def forget(self, gone: Needless) -> None:
         """Forget purged messages."""
@@ -244,7 +245,7 @@ class TrimmerFold(CheckpointFold):
         needed |= {version.base for version in new if version.base is not None}
         kept = []
         for version in reversed(old):  # bases lie before what is a difference to them
-            if version[:2] in needed or self.state.channel.keeps(*version[:2], self._keep_versions):
+            if version[:2] in needed or self.state.channel.keeps(*version[:2], self._keep_versions, exact=self._exact):
                 kept.append(version)
                 needed |= {version.base} if version.base is not None else set()
         self.state.published = [*reversed(kept), *new]
@@ -260,7 +261,7 @@ class TrimmerFold(CheckpointFold):
 
     @on_headers(ProgressStored)
     def _on_progress(self, record: Record) -> None:
-        log = record.subject.rsplit(".", 1)[1]
+        log = record.key
         self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
         self._note_blob(record, log)
 
@@ -270,13 +271,13 @@ class TrimmerFold(CheckpointFold):
 
     @on_headers(TrajectoryGenerated)
     def _on_stored(self, record: Record) -> None:
-        name = record.subject.rsplit(".", 1)[1]
+        name = record.key
         self._newest[name] = record.sequence
         since = self._since[name] = {}
         for log, at in _continued_by(record):
             since[log] = min(at, since.get(log, at))  # a worker that held it twice is named twice
         self._note_blob(record, name)
-        prompt_id = name.rsplit("-", 1)[0]
+        prompt_id = prompt_of(name)
         if prompt_id not in self.state.closed:
             self._open.setdefault(prompt_id, set()).add(name)
 
@@ -289,7 +290,7 @@ class TrimmerFold(CheckpointFold):
         if packed.step > self.kept_step and any(group.members for group in packed.groups):
             lowest = min(member.payload.sequence for group in packed.groups for member in group.members)
             members = {
-                group.prompt_id: [int(member.trajectory_id.rsplit("-", 1)[1]) for member in group.members]
+                group.prompt_id: [member_of(member.trajectory_id) for member in group.members]
                 for group in packed.groups
             }
             self.state.batches[packed.step] = Batch(lowest, members)

@@ -6,14 +6,19 @@ a group or all of these groups; one that needs more than rewards has a second fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from functools import wraps
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.algorithms.named import named
+from asyncrl.algorithms.gae import gae_of_row
+from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
 from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.turn_returns import turn_advantages
+from topics.batches import Objective
 from topics.wire import Float32Array
 
 Values: TypeAlias = npt.NDArray[np.float64]
@@ -26,8 +31,11 @@ class Estimator(NamedTuple):
 
     of_groups: Callable[[Sequence[Values]], list[Values]]  # rewards [G] of each group to advantages [G] of each
     compares: bool = True  # members of a group: a group of one, or of equal rewards, has no advantage
-    of_row: Callable[[TrainRow], Float32Array] | None = None  # row with `needs` and those advantages to advantages [T]
+    # A row with `needs` and those advantages, and the objective of its step, to advantages [T].
+    of_row: Callable[[TrainRow, Objective], Float32Array] | None = None
     needs: tuple[str, ...] = ()  # columns that `of_row` reads
+    # Rewards of the turns of each member of a group, and `Objective.turn_discount`, to advantages of these turns.
+    of_turns: Callable[[Sequence[Sequence[float]], float], list[Values]] | None = None
 
 
 def grpo(groups: Sequence[Values]) -> list[Values]:
@@ -55,11 +63,92 @@ def center(groups: Sequence[Values]) -> list[Values]:
     ]
 
 
-ADVANTAGES = {
+def zero(groups: Sequence[Values]) -> list[Values]:
+    """No advantage from rewards: that of tokens is in the penalties alone, as in on-policy distillation."""
+    return [np.zeros_like(group) for group in groups]
+
+
+def leave_one_out(groups: Sequence[Values]) -> list[Values]:
+    """Subtract the mean reward of the other members of the group.
+
+    Source: RLOO, arXiv 2402.14740, section 2.2.
+    """
+    return [
+        values * (group.size / (group.size - 1)) if values.any() else values
+        for group, values in zip(groups, center(groups), strict=True)
+    ]
+
+
+def reinforce_pp(groups: Sequence[Values]) -> list[Values]:
+    """Center on the mean of all trajectories and divide by their unbiased standard deviation + 1e-6.
+
+    Source: REINFORCE++, arXiv 2501.03262, section 3; without a penalty in the reward all tokens of a trajectory have
+    one advantage, and here a trajectory counts once, whatever its length.
+    """
+    rewards = np.concatenate(groups) if groups else np.zeros(0)
+    if rewards.size < 2 or (rewards == rewards[0]).all():
+        return [np.zeros_like(group) for group in groups]
+    return [(group - rewards.mean()) / (rewards.std(ddof=1) + _STD_FLOOR) for group in groups]
+
+
+def reinforce_pp_baseline(groups: Sequence[Values]) -> list[Values]:
+    """Center on the group mean and divide by the standard deviation of that over all trajectories + 1e-6.
+
+    Source: REINFORCE++-baseline, arXiv 2501.03262, section 3.
+    """
+    centered = center(groups)
+    values = np.concatenate(centered) if centered else np.zeros(0)
+    return [group / (values.std(ddof=1) + _STD_FLOOR) for group in centered] if values.any() else centered
+
+
+def less_others(groups: Sequence[Values]) -> list[Values]:
+    """Subtract the mean reward of the other groups, each of which counts once; without another subtract nothing.
+
+    For groups of one, such as turns of live traffic. Source: the leave-one-out baseline of RLOO (arXiv 2402.14740,
+    section 2.2) over the groups of a batch instead of the members of a group.
+    """
+    if len(groups) < 2:
+        return list(groups)
+    means = [float(group.mean()) for group in groups]
+    total = math.fsum(means)
+    return [group - (total - mean) / (len(groups) - 1) for group, mean in zip(groups, means, strict=True)]
+
+
+def _of_user(found: Any) -> Estimator:
+    """A function from the rewards of groups to their advantages."""
+    if isinstance(found, type):
+        raise TypeError("it is a class, expected a function of the rewards of groups")
+
+    @guarded
+    @wraps(found)
+    def given(groups: Sequence[Values]) -> list[Values]:
+        return [np.asarray(group, dtype=np.float64) for group in found([group.copy() for group in groups])]
+
+    def of_groups(groups: Sequence[Values]) -> list[Values]:
+        values = given(groups)
+        wanted, shapes = [group.shape for group in groups], [group.shape for group in values]
+        if shapes != wanted:
+            raise AlgorithmError(f"an advantage of shapes {shapes} for rewards of {wanted}; it is one number a member")
+        if not all(np.isfinite(group).all() for group in values):
+            raise AlgorithmError(f"advantages {[group.tolist() for group in values]}; each must be a finite number")
+        return values
+
+    return Estimator(of_groups, compares=False)
+
+
+_BUILT_IN = {
     "grpo": Estimator(grpo),
     "centered": Estimator(center),
+    "rloo": Estimator(leave_one_out),
+    "reinforce_pp": Estimator(reinforce_pp, compares=False),
+    "reinforce_pp_baseline": Estimator(reinforce_pp_baseline),
+    "turns": Estimator(grpo, of_turns=turn_advantages),
     "none": Estimator(list, compares=False),
+    "less_others": Estimator(less_others, compares=False),
+    "gae": Estimator(list, compares=False, of_row=gae_of_row, needs=("values",)),
+    "zero": Estimator(zero, compares=False),
 }
+ADVANTAGES = Table(_BUILT_IN, _of_user)
 """Estimators by their name in `learner.advantage`."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -10,14 +10,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.algorithms.advantages import group_advantages
+from asyncrl.algorithms.advantages import ADVANTAGES, Values, group_advantages
 from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
+from asyncrl.algorithms.named import named
+from asyncrl.algorithms.own_columns import with_columns
 from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.turn_returns import of_tokens
 from topics.batches import BatchPacked, Objective
 from topics.prompts import NO_ESTIMATOR
 from topics.trajectories import Segment
-from topics.wire import Int32Array, UInt8Array
+from topics.wire import Float32Array, Int32Array, UInt8Array
 
 
 class GradedTrajectory(NamedTuple):
@@ -27,6 +30,8 @@ class GradedTrajectory(NamedTuple):
     segments: Sequence[Segment]
     reward: float = 0.0
     elsewhere: int = 0  # trainable tokens of segments that another rank has
+    columns: Sequence[Mapping[str, Float32Array]] = ()  # further ones of each segment, as in `TrainRow`; or none
+    turn_rewards: Sequence[float] = ()  # of each turn; none: the last one has the reward
 
 
 class GradedGroup(NamedTuple):
@@ -70,13 +75,13 @@ def build_rows(
     trajectories = [member for group in groups for member in group.members]
     rules = [group for group in groups for _ in group.members]
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
+    columns = [found for one in trajectories for found in one.columns or [{}] * len(one.segments)]
     owner = np.repeat(np.arange(len(trajectories)), [len(trajectory.segments) for trajectory in trajectories])
     ends = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int64)
     mask, versions = _joined(segments, ends)
     counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
     fresh = fresh_mask(versions, mask, min_version=min_version)
-    rewards = [[member.reward for member in group.members] for group in groups]
-    advantages = list(chain.from_iterable(group_advantages(rewards, [group.estimator for group in groups])))
+    advantages = _advantages(groups, objective)
     counts += np.array([trajectory.elsewhere for trajectory in trajectories], dtype=counts.dtype)
     weights = _weights(groups, counts.tolist(), objective)
     rows = [
@@ -86,14 +91,45 @@ def build_rows(
             mask=row_mask,
             logprobs=segment.logprobs,
             versions=segment.versions,
-            advantages=np.full(len(segment.tokens), advantages[index], np.float32),
+            advantages=of_tokens(segment, advantages[index])
+            if len(advantages[index].shape)
+            else np.full(len(segment.tokens), advantages[index], np.float32),
             weights=np.full(len(segment.tokens), weights[index], np.float32),
             temperature=rules[index].temperature,
+            step=step,
             estimator=rules[index].estimator,
+            columns=dict(further),
+            routing=_routing(segment),
         )
-        for segment, index, row_mask in zip(segments, owner.tolist(), np.split(fresh, ends[:-1]), strict=False)
+        for segment, index, row_mask, further in zip(
+            segments, owner.tolist(), np.split(fresh, ends[:-1]), columns, strict=False
+        )
     ]
+    rows = with_columns(rows, objective.columns)
     return rows, _stats([trajectory.reward for trajectory in trajectories], (mask, fresh, versions), step=step)
+
+
+def _routing(segment: Segment) -> UInt8Array | None:
+    """Bytes of routing by token; as one row where they are not as many for each, which the trainer refuses."""
+    if not segment.routing:
+        return None
+    rows = len(segment.tokens) if len(segment.routing) % len(segment.tokens) == 0 else 1
+    return np.frombuffer(segment.routing, np.uint8).reshape(rows, -1)
+
+
+def _advantages(groups: Sequence[GradedGroup], objective: Objective) -> list[Values]:
+    """Of each trajectory one advantage, [], or one for each of its turns, [K]."""
+    rewards = [[member.reward for member in group.members] for group in groups]
+    found = group_advantages(rewards, [group.estimator for group in groups])
+    advantages: list[Values] = []
+    for group, of_members in zip(groups, found, strict=True):
+        of_turns = named(ADVANTAGES, group.estimator, "advantage").of_turns
+        if of_turns is None:
+            advantages += [np.asarray(one) for one in of_members]
+        else:
+            turns = [member.turn_rewards or [member.reward] for member in group.members]
+            advantages += of_turns(turns, objective.turn_discount)
+    return advantages
 
 
 def skipped_stats(packed: BatchPacked) -> BatchStats:

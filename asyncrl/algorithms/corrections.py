@@ -21,7 +21,7 @@ def clamp(weight: torch.Tensor, tokens: Tokens, bounds: tuple[float, float]) -> 
 
 
 def mask(weight: torch.Tensor, tokens: Tokens, bounds: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """No gradient where the weight is out of bounds (IcePop, arXiv 2510.18855)."""
+    """No gradient where the weight is out of bounds (IcePop, arXiv 2510.18855; masked importance sampling)."""
     outside = (weight < bounds[0]) | (weight > bounds[1])
     return weight.masked_fill(outside, 0.0), outside
 

@@ -34,6 +34,24 @@ def token_lags(versions: Int32Array, *, step: int) -> npt.NDArray[np.int32]:
     return lags
 
 
+def split_lags(versions: Int32Array, *, step: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Lags of the tokens of one row, in their two parts.
+
+    Args:
+        versions: [T] version that sampled each token, -1 where none did.
+        step: number of the batch, from 1.
+
+    Returns:
+        [T] lag in the queue, the one of the newest token: since then the whole row waited; and [T] lag in flight,
+        by which a token is behind the newest one. Both add up to `token_lags`.
+    """
+    lags = token_lags(versions, step=step)
+    sampled = versions != SUPERVISED
+    in_queue = lags * 0
+    in_queue[sampled] = lags[sampled].min(initial=np.iinfo(np.int32).max)
+    return in_queue, lags - in_queue
+
+
 def fresh_mask(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> UInt8Array:
     """Clear the mask of every token sampled before `min_version`.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.algorithms.named import AlgorithmError, named
-from asyncrl.algorithms.policy_loss import Decoupled, Ppo
+from asyncrl.algorithms.clipped_losses import Decoupled, Gspo, Ppo
+from asyncrl.algorithms.distillation import distilled
+from asyncrl.algorithms.held_losses import Cispo, Dppo, Reinforce
+from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, with_call
 from asyncrl.algorithms.token_loss import Loss, Tokens
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
 class Sft(Loss, frozen=True):
     """Weighted negative log-likelihood, whatever the reward. The warm-up's loss."""
 
-    uses_advantages: ClassVar[bool] = False
+    @property
+    def uses_advantages(self) -> bool:
+        """See `Loss`."""
+        return False
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         """See `Loss`."""
@@ -29,17 +34,38 @@ class Sft(Loss, frozen=True):
         return -(tokens.weights * logprobs).sum(), sums
 
 
-LOSSES: dict[str, type[Loss]] = {"decoupled": Decoupled, "ppo": Ppo, "sft": Sft}
+def _of_user(found: Any) -> type[Loss]:
+    """A class of losses, or one without options whose call is a function of (logprobs, tokens)."""
+    if isinstance(found, type):
+        if not issubclass(found, Loss):
+            raise TypeError("it is a class, but none derived from asyncrl.Loss; derive it, or name a function")
+        return with_call(found, guarded(found.__call__))
+    computes = guarded(found)
+    return with_call(Loss, lambda _self, logprobs, tokens: computes(logprobs, tokens))
+
+
+_BUILT_IN: dict[str, type[Loss]] = {
+    "decoupled": Decoupled,
+    "ppo": Ppo,
+    "gspo": Gspo,
+    "cispo": Cispo,
+    "reinforce": Reinforce,
+    "dppo": Dppo,
+    "sft": Sft,
+}
+LOSSES = Table(_BUILT_IN, _of_user)
+"""Losses by their name in `learner.loss`."""
 
 
 def loss_of(objective: Objective) -> Loss:
-    """The loss that an objective names, with its options.
+    """The loss that an objective names, with its options, and with what a teacher adds to it.
 
     Raises:
         AlgorithmError: there is no such loss, or it has no such options.
     """
     loss = named(LOSSES, objective.loss, "loss")
     try:
-        return msgspec.convert(objective.loss_options, loss)
+        made = msgspec.convert(objective.loss_options, loss)
     except msgspec.ValidationError as error:
         raise AlgorithmError(f'options {objective.loss_options} of loss "{objective.loss}": {error}') from error
+    return distilled(made, objective.distillation)

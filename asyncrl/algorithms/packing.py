@@ -1,4 +1,4 @@
-"""Rows into micro-batches of nearly equal length."""
+"""Rows into micro-batches of a token budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,35 @@ import numpy as np
 import numpy.typing as npt
 
 
-def micro_batches(lengths: Sequence[int], *, micro_batch_tokens: int) -> list[npt.NDArray[np.intp]]:
+def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]:
+    """Cut rows into micro-batches whose tokens stay within a budget: first fit decreasing.
+
+    Every row, the longest first, goes to the first micro-batch with room for it, which needs at most 11/9 of the least
+    possible number and one more (Johnson et al. 1974). Equal lengths keep their order, so the cut is deterministic.
+
+    Args:
+        lengths: [R] tokens of each row.
+        budget: largest sum of a micro-batch. A single longer row gets a micro-batch of its own.
+
+    Returns:
+        Row indices per micro-batch, longest first; together each row exactly once.
+    """
+    _check(budget)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    batches: list[list[int]] = []
+    room = np.zeros(0, np.int64)  # of each micro-batch
+    for index in np.argsort(-sizes, kind="stable").tolist():
+        fits = np.flatnonzero(room >= sizes[index])
+        if len(fits):
+            batches[fits[0]].append(index)
+            room[fits[0]] -= sizes[index]
+        else:
+            batches.append([index])
+            room = np.append(room, budget - sizes[index])
+    return [np.array(batch, dtype=np.intp) for batch in batches]
+
+
+def padded_batches(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]:
     """Cut rows into micro-batches whose padded size stays within a token budget.
 
     Rows are sorted by length, longest first: so little is padded, and a batch that does not fit in memory
@@ -16,30 +44,24 @@ def micro_batches(lengths: Sequence[int], *, micro_batch_tokens: int) -> list[np
 
     Args:
         lengths: [R] tokens of each row.
-        micro_batch_tokens: largest rows x longest row. A single longer row gets a micro-batch of its own.
+        budget: largest rows x longest row. A single longer row gets a micro-batch of its own.
 
     Returns:
         Row indices per micro-batch; together each row exactly once.
     """
-    if micro_batch_tokens < 1:
-        raise ValueError(f"micro_batch_tokens is {micro_batch_tokens}; a micro-batch holds at least one token")
+    _check(budget)
     sizes = np.asarray(lengths, dtype=np.int64)
     order = np.argsort(-sizes, kind="stable")
     batches = []
     start = 0
     while start < len(order):
         longest = max(int(sizes[order[start]]), 1)
-        rows = max(micro_batch_tokens // longest, 1)
+        rows = max(budget // longest, 1)
         batches.append(order[start : start + rows])
         start += rows
     return batches
 
 
-def padding_share(batches: Sequence[Sequence[int]]) -> float:
-    """Share of the padded tokens that is padding, in [0, 1); 0.0 where there is nothing.
-
-    Args:
-        batches: lengths of the rows of each micro-batch, which is padded to its longest row.
-    """
-    padded = sum(len(lengths) * max(lengths) for lengths in batches)
-    return 1.0 - sum(map(sum, batches)) / padded if padded else 0.0
+def _check(budget: int) -> None:
+    if budget < 1:
+        raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least one token")

@@ -1,119 +1,138 @@
-"""Losses of policy gradients: clipped, and corrected for tokens that another policy sampled."""
+"""Common parts of the losses of policy gradients: masks, a divergence from a reference, entropy, and figures."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
-from asyncrl.algorithms.corrections import CORRECTIONS
+from asyncrl.algorithms.kl import KL_ESTIMATORS
+from asyncrl.algorithms.masks import MASKS, SECOND_MOMENT, MaskBounds, masked_by, second_moments
 from asyncrl.algorithms.named import named, names
+from asyncrl.algorithms.policy_sums import Treated, policy_sums
+from asyncrl.algorithms.sequences import bounded_exp
 from asyncrl.algorithms.token_loss import Loss, Tokens
 
 if TYPE_CHECKING:
     import torch
 
-    from asyncrl.algorithms.token_loss import Sums
+    from asyncrl.algorithms.token_loss import OfBatch, Sums
 
-    CorrectionName: TypeAlias = str
+    KlName: TypeAlias = str
+    MaskName: TypeAlias = str
 else:
-    CorrectionName = Literal[names(CORRECTIONS)]
-
-# exp(20) is about 5e8: far outside any clip range, and its square is finite in float32.
-_MAX_LOG_RATIO = 20.0
+    KlName = Literal[names(KL_ESTIMATORS)]
+    MaskName = Literal[names(MASKS)]
 
 
-class Bounds(NamedTuple):
-    """Bounds of the ratio of a policy to the one that sampled."""
+_MASKS_WITH = {
+    "sequence_floor": ("geometric", "product"),
+    "sequence_cap": ("geometric", "product"),
+    "second_moment_cap": ("m2po",),
+    "opsm_cap": ("opsm",),
+    "max_in_queue_lag": ("in_queue",),
+    "max_in_flight_lag": ("in_flight",),
+}  # masks that read each option
 
-    clip: tuple[float, float] = (1.0, float("inf"))  # (low, high): ratio trained/proximal within [1 - low, 1 + high]
-    correction: str = "clamp"  # of the weight proximal/sampler, a name in `CORRECTIONS`
-    weight: tuple[float, float] = (0.0, float("inf"))  # (floor, cap) of that weight
+
+class Gain(NamedTuple):
+    """The gain that a policy loss increases, for each token, [N]: weight * importance * value."""
+
+    value: torch.Tensor
+    importance: torch.Tensor  # without gradient
+    clipped: torch.Tensor  # boolean, as in `Treated`
+    off_policy: torch.Tensor  # boolean
 
 
-class Decoupled(Loss, frozen=True):
-    """Policy gradient with truncated importance sampling: each token's gradient is weighted by the ratio
-    exp(trainer - sampler) of its probabilities, bounded. The decoupled clipped loss of AReaL at one update a batch."""
+class PolicyLoss(Loss, frozen=True):
+    """A loss that increases the gain of each token, and has the options below."""
 
-    # Policy at the start of the step: `current` takes it from the pass that trains, which is the same where a batch
-    # makes one update; `recomputed` from a pass before it.
-    proximal: Literal["current", "recomputed"] = "current"
-    # A weight out of its bounds is clamped, or the token masked; `none` leaves all weights at 1.
-    correction: CorrectionName = "clamp"
-    # Upper bound of the weight exp(trainer - sampler), the difference of their log-probs.
-    correction_cap: Annotated[float, Meta(gt=0)] = 2.0
+    # Masks of tokens that are too far from the sampler (docs/algorithms.md describes each).
+    masks: list[MaskName] = msgspec.field(default_factory=list)
+    sequence_floor: Annotated[float, Meta(ge=0)] = 0.5  # Lower bound of `geometric` and `product`.
+    sequence_cap: Annotated[float, Meta(gt=0)] = 2.0  # Upper bound of `geometric` and `product`.
+    second_moment_cap: Annotated[float, Meta(ge=0)] = 0.04  # Largest mean of the squared log ratios with `m2po`.
+    opsm_cap: Annotated[float, Meta(ge=0)] = 1e-4  # Nats of probability per token that `opsm` lets a row lose.
+    max_in_queue_lag: Annotated[int, Meta(ge=0)] = 1  # Largest lag of a row's newest token with `in_queue`.
+    max_in_flight_lag: Annotated[int, Meta(ge=0)] = 1  # Largest lag behind that one with `in_flight`.
+    # Coefficient of the divergence from the reference model, which is added to the loss; 0 needs no reference.
+    kl: Annotated[float, Meta(ge=0)] = 0.0
+    # Its estimate from d = log p - log reference: d, d^2 / 2, or exp(-d) - 1 + d.
+    kl_estimator: KlName = "k3"
+    # Whether that is weighted by the ratio of trainer and sampler, which makes value and gradient unbiased.
+    kl_unbiased: bool = False
+    entropy: Annotated[float, Meta(ge=0)] = 0.0  # Coefficient of the entropy, which is subtracted from the loss.
 
     @property
     def needs(self) -> tuple[str, ...]:
         """See `Loss`."""
-        return ("proximal",) if self.proximal == "recomputed" else ()
+        masked = ("proximal", SECOND_MOMENT) if SECOND_MOMENT in self.masks else ()
+        return (*(("reference",) if self.kl else ()), *masked)
+
+    @property
+    def of_batch(self) -> dict[str, OfBatch]:
+        """See `Loss`."""
+        named_tokens = partial(second_moments, cap=self.second_moment_cap)
+        return {SECOND_MOMENT: named_tokens} if SECOND_MOMENT in self.masks else {}
+
+    @property
+    def uses_advantages(self) -> bool:
+        """See `Loss`."""
+        return not self.kl and not self.entropy and not self.of_batch  # which counts all tokens
+
+    @property
+    def uses_entropy(self) -> bool:
+        """See `Loss`."""
+        return bool(self.entropy)
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """See `Loss`."""
+        found = [option for option, masks in _MASKS_WITH.items() if not set(masks) & set(self.masks)]
+        return (*found, *(() if self.kl else ("kl_estimator", "kl_unbiased")))
+
+    def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
+        """Compute what this loss increases.
+
+        Args:
+            logprobs: [N] float32, see `Loss`.
+            tokens: see `Loss`.
+        """
+        raise NotImplementedError
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         """See `Loss`."""
-        proximal = tokens.columns.get("proximal", logprobs.detach())
-        bounds = Bounds(correction=self.correction, weight=(0.0, self.correction_cap))
-        return clipped_loss(logprobs, tokens, proximal, bounds)
+        logprobs, weights = logprobs.float(), tokens.weights.float()
+        log_ratio = logprobs.detach() - tokens.behaviour.float()
+        found = self.gain(logprobs, tokens)
+        masked = masked_by(self.masks, log_ratio, tokens, self._bounds())
+        importance = found.importance.masked_fill(masked, 0.0) if self.masks else found.importance
+        loss = -(weights * importance * found.value).sum()
+        sums = policy_sums(log_ratio, tokens, Treated(found.clipped, found.off_policy, masked))
+        if self.kl:
+            nats, sums["reference_k3"] = self._divergence(logprobs, tokens)
+            loss = loss + self.kl * (weights * nats).sum()
+        if self.entropy:
+            loss = loss - self.entropy * (weights * tokens.columns["entropy"]).sum()
+        return loss, sums
 
+    def _bounds(self) -> MaskBounds:
+        return MaskBounds(
+            sequence=(self.sequence_floor, self.sequence_cap),
+            opsm_cap=self.opsm_cap,
+            max_in_queue_lag=self.max_in_queue_lag,
+            max_in_flight_lag=self.max_in_flight_lag,
+        )
 
-class Ppo(Loss, frozen=True):
-    """Clipped surrogate of PPO: the ratio of trainer and sampler is clipped to [1 - clip_low, 1 + clip_high]."""
+    def _divergence(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+        """Nats of each token from the reference, [N], and the sum of k3 over the trained ones.
 
-    clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2  # Ratio clip below 1.
-    clip_high: Annotated[float, Meta(ge=0)] = 0.28  # Ratio clip above 1; above `clip_low` it is clip-higher.
-
-    def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
-        """See `Loss`."""
-        bounds = Bounds(clip=(self.clip_low, self.clip_high), correction="none")
-        return clipped_loss(logprobs, tokens, tokens.behaviour, bounds)
-
-
-def clipped_loss(
-    logprobs: torch.Tensor, tokens: Tokens, proximal: torch.Tensor, bounds: Bounds
-) -> tuple[torch.Tensor, Sums]:
-    """Clipped policy loss, decoupled from the policy that sampled.
-
-    With ratio r = exp(logprob - proximal) and w = sg(exp(proximal - behaviour)) the loss of a token is
-    -w min(r A, clip(r, 1 - low, 1 + high) A).
-
-    Args:
-        logprobs: [N] natural log of the trainer's probability of each token.
-        tokens: [N] each.
-        proximal: [N] log-probs of the policy that the clipped ratio is anchored at, without gradient.
-        bounds: of the ratio, and of w.
-
-    Returns:
-        The summed loss, and sums of the ratio trainer/sampler, uncapped, of k3 = ratio - 1 - log ratio, which estimates
-        KL(sampler || trainer) in nats, and of the tokens whose ratio was clipped or whose w was out of bounds.
-
-    Source: PPO, arXiv 1707.06347, eq. 7; clip-higher DAPO, arXiv 2503.14476, eq. 10; decoupling arXiv 2110.00641,
-        eq. 3, as in AReaL, arXiv 2505.24298, eq. 5; k3 Schulman, joschu.net/blog/kl-approx.html.
-    """
-    logprobs, behaviour, proximal = logprobs.float(), tokens.behaviour.float(), proximal.float()
-    advantages, weights = tokens.advantages.float(), tokens.weights.float()
-    ratio = _exp(logprobs - proximal)
-    correct = named(CORRECTIONS, bounds.correction, "correction")
-    importance, off_policy = correct(_exp(proximal - behaviour), tokens, bounds.weight)
-    free = ratio * advantages
-    clipped = ratio.clamp(1.0 - bounds.clip[0], 1.0 + bounds.clip[1]) * advantages
-    loss = -(weights * importance * free.minimum(clipped)).sum()
-    trained = weights > 0
-    sums = _policy_sums(logprobs.detach() - behaviour, trained)
-    sums["clip_fraction"] = ((clipped < free) & trained).sum()
-    sums["off_policy_fraction"] = (off_policy & trained).sum()
-    return loss, sums
-
-
-def _exp(log_ratio: torch.Tensor) -> torch.Tensor:
-    # An infinite ratio would turn the zero gradient of its clipped branch into NaN.
-    return log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-
-
-def _policy_sums(log_ratio: torch.Tensor, trained: torch.Tensor) -> Sums:
-    ratio = _exp(log_ratio) * trained
-    return {
-        "tokens": trained.sum(),
-        "ratio_mean": ratio.sum(),
-        "_ratio_squared": ratio.square().sum(),
-        "ratio_max": ratio.max() if ratio.numel() else ratio.sum(),
-        "mismatch_k3": ((ratio - 1.0 - log_ratio) * trained).sum(),
-    }
+        Source: unbiased as in DeepSeek-V3.2, arXiv 2512.02556, section 3.1.
+        """
+        difference = logprobs - tokens.columns["reference"].float()
+        nats = named(KL_ESTIMATORS, self.kl_estimator, "KL estimator")(difference)
+        if self.kl_unbiased:
+            nats = bounded_exp(logprobs - tokens.behaviour.float()) * nats
+        return nats, (KL_ESTIMATORS["k3"](difference.detach()) * (tokens.weights > 0)).sum()

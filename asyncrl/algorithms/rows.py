@@ -10,6 +10,9 @@ import numpy as np
 from topics.prompts import NO_ESTIMATOR
 from topics.wire import Float32Array, Int32Array, UInt8Array
 
+TOP = "teacher_top"
+"""Column [T, K, 2] of the tokens that a teacher finds most probable at each place: id and log-prob."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRow:
@@ -23,8 +26,18 @@ class TrainRow:
     advantages: Float32Array  # [T]
     weights: Float32Array  # [T], see `aggregation`; counts only where the mask is 1
     temperature: float = 1.0
+    step: int = 1  # number of its batch, from which lags are counted
     estimator: str = NO_ESTIMATOR  # of its group's advantages, a name in `ADVANTAGES`
-    columns: dict[str, Float32Array] = field(default_factory=dict)  # [T] each: what the objective needs besides
+    columns: dict[str, Float32Array] = field(
+        default_factory=dict
+    )  # [T] each, but for `TOP`: what the objective needs besides
+    routing: UInt8Array | None = None  # [T, B] experts that each token went to where it was sampled; see `Segment`
+
+    @property
+    def unrouted(self) -> int:
+        """Return the number of trained tokens that were sampled and whose experts are not known."""
+        trained = (self.mask[1:] != 0) & (self.versions[1:] >= 0)
+        return int(trained.sum() if self.routing is None else (trained & ~self.routing[:-1].any(1)).sum())
 
 
 def weightless(columns: Sequence[str] = ()) -> TrainRow:
@@ -38,5 +51,5 @@ def weightless(columns: Sequence[str] = ()) -> TrainRow:
         versions=np.full(2, -1, np.int32),
         advantages=zeros,
         weights=zeros,
-        columns=dict.fromkeys(columns, zeros),
+        columns={name: np.zeros((2, 1, 2), np.float32) if name == TOP else zeros for name in columns},
     )

@@ -26,13 +26,27 @@ def metrics(sums: Sums) -> dict[str, float]:
     """Turn sums into the numbers of a step; empty where no token was trained on.
 
     Args:
-        sums: merged, with `tokens`, their number.
+        sums: merged, with `tokens`, their number. `NAME/PART` is a sum over a part of them, of `tokens/PART` tokens.
 
     Returns:
-        Each figure, per token; and, of a loss that gives `ratio_mean` and `_ratio_squared`, `ess`: the effective sample
-        share (sum r)^2 / (N sum r^2), as in PipelineRL, arXiv 2509.19128.
+        Each figure, per token; of a part per token of that part, and `token_share/PART`, but nothing of parts without
+        tokens; and, of a loss that gives `ratio_mean` and `_ratio_squared`, `ess`: the effective sample share
+        (sum r)^2 / (N sum r^2), as in PipelineRL, arXiv 2509.19128.
     """
-    value = {name: float(total) for name, total in sums.items()}
+    parts: dict[str, dict[str, float]] = {}
+    for name, total in sums.items():
+        figure, _, part = name.partition("/")
+        parts.setdefault(part, {})[figure] = float(total)
+    tokens = parts.get("", {}).get("tokens", 0.0)
+    found = _figures(parts.pop("", {}))
+    for part, values in parts.items():
+        if tokens and values.setdefault("tokens", tokens):
+            found[f"token_share/{part}"] = values["tokens"] / tokens
+            found |= {f"{name}/{part}": value for name, value in _figures(values).items()}
+    return found
+
+
+def _figures(value: dict[str, float]) -> dict[str, float]:
     tokens = value.pop("tokens", 0.0)
     if not tokens:
         return {}

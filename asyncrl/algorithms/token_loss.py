@@ -8,14 +8,25 @@ Config readers load these classes for their options; torch itself is loaded wher
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
     import torch
 
+    from asyncrl.algorithms.rows import TrainRow
+    from topics.wire import Float32Array
+
     Sums: TypeAlias = dict[str, torch.Tensor]
+    Gathered: TypeAlias = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+    """From values of a rank to those of all ranks; every rank calls it."""
+    OfBatch: TypeAlias = Callable[[Sequence[TrainRow], Gathered], list[Float32Array]]
+    """From the rows of a rank, with the columns before, to another column of each."""
 
 
 class Tokens(NamedTuple):
@@ -24,19 +35,46 @@ class Tokens(NamedTuple):
     behaviour: torch.Tensor  # [N] natural log of the sampler's probability
     advantages: torch.Tensor  # [N]
     weights: torch.Tensor  # [N] from `aggregation`
-    rows: torch.Tensor  # [N] number of the token's row in the micro-batch, from 0
-    columns: dict[str, torch.Tensor]  # [N] each: those that the loss needs
+    rows: torch.Tensor  # [N] number of the token's row in the micro-batch, from 0 and below N
+    in_queue: torch.Tensor  # [N] integers, lag of the newest token of the row
+    in_flight: torch.Tensor  # [N] integers, lag of the token behind that one
+    columns: dict[str, torch.Tensor]  # those that the loss needs, [N] each, but for `teacher_top` and `outcomes`
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A loss on tokens. Its fields are its options, `learner.loss_options.NAME`, each with a range and a sentence."""
 
-    uses_advantages: ClassVar[bool] = True
-    """True where a row whose advantages are all 0 has no gradient, and needs no forward pass."""
-
     @property
     def needs(self) -> tuple[str, ...]:
         """Columns of `Tokens` that it reads, such as `proximal`."""
+        return ()
+
+    @property
+    def of_batch(self) -> dict[str, OfBatch]:
+        """Those columns among them that follow from the others over the whole batch, before the update."""
+        return {}
+
+    @property
+    def uses_advantages(self) -> bool:
+        """True where a row whose advantages are all 0 has no gradient, and needs no forward pass."""
+        return True
+
+    @property
+    def uses_entropy(self) -> bool:
+        """True where it reads the column `entropy`, in nats at each token, and sends a gradient through it."""
+        return False
+
+    @property
+    def top_k(self) -> int:
+        """K where it reads the column `outcomes`, [N, K + 1] log-probs of the ids in `teacher_top` and of all others.
+
+        A gradient goes through that column. Without others, where K is the vocabulary, it is [N, K].
+        """
+        return 0
+
+    @property
+    def idle(self) -> tuple[str, ...]:
+        """Options that have no effect beside the values of the others."""
         return ()
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from asyncrl.bus.acks import Ack
+from asyncrl.bus.answers import Ack
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.publish import HEADER_ROOM, MESSAGE_ID

@@ -9,24 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from asyncrl.background import BackgroundTasks
-from asyncrl.bus.acks import PASSING, Ack, read_ack
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.answers import PASSING, Ack, denied_subject, read_ack, refusal
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
-from asyncrl.bus.refusals import denied_subject, refusal
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 
-_LAST_ERROR_S = 3.0  # for a server to take in what was published before the connection is closed
+_LAST_S = 3.0  # for a server to take in what was published, and to send on what is under way, before an end
+End: TypeAlias = Callable[[], Coroutine[Any, Any, None]]  # of a subscription
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 
 
@@ -139,7 +140,7 @@ class Bus:
         """Send what is buffered, then disconnect."""
         self._closing = True
         if self.client.is_connected:
-            await self.answers(_LAST_ERROR_S)
+            await self.answers(_LAST_S)
         await _close_quietly(self.client)
 
     @property
@@ -152,9 +153,7 @@ class Bus:
         """Return whether several servers keep copies, so that a reader may be behind a writer."""
         return bool(self.client._server_info.get("cluster"))
 
-    async def subscribe(
-        self, subject: str, callback: Callable[[Msg], Awaitable[None]]
-    ) -> Callable[[], Awaitable[None]]:
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> End:
         """Listen to live traffic (core NATS: what is missed is gone); returns what ends it.
 
         Raises:
@@ -173,27 +172,36 @@ class Bus:
         finally:
             self._waiting.pop(f"subscribe {subject}", None)
 
-    async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]]) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and its end."""
+    async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> tuple[str, End]:
+        """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and its end;
+        where it is `drained`, what the server sent before that comes to the callback still."""
         inbox = self._new_inbox()
-        return inbox, await self._listen(f"{inbox}.*", callback)
+        return inbox, await self._listen(f"{inbox}.*", callback, drained=drained)
 
     def _new_inbox(self) -> str:
         return f"{self.address.inbox}.{secrets.token_hex(8)}"
 
-    async def _listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    async def _listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> End:
         try:
-            subscription = await self.client.subscribe(
-                subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0
-            )
+            opened = await self.client.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
         except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
             raise BusUnreachable(f"the connection broke while {subject} was subscribed to") from error
 
         async def end() -> None:
             with contextlib.suppress(nats.errors.Error, OSError, RuntimeError):  # a lost connection has forgotten it
-                await subscription.unsubscribe()
+                if drained:
+                    await self._drain(opened)
+                await opened.unsubscribe()
 
         return end
+
+    async def _drain(self, subscription: Subscription) -> None:
+        """Have the server send no more, and what it has sent handed on; its own `drain` flushes, see `answers`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                await self.client._send_unsubscribe(subscription._id)
+                if await self.answers(_LAST_S) and await self.answers(_LAST_S):  # the first may overtake the request
+                    await subscription._pending_queue.join()
 
     async def answers(self, within_s: float) -> bool:
         """Return whether the server answers a ping in time; then everything published before it has arrived.
@@ -291,7 +299,7 @@ class Bus:
                 await asyncio.sleep(pause)
                 pause = min(1.0, pause * 2)
 
-    async def api(self, subject: str, body: object = None, timeout_s: float = REQUEST_S) -> dict[str, Any]:
+    async def api(self, subject: str, body: object = None) -> dict[str, Any]:
         """Call the JetStream API.
 
         Raises:
@@ -300,9 +308,9 @@ class Bus:
         """
         payload = msgspec.json.encode(body) if body is not None else b""
         try:
-            reply = await self.request(f"$JS.API.{subject}", payload, timeout_s=timeout_s)
+            reply = await self.request(f"$JS.API.{subject}", payload)
         except (TimeoutError, Disconnected) as error:
-            raise BusUnreachable(f"JetStream did not answer {subject} within {timeout_s:.0f} s") from error
+            raise BusUnreachable(f"JetStream did not answer {subject} within {REQUEST_S:.0f} s") from error
         if not reply.data:
             raise BusUnreachable(
                 "the NATS server has no JetStream; start it with JetStream enabled (nats-server -js) or leave nats.url "

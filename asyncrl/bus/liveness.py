@@ -65,7 +65,7 @@ class Liveness:
                 async with asyncio.timeout(_ANSWER_S):
                     records = await read_last_of_each(self._bus, VITALS, subjects)
                 for record in records:
-                    self._take(record.subject.rsplit(".", 1)[1], record.sequence)
+                    self._take(record.key, record.sequence)
         except (BusError, TimeoutError):
             return False
         return True

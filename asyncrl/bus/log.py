@@ -24,6 +24,7 @@ T = TypeVar("T")
 _NO_MESSAGE = 10037
 _WINDOW = 1024  # messages asked for ahead
 _LOOK_S = 1.0  # between looks for the end of a log that is being read
+_SETTLED_S = 5.0  # a new leader of a cluster has applied what its log holds
 _FORGET_S = 60.0  # the server forgets a reader that is silent for this long
 
 
@@ -36,6 +37,11 @@ class Record(NamedTuple):
     headers: dict[str, str]
     data: bytes  # empty where only headers were asked for
     time_ns: int  # server's clock when it was stored
+
+    @property
+    def key(self) -> str:
+        """The last part of its subject, of a topic with a key the key."""
+        return self.subject.rsplit(".", 1)[1]
 
 
 class LogReader:
@@ -197,9 +203,17 @@ class LogReader:
         self._restart = None
 
 
-async def read_message(bus: Bus, stream: Stream, sequence: int) -> Record | None:
-    """One message by its sequence, or None when it is not there (any more)."""
-    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence}))
+async def read_message(bus: Bus, stream: Stream, sequence: int, *, stored: bool = True) -> Record | None:
+    """Read one message by its sequence; None when it is not there any more.
+
+    Args:
+        stored: the log was given this message, so that a cluster's leader that lacks it may not have applied it yet.
+
+    Raises:
+        BusGone: no answer within the deadline of publishes.
+    """
+    get = _get_stored if stored else _get
+    return await retry_until_deadline(bus, lambda: get(bus, stream, {"seq": sequence}))
 
 
 async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Record | None:
@@ -207,9 +221,14 @@ async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Re
     return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
 
 
-async def read_last(bus: Bus, stream: Stream, subject: str) -> Record | None:
-    """The newest message of a subject, or of all that a pattern matches; None where there is none."""
-    return await retry_until_deadline(bus, lambda: _get(bus, stream, {"last_by_subj": subject}))
+async def read_last(bus: Bus, stream: Stream, subject: str, *, stored: bool = False) -> Record | None:
+    """The newest message of a subject, or of all that a pattern matches; None where there is none.
+
+    Args:
+        stored: the log was given one, as in `read_message`.
+    """
+    get = _get_stored if stored else _get
+    return await retry_until_deadline(bus, lambda: get(bus, stream, {"last_by_subj": subject}))
 
 
 async def read_newest(bus: Bus, stream: Stream) -> Record | None:
@@ -224,6 +243,20 @@ async def read_newest(bus: Bus, stream: Stream) -> Record | None:
 async def last_sequence(bus: Bus, stream: Stream) -> int:
     """Sequence of the last message that a log was given, also where that is gone by now; 0 for none."""
     return int((await stream_info(bus, stream))["state"]["last_seq"])
+
+
+async def first_since(bus: Bus, stream: Stream, time_ns: int) -> int:
+    """Sequence of the first message that was stored at a time or later; behind the last one where there is none."""
+    state = (await stream_info(bus, stream))["state"]
+    low, high = max(1, int(state["first_seq"])), int(state["last_seq"]) + 1
+    while low < high:
+        middle = (low + high) // 2
+        found = await read_next(bus, stream, f"asyncrl.{bus.run}.>", middle)
+        if found is None or found.time_ns >= time_ns:
+            high = middle
+        else:
+            low = found.sequence + 1
+    return low
 
 
 async def stream_info(bus: Bus, stream: Stream, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -268,6 +301,27 @@ async def _get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
             raise Disconnected  # a server that starts does not have its streams yet
         raise BusRefused(subject, int(headers["Status"]), headers.get("Description", "no description"))
     return _record(stream, message)
+
+
+async def _get_stored(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
+    """Read what a log was given.
+
+    A cluster's leader answers from its election on, and lacks what it has yet to apply of what its predecessor
+    had acknowledged: so it is asked again until it has led for `_SETTLED_S`, and its log has come so far.
+
+    Raises:
+        Disconnected: the leader may not have applied it yet.
+    """
+    record = await _get(bus, stream, body)
+    if record is not None or not bus.clustered:
+        return record
+    info = await bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}")
+    since = info["cluster"].get("leader_since", "")  # "" of a server before 2.12
+    led_s = (server_time_ns(info["ts"]) - server_time_ns(since)) / 1e9
+    last = info["state"]["last_seq"]
+    if led_s < _SETTLED_S or last < body.get("seq", 0):
+        raise Disconnected(f"the leader of {stream.name} has led for {led_s:.1f} s, and has {last} messages")
+    return await _get(bus, stream, body)  # it may have come between the two answers
 
 
 async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:

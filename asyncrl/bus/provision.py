@@ -164,11 +164,16 @@ async def stream_states(bus: Bus, streams: Sequence[Stream] = STREAMS) -> dict[s
     return states
 
 
+async def queue_info(bus: Bus, queue: WorkQueue) -> dict[str, Any]:
+    """The server's description of a work queue."""
+    return await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{queue.name}")
+
+
 async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
     """Return the numbers of waiting and delivered messages and of waiting workers of each work queue."""
     states = {}
     for name, queue in QUEUES.items():
-        info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+        info = await queue_info(bus, queue)
         states[name] = {
             "waiting": int(info["num_pending"]),
             "under_way": int(info["num_ack_pending"]),

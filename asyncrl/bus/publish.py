@@ -170,22 +170,30 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
 
 
 def _decoded(topic: Topic[Any], record: Record, body: bytes) -> Any:
-    if topic.json:
-        try:
-            message = msgspec.json.decode(body, type=topic.message)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise WireError(f"not a {topic.message.__name__}: {error}") from error
-    else:
-        message = decode(topic.message, body)
+    message = decode_body(topic, body)
     _check_names(topic, message, record)
     return message
 
 
+def decode_body(topic: Topic[Any], body: bytes) -> Any:
+    """The message of a topic, whatever its subject and headers say; what `pack` wrote.
+
+    Raises:
+        WireError: it is no such message.
+    """
+    if not topic.json:
+        return decode(topic.message, body)
+    try:
+        return msgspec.json.decode(body, type=topic.message)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise WireError(f"not a {topic.message.__name__}: {error}") from error
+
+
 def _check_heads(topic: Topic[Any], record: Record) -> None:
     if topic.heads is not None:
-        named = record.subject.rsplit(".", 1)[1]
-        if not _TRAJECTORY.match(named) or record.headers.get("trajectory") != named:
-            raise WireError(f"its subject names {named!r}, its headers {record.headers.get('trajectory')!r}")
+        named, header = record.key, topic.key.removesuffix("_id")
+        if not _pattern(topic).match(named) or record.headers.get(header) != named:
+            raise WireError(f"its subject names {named!r}, its headers {record.headers.get(header)!r}")
         try:
             msgspec.convert(record.headers, topic.heads, strict=False)
         except (msgspec.ValidationError, ValueError) as error:
@@ -204,10 +212,10 @@ def _topic_at(record: Record) -> Topic[Any]:
 def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
     """Refuse a message whose ids contradict its subject, its headers or each other."""
     if topic.key:
-        given, named = getattr(message, topic.key), record.subject.rsplit(".", 1)[1]
+        given, named = getattr(message, topic.key), record.key
         if given != named:
             raise WireError(f"its subject names {topic.key} {named[:80]!r}, its body {given[:80]!r}")
-        if not (_TRAJECTORY if topic.key == "trajectory_id" else _ID).match(named):
+        if not _pattern(topic).match(named):
             raise WireError(f"{named[:80]!r} is no {topic.key}")
         member = getattr(message, "member", None)
         if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
@@ -215,6 +223,11 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
     for name, value in _described(message).items():
         if record.headers.get(name) != value:
             raise WireError(f"its header {name} is {record.headers.get(name, '')[:80]!r}, its body has {value!r}")
+
+
+def _pattern(topic: Topic[Any]) -> re.Pattern[str]:
+    """Return the form of a topic's keys."""
+    return _TRAJECTORY if topic.key == "trajectory_id" else _ID
 
 
 def _described(message: Message) -> dict[str, str]:
@@ -301,7 +314,7 @@ async def _fetch_blob(bus: Bus, stream: Stream, reference: str) -> bytes:
     for start in range(0, chunks, _CHUNKS_AT_ONCE):
         numbers = range(start, min(chunks, start + _CHUNKS_AT_ONCE))
         subjects = [CHUNKS[stream].subject(bus.run, f"{blob}-{number}") for number in numbers]
-        found = await asyncio.gather(*(read_last(bus, stream, subject) for subject in subjects))
+        found = await asyncio.gather(*(read_last(bus, stream, subject, stored=True) for subject in subjects))
         missing = [subject for subject, record in zip(subjects, found, strict=True) if record is None]
         if missing:
             raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import msgspec
 from nats.aio.msg import Msg
 
 from asyncrl.background import BackgroundTasks
-from asyncrl.bus.connection import Bus
+from asyncrl.bus.connection import Bus, End
 
 _EXPIRES_S = 30.0
 _GRACE_S = 5.0
@@ -67,8 +67,14 @@ class Puller:
         on_message: Callable[[Msg], None],
         *,
         on_lost: Callable[[str], None] | None = None,
+        leased: bool = False,
     ) -> None:
+        """
+        Args:
+            leased: messages are work under a lease: what is on its way when this is closed is given back.
+        """
         self._bus = bus
+        self._leased = leased
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = ""
         self._on_message = on_message
@@ -77,14 +83,15 @@ class Puller:
         self._asked = 0  # messages asked for and not yet here
         self._seen_at = 0.0
         self._watch: asyncio.TimerHandle | None = None
-        self._unsubscribe: Callable[[], Awaitable[None]] | None = None
+        self._unsubscribe: End | None = None
+        self._closing: asyncio.Future[None] | None = None
         # Where the connection is down, the watch or the reconnect asks again.
         self._tasks = BackgroundTasks(lambda _: self._renew())
         self._closed = False
 
     async def start(self, credit: int) -> None:
         """Begin to receive up to `credit` messages."""
-        self._inbox, self._unsubscribe = await self._bus.open_inbox(self._receive)
+        self._inbox, self._unsubscribe = await self._bus.open_inbox(self._receive, drained=self._leased)
         self._bus.on_reconnect.append(self._renew)
         self._watch_silence()
         self.grant(credit)
@@ -96,15 +103,17 @@ class Puller:
             self._ask()
 
     async def close(self) -> None:
-        """Stop receiving. Messages under way are redelivered to other workers after their lease."""
+        """Stop receiving. Leased work that is on its way is given back; where the server does not confirm that in time,
+        its lease has to run out."""
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
         if self._renew in self._bus.on_reconnect:
             self._bus.on_reconnect.remove(self._renew)
-        unsubscribe, self._unsubscribe = self._unsubscribe, None
-        if unsubscribe is not None and not self._bus.client.is_closed:
-            await unsubscribe()
+        if self._closing is None and self._unsubscribe is not None and not self._bus.client.is_closed:
+            self._closing = asyncio.ensure_future(self._unsubscribe())
+        if self._closing is not None:
+            await asyncio.shield(self._closing)  # whoever else closes it waits for the same end
 
     def _ask(self) -> None:
         if not self._bus.client.is_connected:
@@ -125,6 +134,10 @@ class Puller:
         headers = message.headers
         if headers is not None and "Status" in headers and not message.reply.startswith("$JS.ACK"):
             self._on_status(headers)
+            return
+        if self._closed:
+            if self._leased:  # its inbox is drained; what is read and not worked on is left alone
+                await self._bus.send(message.reply, b"-NAK")
             return
         self._asked = max(0, self._asked - 1)
         self._on_message(message)

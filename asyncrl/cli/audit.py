@@ -10,8 +10,7 @@ from pathlib import Path
 
 from actors.prompter.data_order import DataOrder
 from asyncrl.cli.target import add_run, any_run, read_topics
-from asyncrl.state.audit.audit import Findings
-from asyncrl.state.audit.open_work import Queue
+from asyncrl.state.audit.audit import Findings, Queue
 from asyncrl.state.audit.reading import Audited, audit_run
 from topics.table import queues_of
 
@@ -32,14 +31,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, compare, print what was found; returns 1 where anything is wrong."""
     found = any_run(arguments)
     base = Path() if found.root is None else found.files.base
-    check = partial(DataOrder, base=base) if arguments.deep else None
+    own_code = found.root is not None
+    check = partial(DataOrder, base=base, own_code=own_code) if arguments.deep else None
 
     def report(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    audited = read_topics(
-        found, "audit", lambda bus: audit_run(bus, deep=arguments.deep, check_rows=check, report=report)
-    )
+    how = {"deep": arguments.deep, "check_rows": check, "own_code": own_code, "report": report}
+    audited = read_topics(found, "audit", lambda bus: audit_run(bus, **how))
     print(findings_text(audited))
     return 1 if audited.findings.violations else 0
 
@@ -75,7 +74,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
         ("packed", f"{findings.packed:,} in batches not trained yet"),
-        ("evaluated", f"{findings.evaluated:,} held-out prompts"),
+        ("evaluated", f"{findings.evaluated:,} answers to held-out prompts"),
         ("dropped", f"{sum(findings.dropped.values()):,}{each(findings.dropped)}"),
         ("open", f"{sum(findings.open.values()):,}   {', '.join(open_now)}".rstrip()),
         (

@@ -18,15 +18,13 @@ from typing import NamedTuple
 
 from actors.prompter.data_order import DataOrder
 from asyncrl.bus.errors import BusError
-from asyncrl.cli import checkout
 from asyncrl.cli.audit import findings_text
+from asyncrl.cli.bench import from_checkout, has_checkout
 from asyncrl.cli.target import add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import opened
+from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
-from asyncrl.run.faults import Rests, Target, choose, drawn, parse_targets, resume, signal_targets, strike
-from asyncrl.run.find import FoundRun, RunNotFound
-from asyncrl.run.processes import Part, parts
+from asyncrl.run.faults import Part, Rests, Target, choose, drawn, parse_targets, parts, resume, signal_targets, strike
 from asyncrl.state.audit.reading import Audited, audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"
@@ -65,19 +63,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
     )
     parser.set_defaults(campaign=("config",))
-    if checkout.has_checkout():
-        checkout.load(_CAMPAIGN, "asyncrl chaos").add_arguments(parser)
+    if has_checkout():
+        from_checkout(_CAMPAIGN, "asyncrl chaos").add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
     if arguments.run_id is None:
-        if not checkout.has_checkout():
+        if not has_checkout():
             raise WrongUsage(
                 "asyncrl chaos CONFIG: campaigns are not installed with the package; run it from a source checkout, or "
                 "take a run that is up: --run RUN"
             )
-        return int(checkout.load(_CAMPAIGN, "asyncrl chaos CONFIG").run(arguments))
+        return int(from_checkout(_CAMPAIGN, "asyncrl chaos CONFIG").run(arguments))
     parser, campaign = arguments.parser, arguments.campaign
     given = [name for name in campaign if getattr(arguments, name) != parser.get_default(name)]
     if given:

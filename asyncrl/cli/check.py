@@ -8,6 +8,7 @@ from asyncrl.cli.target import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
+from asyncrl.run.preflight_megatron import memory_lines
 from asyncrl.run.sizing import plan
 
 
@@ -18,11 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok`, hints, and what each stream needs and may hold, where there is no problem."""
+    """Print `ok`, hints, the memory of a rank, and what each stream needs and may hold, where there is no problem."""
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
     for hint in (*hints(loaded.config), *planned.hints()):
         print(f"hint: {hint}")
+    for line in memory_lines(loaded.config, loaded.base):
+        print(line)
     print(planned.table())
     return 0

@@ -9,8 +9,7 @@ from typing import Any
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.output import add_json, print_json, show
 from asyncrl.cli.target import add_run, any_run, live_run, read_topics
-from asyncrl.run.connect import connected
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.dead_letters import letter_numbered, read_letters, reissue
 
 

@@ -8,8 +8,7 @@ import asyncio
 from asyncrl.bus.publish import publish
 from asyncrl.cli.target import add_run, live_run
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import connected, newest_end, run_ended
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.actors import StopRequested
 
 _LOOK_S = 0.2

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeAlias
 
 import msgspec
 
-from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_run, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import write_private
-from asyncrl.run.connect import connected
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun
 from asyncrl.state.parts import Engine
 from asyncrl.state.run_state import RunState
-from asyncrl.state.watch import Watch
 from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of
 
 _VERBS = ("add", "remove")
-Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
 
 
 class ListedEngine(msgspec.Struct):
@@ -48,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-running", type=int, default=256, metavar="N", help="with add: requests it runs at once (default: 256)"
     )
-    parser.add_argument("--json", action="store_true", help="the list as JSON")
+    add_json(parser, "the list as JSON")
     parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
 
 
@@ -62,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = live_run(arguments)
     if not words:
         listed = asyncio.run(_listed(found))
-        print(msgspec.json.encode(listed).decode() if arguments.json else engines_text(listed))
+        show(arguments, listed, lambda: engines_text(listed))
     elif words[0] == "add":
         print(asyncio.run(_add(found, words[1], arguments)))
     else:
@@ -84,7 +78,7 @@ def engines_text(engines: list[ListedEngine]) -> str:
 
 
 async def _listed(found: FoundRun) -> list[ListedEngine]:
-    async with _watched(found) as (_, state, _):
+    async with watched(found, "engines") as (_, state, _):
         listed = []
         routers = state.names_of("router") if state.config.engine.router.count else []
         for name in [*state.names_of("engine"), *routers]:
@@ -106,7 +100,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
     except ValueError as error:
         raise WrongUsage(str(error)) from error
     key = _key(found, arguments.key_file)
-    async with _watched(found) as (bus, state, until):
+    async with watched(found, "engines") as (bus, state, until):
         for engine in state.engines.values():
             other = (engine.address == address) != (engine.engine_id == name)
             if other and engine.address and engine.state != "gone":
@@ -137,7 +131,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
 
 
 def _reason(state: RunState, name: str) -> str:
-    """Why an engine takes no requests: the error of its actor, where that has left because of one."""
+    """Return the reason why an engine takes no requests: the error of its actor, where that has left because of one."""
     engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
     error = actor.last_error if actor is not None and (engine.asked or not engine.gone_ns) else ""
     return error or engine.reason
@@ -156,7 +150,7 @@ def _key(found: FoundRun, key_file: Path | None) -> bytes | None:
 
 async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
     """Take a server of another owner out; what runs there goes on elsewhere."""
-    async with _watched(found) as (bus, state, until):
+    async with watched(found, "engines") as (bus, state, until):
         names = state.names_of("engine")
         if name not in names:
             raise WrongUsage(f"run {found.run} has no engine {name}; there are {', '.join(names) or 'none'}")
@@ -169,27 +163,3 @@ async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
     if found.root is not None:
         found.files.key_of(name).unlink(missing_ok=True)
     return f"{name} has left"
-
-
-@asynccontextmanager
-async def _watched(found: FoundRun) -> AsyncIterator[tuple[Bus, RunState, Until]]:
-    """A connection to a run, its state, and a wait for what comes true of it; False after so many seconds."""
-    state = RunState(found.run)
-    async with connected(found, "engines") as bus:
-        watch = Watch(bus, state)
-        await watch.start()
-
-        async def until(condition: Callable[[], bool], wait_s: float) -> bool:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await watch.until(lambda: state.phase != "running" or condition())
-            except TimeoutError:
-                return False
-            if not condition():
-                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
-            return True
-
-        try:
-            yield bus, state, until
-        finally:
-            await watch.close()

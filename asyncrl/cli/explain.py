@@ -11,10 +11,9 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.samples import sample_text
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun
 from asyncrl.state.history import TrajectoryHistory, read_history
-from asyncrl.state.samples import sample_reader
-from asyncrl.telemetry.samples import Sample, SamplesFile
+from asyncrl.state.samples import Sample, SamplesFile, sample_reader
 
 _ID = re.compile(r"([prwe]\d{6,})-\d+")
 

@@ -5,19 +5,28 @@ from __future__ import annotations
 import argparse
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from actors.learner.retraining import TrainingLog, read_training
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record
+from asyncrl.bus.merged import read_log
 from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
 from asyncrl.config.load import LoadedConfig, with_overrides
 from asyncrl.config.settings import Config, StartSettings
+from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.process import python, with_parent
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
+from topics.ids import TASK, number_of
+from topics.stages import STAGE_BEGAN, StageBegan
+from topics.topic import PROMPTS, Topic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     found = any_run(arguments)
     files, root = found.files, found.files.root
-    start = begins_after(read_topics(found, "fork", read_training), files.read_config(), arguments.at)
+    log, stages = read_topics(found, "fork", _read)
+    start = begins_after(log, files.read_config(), arguments.at, stages)
     config = forked_config(
         files.read_config(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base
     )
@@ -51,8 +61,32 @@ def run(arguments: argparse.Namespace) -> int:
     return int(uvloop.run(bring_up(launch)))
 
 
-def begins_after(log: TrainingLog, config: Config, step: int) -> StartSettings:
+async def _read(bus: Bus) -> tuple[TrainingLog, list[Begun]]:
+    """Return the batches that a run trained, and the stages of its data."""
+    stages = StageLog()
+    await read_log(bus, PROMPTS, [STAGE_BEGAN.subject(bus.run)], stages)
+    return await read_training(bus), stages.begun
+
+
+class StageLog:
+    """The stages of a run's data; what cannot be read is none."""
+
+    def __init__(self) -> None:
+        self.begun: list[Begun] = []
+
+    def apply(self, _topic: Topic[Any], message: StageBegan, _record: Record) -> None:
+        """Take one."""
+        self.begun.append((message.prompt, message.name))
+
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Leave it out: the prompter did, too."""
+
+
+def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[Begun] = ()) -> StartSettings:
     """Return where a run goes on after a step of another: with the prompt behind all that were packed up to that step.
+
+    Args:
+        stages: that the other run has begun. Those up to that prompt hold in the new one, too.
 
     Raises:
         LaunchError: the run has not trained that step.
@@ -67,8 +101,10 @@ def begins_after(log: TrainingLog, config: Config, step: int) -> StartSettings:
             f"checkpoints are at {', '.join(kept) or 'none'}"
         )
     packed = [groups for number, (groups, _) in log.batches.items() if number <= step]
-    numbers = [int(group.prompt_id[1:]) for batch in packed for group in batch.groups if group.prompt_id[0] == "p"]
-    return StartSettings(checkpoint="start", step=step, prompt=max(numbers, default=config.start.prompt - 1) + 1)
+    numbers = [number_of(group.prompt_id) for batch in packed for group in batch.groups if group.prompt_id[0] == TASK]
+    prompt = max(numbers, default=config.start.prompt - 1) + 1
+    begun = {str(first): name for first, name in [*first_stages(config), *stages] if first <= prompt}
+    return StartSettings(checkpoint="start", step=step, prompt=prompt, stages=begun)
 
 
 def forked_config(config: Config, start: StartSettings, overrides: list[str], directory: Path, base: Path) -> Config:

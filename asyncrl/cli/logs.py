@@ -14,7 +14,7 @@ from rich.text import Text
 
 from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import AsyncRLError
-from asyncrl.telemetry.log_file import Line, LogFile
+from asyncrl.telemetry.logs import Line, LogFile
 from topics.roles import ROLE_NAMES, role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -12,10 +13,13 @@ from typing import Any, NamedTuple, TextIO
 import msgspec
 
 from actors.learner.retraining import ReplayError, Retraining, TrainingLog, read_training
+from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, add_settings, any_run, read_topics
+from asyncrl.config.layout_settings import LayoutSettings
 from asyncrl.config.load import with_overrides
+from asyncrl.config.setting_types import Settings
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.files import write_json
@@ -97,8 +101,11 @@ def report(replay: Replay) -> dict[str, Any]:
     }
 
 
-def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[str, list[Any]]]:
+def replay_config(config: Config, overrides: list[str], *, base: Path = Path()) -> tuple[Config, dict[str, list[Any]]]:
     """Settings of a replay, and those of them that are not the run's.
+
+    Args:
+        base: folder of the config's relative paths.
 
     Raises:
         ConfigError: settings that cannot be.
@@ -109,26 +116,41 @@ def replay_config(config: Config, overrides: list[str]) -> tuple[Config, dict[st
             raise ReplayError(
                 f"--set {override}: a replay has the tokens as they were sampled; only learner.* may change"
             )
-    wanted = with_overrides(config, overrides)
+    wanted = with_overrides(config, overrides, base=base)
     if gone := [name for name in config.learner.filters if name not in wanted.learner.filters]:
         raise ReplayError(
             f"--set learner.filters: no batch has the groups that {', '.join(gone)} dropped; a replay only adds filters"
         )
-    was, now = msgspec.structs.asdict(config.learner), msgspec.structs.asdict(wanted.learner)
-    return wanted, {f"learner.{name}": [was[name], now[name]] for name in was if was[name] != now[name]}
+    if unknown := {*QUALITY} & ({*wanted.learner.filters} - {*config.learner.filters}):
+        raise ReplayError(
+            f"--set learner.filters: {', '.join(sorted(unknown))} reads a metric that the run did not compute; "
+            "a replay only adds filters of rewards and lengths"
+        )
+    was, now = (dict(_leaves("learner", learner)) for learner in (config.learner, wanted.learner))
+    return wanted, {name: [was[name], now[name]] for name in was if was[name] != now[name]}
+
+
+def _leaves(key: str, table: Settings) -> Iterator[tuple[str, Any]]:
+    """Settings of a table and of those in it, by their dotted keys."""
+    for name, value in msgspec.structs.asdict(table).items():
+        if isinstance(value, Settings):
+            yield from _leaves(f"{key}.{name}", value)
+        else:
+            yield f"{key}.{name}", value
 
 
 def _replay(arguments: argparse.Namespace) -> Replay:
     found, output = any_run(arguments), sys.stderr if arguments.json else sys.stdout
     files = found.files
-    config, changed = replay_config(files.read_config(), arguments.set)
+    config, changed = replay_config(files.read_config(), arguments.set, base=files.base)
     out = Path(arguments.out).absolute() if arguments.out else _free(files.root / "replays") if changed else None
     if out is not None and out.exists():
         raise ReplayError(f"{out} exists; name another folder for --out")
     for name, (was, now) in changed.items():
         print(f"other setting: {name} = {now}, the run had {was}", file=output)
     check_model_directory(files.model_path(config.model))
-    trainer = open_trainer(config, files.model_path(config.model))
+    whole = msgspec.structs.replace(config.learner, ranks=1, layout=LayoutSettings())  # in this process alone
+    trainer = open_trainer(msgspec.structs.replace(config, learner=whole), files.model_path(config.model), files.base)
 
     async def train(bus: Bus) -> tuple[Replay, Retraining]:
         log = await read_training(bus)

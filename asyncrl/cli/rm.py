@@ -7,7 +7,7 @@ import asyncio
 from pathlib import Path
 
 from asyncrl.cli.target import add_directory, add_server, given_login
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun
 from asyncrl.run.remove import remove_directory, remove_topics
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -18,8 +17,9 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.provision import runs_on
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, given_login
+from asyncrl.files import taken_bytes
+from asyncrl.run.connect import RunNotFound
 from asyncrl.run.directory import is_locked
-from asyncrl.run.find import RunNotFound
 
 
 class RunRow(NamedTuple):
@@ -67,7 +67,6 @@ def _row(root: Path) -> RunRow:
     except (OSError, msgspec.MsgspecError):
         summary = {}
     over = "crashed" if not summary else "finished" if summary.get("finished") else "stopped"
-    size = sum(map(_size, (Path(folder, file) for folder, _, files in os.walk(root) for file in files)))
     reward = summary.get("sampled_reward_last_5_steps")
     return RunRow(
         root.name,
@@ -75,15 +74,8 @@ def _row(root: Path) -> RunRow:
         summary.get("steps"),
         reward,
         (root / "config.json").stat().st_mtime,
-        size,
+        taken_bytes(root),
     )
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.lstat().st_size
-    except FileNotFoundError:
-        return 0  # a live run removes old weights
 
 
 def _table(rows: list[RunRow]) -> Table:

@@ -13,8 +13,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.output import add_json
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.state.samples import packed_batch, samples_of, scored_evaluation
-from asyncrl.telemetry.samples import Sample, Turn
+from asyncrl.state.parts import reward_text
+from asyncrl.state.samples import Sample, Turn, packed_batch, samples_of, scored_evaluation
 from topics.prompts import ONLY_TASK
 
 
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="of batch N (default: the newest)")
     which.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="of the evaluation of VERSION")
+    parser.add_argument("--set", dest="dataset", metavar="NAME", help="with --eval: on the held-out set NAME")
     parser.add_argument("--count", type=int, default=8, metavar="N", help="at most N (default: 8; 0 for all)")
     add_json(parser, "one JSON object a line")
 
@@ -35,7 +36,10 @@ def run(arguments: argparse.Namespace) -> int:
     found, version = any_run(arguments), arguments.version
 
     async def read(bus: Bus) -> tuple[str, list[Sample]]:
-        chosen = await (packed_batch(bus, arguments.step) if version is None else scored_evaluation(bus, version))
+        if version is None:
+            chosen = await packed_batch(bus, arguments.step)
+        else:
+            chosen = await scored_evaluation(bus, version, arguments.dataset)
         return await samples_of(bus, chosen, found, arguments.count)
 
     title, samples = read_topics(found, "samples", read)
@@ -52,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def sample_text(sample: Sample) -> Text:
     """Name, task, reward, label and length on one line, then the prompt and what followed it."""
-    graded = "" if sample.reward is None else f"  reward {sample.reward:g}"
+    graded = "" if sample.reward is None else f"  {reward_text(sample.reward, sample.turn_rewards)}"
     task = "" if sample.task == ONLY_TASK else f"  {sample.task}"
     head = Text(f"\n{sample.name}{task}{graded}", "bold")
     if sample.tokens is not None:

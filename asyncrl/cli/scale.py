@@ -6,16 +6,12 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run
+from asyncrl.cli.target import add_run, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import connected
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun
 from asyncrl.state.run_state import RunState
-from asyncrl.state.watch import Watch
-from topics.actors import ScaleRequested
+from topics.actors import MOST_PROCESSES, ScaleRequested
 from topics.roles import ROLE_NAMES, SCALABLE, pool_of, role_of
-
-_MOST = 1024  # processes of one role
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +48,8 @@ def read_counts(words: list[str]) -> dict[str, int]:
         role, _, count = word.partition("=")
         if role_of(role) in ROLE_NAMES:
             _check_scalable(role)
-        if not count.isdecimal() or int(count) > _MOST:
-            raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {_MOST}")
+        if not count.isdecimal() or int(count) > MOST_PROCESSES:
+            raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {MOST_PROCESSES}")
         wanted[role] = int(count)
     return wanted
 
@@ -64,24 +60,13 @@ def _check_scalable(role: str) -> None:
 
 
 async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None:
-    state = RunState(found.run)
-    async with connected(found, "scale") as bus:
-        for role in wanted:
+    async with watched(found, "scale") as (bus, state, until):
+        for role in wanted:  # the connection has added the roles of the user's actors
             _check_scalable(role)
-        watch = Watch(bus, state)
-        await watch.start()
         _check_known(state, wanted)
         await publish(bus, ScaleRequested(wanted))
-        try:
-            async with asyncio.timeout(wait_s):
-                await watch.until(lambda: state.phase != "running" or _reached(state, wanted))
-        except TimeoutError:
-            raise AsyncRLError(_shortfall(state, wanted, wait_s)) from None
-        else:
-            if not _reached(state, wanted):
-                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
-        finally:
-            await watch.close()
+        if not await until(lambda: _reached(state, wanted), wait_s):
+            raise AsyncRLError(_shortfall(state, wanted, wait_s))
 
 
 def _check_known(state: RunState, wanted: dict[str, int]) -> None:

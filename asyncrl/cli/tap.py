@@ -15,9 +15,8 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.cli.target import add_run, any_run, know_actors, live_run
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
-from asyncrl.state.conditions import Condition, read_condition
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
-from asyncrl.state.live_tap import LiveTap, Pattern
+from asyncrl.state.live_tap import Condition, LiveTap, Pattern, read_condition
 from topics.topic import STREAMS
 
 _REPORT_S = 1.0  # between two reports of missed messages

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import opened
-from asyncrl.run.find import FoundRun, RunNotFound, find_run
+from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, opened
 from asyncrl.run.user_actors import load_actors
+from asyncrl.state.run_state import RunState
+from asyncrl.state.watch import Watch
 
 T = TypeVar("T")
+Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
 
 
 def add_settings(parser: argparse.ArgumentParser, about: str = "override a setting; repeatable") -> None:
@@ -136,3 +139,34 @@ def read_topics(found: FoundRun, name: str, work: Callable[[Bus], Awaitable[T]])
 
     result: T = uvloop.run(connected())
     return result
+
+
+@contextlib.asynccontextmanager
+async def watched(found: FoundRun, name: str) -> AsyncIterator[tuple[Bus, RunState, Until]]:
+    """A connection to a run, its state, and a wait for what comes true of it; False after so many seconds.
+
+    Args:
+        name: of the connection.
+
+    Raises:
+        AsyncRLError, from the wait: the run takes no more requests.
+    """
+    state = RunState(found.run)
+    async with connected(found, name) as bus:
+        watch = Watch(bus, state)
+        await watch.start()
+
+        async def until(condition: Callable[[], bool], wait_s: float) -> bool:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await watch.until(lambda: state.phase != "running" or condition())
+            except TimeoutError:
+                return False
+            if not condition():
+                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
+            return True
+
+        try:
+            yield bus, state, until
+        finally:
+            await watch.close()

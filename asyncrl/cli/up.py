@@ -19,14 +19,14 @@ from asyncrl.cli.target import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError
+from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
-from asyncrl.run.find import find_run
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
 from asyncrl.state.run_state import RunState
-from asyncrl.state.show import shown
+from asyncrl.state.screen import shown
 from asyncrl.state.summary import summary_panel, summary_text
 from asyncrl.state.watch import Watch
 

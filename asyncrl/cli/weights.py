@@ -16,8 +16,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import connected, newest_end, run_ended
-from asyncrl.run.find import FoundRun
+from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.promotions import (
     PROMOTION_REFUSED,
     WEIGHTS_PROMOTED,
@@ -92,7 +91,7 @@ async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
 
 
 async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
-    """What is in the store or live, in the order in which it was published."""
+    """Return the versions that are in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
     promoted: list[WeightsPromoted] = []
 
@@ -121,7 +120,7 @@ async def _chunks(bus: Bus, row: dict[str, Any]) -> bool:
 
 
 def _files(found: FoundRun, row: dict[str, Any]) -> bool:
-    """Whether the directory of a version is there; on another machine it is not known, and may be."""
+    """Return whether the directory of a version is there; on another machine it is not known, and may be."""
     return found.root is None or Path(row["location"]).is_dir()
 
 

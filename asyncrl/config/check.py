@@ -10,7 +10,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.config.check_servers import live_problems, server_problems
+from asyncrl.config.direct_check import direct_problems
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import (
     Config,
@@ -18,15 +21,17 @@ from asyncrl.config.settings import (
     ModelSettings,
     NatsSettings,
     RolloutSettings,
-    SupervisionSettings,
     TaskSettings,
     WarmupSettings,
     WorkerSettings,
 )
-from asyncrl.config.tasks import Task, tasks_of
+from asyncrl.config.staged import as_in, key_of_learner
+from asyncrl.config.supervision_settings import SupervisionSettings
+from asyncrl.config.tasks import Task, every_task
 from asyncrl.ports import is_ip
 from topics.roles import ROLE_NAMES
 
+_DETERMINISTIC = "--enable-deterministic-inference"
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
 
@@ -53,7 +58,10 @@ def contradictions(config: Config) -> list[Finding]:
         *_learner(config.learner),
         *_start(config),
         *_engine(config.engine),
-        *_router(config.engine, config.weights.update),
+        *_router(config.engine),
+        *(Finding(*found) for found in server_problems(config)),
+        *(Finding(*found) for found in (*direct_problems(config), *live_problems(config))),
+        *_seeded(config),
         *_tasks(config),
     ]
 
@@ -68,7 +76,7 @@ def _nats(nats: NatsSettings) -> Iterator[Finding]:
     if "@" in nats.url:
         message = "the URL holds credentials, and configs are copied and shown; use nats.user and nats.password_file"
         yield Finding(("nats.url",), message)
-    elif nats.url and not all(_is_address(url, "nats", "tls") for url in nats.url.split(",")):
+    elif nats.url and not all(is_address(url, "nats", "tls") for url in nats.url.split(",")):
         yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
     if bool(nats.user) != bool(nats.password_file):
         given, missing = ("user", "password_file") if nats.user else ("password_file", "user")
@@ -156,12 +164,11 @@ def _sampling(rollout: RolloutSettings) -> Iterator[Finding]:
 
 
 def _groups(config: Config) -> Iterator[Finding]:
-    for task in tasks_of(config).values():
-        yield from _groups_of(config, task)
+    yield from dict.fromkeys(found for task in every_task(config) for found in _groups_of(config, task))
 
 
 def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
-    size, learner, rollout = task.group_size, config.learner, config.rollout
+    size, learner, rollout = task.group_size, as_in(config, task.stage).learner, config.rollout
     sizes, advantages, temperatures = (task.keys(field) for field in ("group_size", "advantage", "temperature"))
     compared = ADVANTAGES[task.advantage].compares
     if size == 1 and compared:
@@ -178,8 +185,8 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
         )
         yield Finding((*sizes, "rollout.slots", "rollout.workers"), message)
     if size == 1 and "zero_variance" in learner.filters:
-        message = f"a group of {sizes[0]} = 1 has no variance: zero_variance would drop all; remove it"
-        yield Finding(("learner.filters", *sizes), message)
+        message = f"a group of {sizes[0]} = 1 has no variance, and zero_variance never drops it; remove it"
+        yield Finding((key_of_learner(config, task.stage, "filters"), *sizes), message)
     if task.temperature == 0 and learner.steps:
         message = (
             "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "
@@ -215,13 +222,15 @@ def _leases(workers: WorkerSettings, supervision: SupervisionSettings) -> Iterat
 
 def _limits(config: Config) -> Iterator[Finding]:
     limits = []
-    tasks = tasks_of(config).values()
+    tasks = graded_tasks(config).values()
     if any(task.reward not in ("", "exact") for task in tasks):  # these take no time
         limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
+    if any(task.tournament for task in tasks):
+        limits.append(("reward.tournament_limit_s", config.reward.tournament_limit_s, "tournament"))
     if any(task.rollout != "single_turn" for task in tasks):  # it has no tools
         limits.append(("rollout.tool_limit_s", config.rollout.tool_limit_s, "tool"))
     deadlines = [("buffer.group_deadline_s", config.buffer.group_deadline_s, "a group")]
-    if config.eval.prompts:
+    if held_out_sets(config):
         deadlines.append(("eval.deadline_s", config.eval.deadline_s, "an evaluation"))
     deadline, deadline_s, which = min(deadlines, key=itemgetter(1))
     for key, limit_s, what in limits:
@@ -254,10 +263,13 @@ def _lag(config: Config) -> Iterator[Finding]:
 
 
 def _learner(learner: LearnerSettings) -> Iterator[Finding]:
-    if 1.0 in learner.betas:
-        yield Finding(("learner.betas",), f"found {list(learner.betas)}, expected two numbers below 1")
+    for key, betas in (("learner.betas", learner.betas), ("learner.critic.betas", learner.critic.betas)):
+        if 1.0 in betas:
+            yield Finding((key,), f"found {list(betas)}, expected two numbers below 1")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
+    if learner.ranks > 1 and ":" in learner.device:
+        yield Finding(("learner.device", "learner.ranks"), 'names one GPU for several ranks; set "cuda"')
 
 
 def _start(config: Config) -> Iterator[Finding]:
@@ -285,25 +297,19 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
             names = ", ".join(engine.groups)
             message = f"is for one group of engines, but engine.groups has {names}; move it into [engine.groups.NAME]"
             yield Finding((f"engine.{key}", "engine.groups"), message)
-    tables = {f"engine.groups.{name}": group for name, group in engine.groups.items()} or {"engine": engine}
-    for table, group in tables.items():
+    for table, group in engine.tables.items():
         yield from _engine_group(table, group)
-    addresses = Counter(address for group in tables.values() for address in group.addresses)
+    addresses = Counter(address for group in engine.tables.values() for address in group.addresses)
     repeated = [address for address, count in addresses.items() if count > 1]
     if repeated:
-        keys = tuple(f"{table}.addresses" for table in tables)
+        keys = tuple(f"{table}.addresses" for table in engine.tables)
         yield Finding(keys, f"{_quoted(repeated)} found more than once, expected each server once")
-    if len({group.kind == "scripted" for group in tables.values()}) > 1:
+    if len({group.kind == "scripted" for group in engine.tables.values()}) > 1:
         message = "scripted engines make tokens up, and cannot be mixed with servers of a model"
-        yield Finding(tuple(f"{table}.kind" for table in tables), message)
+        yield Finding(tuple(f"{table}.kind" for table in engine.tables), message)
 
 
-def _router(engine: EngineSettings, update: str) -> Iterator[Finding]:
-    if engine.router.count and update == "in_place":
-        message = (
-            'a router takes an engine away while it loads, and requests cannot stay; set weights.update = "resume"'
-        )
-        yield Finding(("weights.update", "engine.router.count"), message)
+def _router(engine: EngineSettings) -> Iterator[Finding]:
     if engine.router.count and SCRIPTED in engine.kinds:
         message = "a router stands in front of servers, and scripted engines are none; set 0"
         yield Finding(("engine.router.count",), message)
@@ -314,7 +320,7 @@ def _router(engine: EngineSettings, update: str) -> Iterator[Finding]:
     if roles != {"regular"} and (roles != {"prefill", "decode"} or not engine.router.count):
         found = ", ".join(sorted(roles))
         message = f"--disaggregation-mode makes servers that are {found}; expected groups of both prefill and decode "
-        keys = tuple(f"engine.groups.{name}.arguments" for name in engine.groups) or ("engine.arguments",)
+        keys = tuple(f"{table}.arguments" for table in engine.tables)
         yield Finding((*keys, "engine.router.count"), message + "and no others, with engine.router.count = 1")
 
 
@@ -335,8 +341,15 @@ def _engine_group(table: str, group: EngineGroup) -> Iterator[Finding]:
             message = f"holds {option}, which a server started here is given by the run; use {instead}"
             yield Finding((f"{table}.arguments",), message)
     for address in group.addresses:
-        if not _is_address(address, "http", "https"):
+        if not is_address(address, "http", "https"):
             yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port')
+
+
+def _seeded(config: Config) -> Iterator[Finding]:
+    for table, group in config.engine.tables.items():
+        if config.rollout.seeded and group.kind == "sglang" and _DETERMINISTIC not in group.arguments:
+            message = f"SGLang takes no seeds of requests without {_DETERMINISTIC}; add it to {table}.arguments"
+            yield Finding((f"{table}.arguments", "rollout.seeded"), message)
 
 
 def _tasks(config: Config) -> Iterator[Finding]:
@@ -345,7 +358,7 @@ def _tasks(config: Config) -> Iterator[Finding]:
         ("task.source", config.task.source != one.source),
         ("task.options", config.task.options != one.options),
         ("task.epochs", config.task.epochs != one.epochs),
-        ("eval.source", config.eval.source != ""),
+        ("eval.source", config.eval.source != "" and not config.eval.sets),
     ):
         if config.tasks and given:
             message = f"{key} is for a run of one task, and [tasks] names {', '.join(config.tasks)}; remove one of them"
@@ -353,17 +366,8 @@ def _tasks(config: Config) -> Iterator[Finding]:
     for name, settings in config.tasks.items():
         if settings.source is None:
             yield Finding((f"tasks.{name}", f"tasks.{name}.source"), f"names no data; set tasks.{name}.source")
-    tasks = tasks_of(config).values()
-    for task in tasks:
+    for task in graded_tasks(config).values():
         yield from _task(task)
-    if config.weights.gate_metric and not config.eval.prompts:
-        message = f'weights.gate_metric = "{config.weights.gate_metric}" judges evaluations, but eval.prompts = 0 makes'
-        yield Finding(("weights.gate_metric", "eval.prompts"), f"{message} none; raise eval.prompts or remove it")
-    held_out = [(task.keys("eval_source"), bool(task.eval_source)) for task in tasks]
-    for keys, given in ((("eval.every",), config.eval.every > 0), *held_out):
-        if given and not config.eval.prompts:
-            message = f"{keys[0]} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove it"
-            yield Finding((*keys, "eval.prompts"), message)
 
 
 def _task(task: Task) -> Iterator[Finding]:
@@ -380,7 +384,8 @@ def _quoted(texts: list[str]) -> str:
     return ", ".join(f'"{text}"' for text in texts)
 
 
-def _is_address(text: str, *schemes: str) -> bool:
+def is_address(text: str, *schemes: str) -> bool:
+    """Return whether a text is a URL of one of these schemes."""
     try:
         parts = urlsplit(text)
         return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0

@@ -5,12 +5,14 @@ The comment at a field, beside or above it, is its documentation: `asyncrl setti
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings
+from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
@@ -21,13 +23,6 @@ GroupName: TypeAlias = Annotated[
         description="a letter, then up to 15 of a to z and 0 to 9, and not at",
     ),
 ]
-_MOST = 1024  # processes of one role
-
-
-def _value_of(option: str, arguments: list[str]) -> str:
-    """The value of a command-line option, as `--option value` or `--option=value`; empty where it is not there."""
-    words = [word for argument in arguments for word in argument.split("=", 1)]
-    return words[words.index(option) + 1] if option in words[:-1] else ""
 
 
 class EngineGroup(Settings):
@@ -41,7 +36,8 @@ class EngineGroup(Settings):
     # File that holds the servers' API key; empty: servers started here get one of their own, external ones none.
     api_key_file: str = ""
     max_running: Positive = 256  # Requests one server runs at once.
-    # Numbers of the GPUs that the servers started here share out evenly (`CUDA_VISIBLE_DEVICES`); empty: all see all.
+    # Numbers of the GPUs that the servers started here share out evenly, among those that the run itself sees
+    # (`CUDA_VISIBLE_DEVICES`); empty: all see all.
     gpus: list[Count] = msgspec.field(default_factory=list)
     # Further command-line arguments for a server started here, such as `["--tp-size", "2"]`.
     arguments: list[str] = msgspec.field(default_factory=list)
@@ -58,17 +54,44 @@ class EngineGroup(Settings):
         """Servers that there may be: as many as there are addresses, or GPUs for."""
         if self.kind == "external":
             return len(self.addresses)
-        return len(self.gpus) // self.gpus_each if self.gpus else _MOST
+        return len(self.gpus) // max(self.gpus_each, 1) if self.gpus else MOST_PROCESSES
+
+    def value_of(self, *options: str) -> str:
+        """The last value of an option in `arguments`, as `--option value` or `--option=value`; empty: there is none."""
+        words = [word for argument in self.arguments for word in argument.split("=", 1)]
+        found = [value for option, value in pairwise(words) if option in options]
+        return found[-1] if found else ""
+
+    def _size(self, *options: str, otherwise: int = 1) -> int:
+        text = self.value_of(*options)
+        return int(text) if text.isdecimal() else otherwise
 
     @property
     def role(self) -> str:
-        """What its servers do, by their arguments: "prefill", "decode", or "regular" for both."""
-        return _value_of("--disaggregation-mode", self.arguments) or "regular"
+        """The role of its servers, by their arguments: "prefill", "decode", or "regular" for both."""
+        return self.value_of("--disaggregation-mode") or "regular"
 
     @property
     def bootstrap_port(self) -> int:
         """Port at which the first prefill server of the group meets decode servers; the next has the next one."""
-        return int(_value_of("--disaggregation-bootstrap-port", self.arguments) or 8998)
+        return self._size("--disaggregation-bootstrap-port", otherwise=8998)
+
+    @property
+    def ranks(self) -> int:
+        """Processes among which one server divides its tensors."""
+        return self._size("--tp-size", "--tp", "--tensor-parallel-size")
+
+    @property
+    def copies(self) -> int:
+        """Further processes of one server for each of these: stages of a pipeline, and copies of the model."""
+        data = () if "--enable-dp-attention" in self.arguments else ("--dp-size", "--dp", "--data-parallel-size")
+        stages = self._size("--pp-size", "--pp", "--pipeline-parallel-size")
+        return stages * self._size(*data)
+
+    @property
+    def gpus_needed(self) -> int:
+        """GPUs that one server takes by its arguments."""
+        return self.ranks * self.copies
 
     @property
     def gpus_each(self) -> int:
@@ -109,9 +132,19 @@ class EngineSettings(EngineGroup):
         return {f"engine-{name}": group for name, group in self.groups.items()} or {"engine": self}
 
     @property
+    def tables(self) -> dict[str, EngineGroup]:
+        """The groups by the table of the config that describes them."""
+        return {f"engine.groups.{name}": group for name, group in self.groups.items()} or {"engine": self}
+
+    @property
     def kinds(self) -> set[str]:
         """The kinds of servers that there are."""
         return {group.kind for group in self.pools.values()}
+
+    @property
+    def disaggregated(self) -> bool:
+        """Return whether prompts and tokens are computed by servers of their own."""
+        return any(group.role == "prefill" for group in self.pools.values())
 
     def group_of(self, engine_id: str) -> EngineGroup:
         """The group of `engine-2` or `engine-NAME-2`, or that of a server that was announced while the run went on.

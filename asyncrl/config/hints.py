@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
+from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
 from asyncrl.config.tasks import largest_group, tasks_of
 from asyncrl.ports import is_loopback
@@ -45,15 +47,45 @@ def _speed_hints(config: Config) -> Iterator[str]:
             f"(max_lag + 1) * batch_groups = {open_groups} groups may be open; "
             f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
         )
-    groups = config.engine.pools.values()
+    groups = [group for pool, group in config.engine.pools.items() if pool != config.eval.pool]
     running = sum(group.servers * group.max_running for group in groups)
     if "external" not in config.engine.kinds and rollout.workers * rollout.slots > running:
         yield (
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
+    yield from _gpu_hints(config)
     if not any(group.servers for group in groups):
         yield "there are no engines: trajectories wait until `asyncrl engines add URL` announces one"
+
+
+def _gpu_hints(config: Config) -> Iterator[str]:
+    """Find GPUs on which servers meet, each of which takes nearly all of their memory unless it is told otherwise."""
+    device, users = config.learner.device, Counter[int]()
+    users.update([int(device.partition(":")[2] or 0)] if device.startswith("cuda") else [])
+    greedy = dict[int, str]()
+    for table, group in config.engine.tables.items():
+        if group.kind == "sglang" and group.value_of("--device") in ("", "cuda"):
+            gpus = group.gpus or [*range(group.gpus_needed)] * group.count
+            users.update(gpus)
+            if not group.value_of("--mem-fraction-static"):
+                greedy.update(dict.fromkeys(gpus, table))
+    for gpu in [gpu for gpu in sorted(users) if users[gpu] > 1 and gpu in greedy][:1]:
+        yield (
+            f"{users[gpu]} processes share GPU {gpu}, and a server takes nearly all of its memory: name other "
+            f"{greedy[gpu]}.gpus, or its share by --mem-fraction-static in {greedy[gpu]}.arguments"
+        )
+
+
+def _warm_up_hints(config: Config) -> Iterator[str]:
+    """Find servers whose own warm-up, a sentence of English, a made model's tokenizer refuses."""
+    for table, group in config.engine.tables.items():
+        without = {"--skip-server-warmup", "--skip-tokenizer-init"} & {*group.arguments}
+        if group.kind == "sglang" and not config.model.path and not without:
+            yield (
+                f"{table}.arguments: SGLang warms up with a text that the tokenizer of model.create has no tokens for, "
+                "and ends; add --skip-server-warmup"
+            )
 
 
 def _meaning_hints(config: Config) -> Iterator[str]:
@@ -71,7 +103,8 @@ def _meaning_hints(config: Config) -> Iterator[str]:
     ):
         if steps and rising > steps:
             yield f"{key} = {rising} exceeds the {steps} steps: the learning rate never reaches its peak"
-    for task in tasks_of(config).values() if config.eval.prompts else ():
+    evaluated = tasks_of_sets(config) or (tasks_of(config) if config.eval.prompts else {})
+    for task in evaluated.values():
         held_out = task.eval_source or task.source
         if held_out == task.source and held_out.partition("@")[0].endswith(_FILE_ENDINGS):
             key = task.keys("eval_source")[0]
@@ -81,6 +114,7 @@ def _meaning_hints(config: Config) -> Iterator[str]:
             f"nats.host = {config.nats.host}: other machines reach the server, which uses no TLS: passwords and tokens "
             "travel unencrypted; for TLS run a server of your own, and name it in nats.url"
         )
+    yield from _warm_up_hints(config)
     yield from _sampling_hints(config.rollout)
 
 

@@ -15,6 +15,12 @@ import msgspec
 
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.check import Finding, contradictions
+from asyncrl.config.check_data import data_contradictions
+from asyncrl.config.check_evaluations import evaluation_contradictions
+from asyncrl.config.check_live import live_contradictions
+from asyncrl.config.check_megatron import megatron_contradictions
+from asyncrl.config.check_roles import role_contradictions
+from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.reference import (
     expected_text,
     general_key,
@@ -25,16 +31,19 @@ from asyncrl.config.reference import (
     text_settings,
     toml_text,
 )
-from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_learners, as_in, key_of_learner
 from asyncrl.errors import AsyncRLError
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
 _PATHS = {
     *(f"tasks.NAME.{name}" for name in ("source", "rollout", "reward", "eval_source")),
-    *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "start.checkpoint"),
+    *(f"eval.sets.NAME.{name}" for name in ("source", "rollout", "reward")),
+    *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "warmup.source"),
+    "start.checkpoint",
     *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
-    "engine.api_key_file",
+    *("engine.api_key_file", "learner.teacher.api_key_file", "learner.teacher.model", "learner.critic.model"),
 }  # may begin with `~`
 _RENAMED = {
     "buffer.filters": "learner.filters",
@@ -149,8 +158,18 @@ def _resolved(
     findings: list[Finding] = []
     config = _convert(Config, raw, "", findings)
     # Skip checks that depend on invalid keys; they would test the default value.
+    findings += load_own_algorithms(config, base)
     wrong = {key for finding in findings for key in finding.keys}
-    found = [*_loss_options(config.learner), *contradictions(config), *(further(config, base) if further else [])]
+    options = [found for stage in all_learners(config) for found in _loss_options(config, stage)]
+    found = [
+        *dict.fromkeys(options),
+        *contradictions(config),
+        *role_contradictions(config),
+        *megatron_contradictions(config),
+        *live_contradictions(config),
+    ]
+    found += [*data_contradictions(config), *evaluation_contradictions(config)]
+    found += further(config, base) if further else []
     findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
     return config, problems + [_located(finding, lines, wanted) for finding in findings]
 
@@ -164,15 +183,26 @@ def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) 
     return Problem(lines.get(key), key, finding.message)
 
 
-def _loss_options(learner: LearnerSettings) -> list[Finding]:
-    findings: list[Finding] = []
+def _loss_options(config: Config, stage: str) -> list[Finding]:
+    """Options that the loss of a stage does not have, or that contradict each other."""
+    learner, findings = as_in(config, stage).learner, list[Finding]()
+    table, named = (key_of_learner(config, stage, field) for field in ("loss_options", "loss"))
     fields = LOSSES[learner.loss].__struct_fields__
     known = {name: value for name, value in learner.loss_options.items() if name in fields}
-    _convert(LOSSES[learner.loss], known, "learner.loss_options", findings)
+    loss = _convert(LOSSES[learner.loss], known, table, findings)
+    for name in [name for name in known if name in loss.idle and not findings]:
+        message = (
+            f'it has no effect with the other options of loss "{learner.loss}"; leave it out, or set what it is for'
+        )
+        findings.append(Finding((f"{table}.{name}",), message))
+    for floor, cap in (("correction_floor", "correction_cap"), ("sequence_floor", "sequence_cap")):
+        if not findings and hasattr(loss, floor) and getattr(loss, floor) > getattr(loss, cap):
+            key = f"{table}.{floor}"
+            findings.append(Finding((key, f"{table}.{cap}"), f"is above {cap}; lower it"))
     for name in learner.loss_options.keys() - known.keys():
         message = f'loss "{learner.loss}" has no such option, its options are {", ".join(fields) or "none"}'
-        findings.append(Finding((f"learner.loss_options.{name}",), message))
-    return [Finding((*finding.keys, "learner.loss"), finding.message) for finding in findings]
+        findings.append(Finding((f"{table}.{name}",), message))
+    return [Finding((*finding.keys, named), finding.message) for finding in findings]
 
 
 def _find(path_or_name: str) -> tuple[Path, str, Path]:
@@ -309,7 +339,8 @@ def _unknown(key: str, siblings: list[str]) -> Finding:
     prefix, _, name = key.rpartition(".")
     near = [join_key(prefix, sibling) for sibling in difflib.get_close_matches(name, siblings, n=1)]
     if not near:
-        names = {known: known.rpartition(".")[2] for known in known_settings()}
+        # What a stage changes is meant where the run has it.
+        names = {known: known.rpartition(".")[2] for known in known_settings() if not known.startswith("stages.")}
         nearest = difflib.get_close_matches(name, names.values(), n=1)
         near = [known for known, last in names.items() if [last] == nearest]
     if near:

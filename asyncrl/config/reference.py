@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 from msgspec import inspect as types
 
+from asyncrl.algorithms.filters import Filter
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
@@ -77,17 +78,25 @@ def type_text(kind: types.Type) -> str:
             return "string"
         case types.LiteralType():
             return "one of " + ", ".join(toml_text(value) for value in kind.values if value != SCRIPTED)
-        case types.ListType(item_type=types.LiteralType()):
+        case types.Metadata(extra={"names": of_names}):
+            return "one of " + ", ".join(toml_text(value) for value in of_names)
+        case types.ListType(item_type=types.LiteralType() | types.Metadata()):
             return f"array, each {type_text(kind.item_type)}"
         case types.ListType():
             return f"array of {type_text(kind.item_type)}s"
         case types.TupleType():
             return f"array of {len(kind.item_types)} {type_text(kind.item_types[0])}s"
         case types.DictType():
-            return "table"
+            return _table_text(kind)
         case types.UnionType():
             return type_text(_given(kind))
     raise TypeError(f"settings have no name for the type {kind}; add it to type_text in asyncrl/config/reference.py")
+
+
+def _table_text(kind: types.DictType) -> str:
+    """Name of the type of a table whose keys are the user's; numbers in it with their range."""
+    of = kind.value_type
+    return f"table of {type_text(of)}s {range_text(of)}" if isinstance(of, types.IntType) else "table"
 
 
 def _given(kind: types.UnionType) -> types.Type:
@@ -123,7 +132,7 @@ def join_key(*parts: str) -> str:
 
 def is_table(annotation: Any) -> bool:
     """Return whether a field is itself a table of settings."""
-    return isinstance(annotation, type) and issubclass(annotation, Settings)
+    return isinstance(annotation, type) and issubclass(annotation, Settings | Filter)
 
 
 def named_tables(annotation: Any) -> type[Settings] | None:
@@ -134,7 +143,7 @@ def named_tables(annotation: Any) -> type[Settings] | None:
 
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
-    return re.sub(r"^(tasks|engine\.groups)\.[^.]+", r"\1.NAME", key)
+    return re.sub(r"^(tasks|stages|engine\.groups)\.[^.]+", r"\1.NAME", key)
 
 
 def for_benchmarks(annotation: Any) -> bool:
@@ -157,7 +166,7 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
             yield from documented_tables(field.type, join_key(key, field.name))
         elif (named := named_tables(field.type)) is not None:
             yield from documented_tables(named, join_key(key, field.name, "NAME"))
-        elif field.name == "loss_options":
+        elif join_key(key, field.name) == "learner.loss_options":
             for name, loss in LOSSES.items():
                 for options in documented_tables(loss, join_key(key, field.name)):
                     if options.settings:

@@ -8,8 +8,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from asyncrl.algorithms.policy_sums import LAG_EDGES
+from asyncrl.config.check_roles import needed_columns
+from asyncrl.config.held_out import held_out_sets
 from asyncrl.config.settings import Config, CreateModelSettings
-from asyncrl.config.tasks import largest_group, tasks_of
+from asyncrl.config.tasks import every_task, largest_group, tasks_of
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -28,7 +31,10 @@ from topics.topic import (
     Retention,
     Stream,
 )
-from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, NAME_CHARS
+from topics.topic import (
+    TURNS as LIVE_TURNS,
+)
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, NAME_CHARS, TURNS
 from topics.wire import INLINE_BYTES
 
 MB = 1_000_000
@@ -41,8 +47,9 @@ PAUSE_SHARE = 0.9  # above it, admission is paused: the rest is for trajectories
 _ISSUED = 570  # prompt.issued, without its row
 _GRADED = 390
 _MEMBER = 125  # of a batch.packed
-_PACKED = 700  # batch.packed without members
-_TRAINED = 800
+_PACKED = 1_000  # batch.packed without members
+_TRAINED = 800  # without figures of policy losses
+_FIGURES, _FIGURES_OF_LAG = 300, 500  # of a policy loss, and those for the tokens of one bucket of lags
 _PUBLISHED = 800
 _SAVED = 400
 _LOADED = 500  # engine.updating and engine.ready
@@ -59,10 +66,14 @@ _KEPT_GROUP, _KEPT_MEMBER = 20, 3  # in a snapshot of the supervisor, for such a
 _COUNTED = 512  # bytes of a message that count as a message where the next snapshot is due
 _TOKEN = 13  # of a result: id 4, mask 1, log-prob 4, version 4
 _TEXT = 5  # of a token as text, at most on average
-_OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16)  # that a user's rollout function may give
+_TURN = 9  # reward of a turn
+_USUAL_TURNS = 32
+# That a user's rollout function may give.
+_OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16) + 2 * TURNS * _TURN
 _PROGRESS_TOKEN = 12  # id, log-prob, version
 _ENTRY = 256  # of a progress entry, besides its tokens
 _STATE = 12  # of a parameter in a checkpoint: float32, and two moments
+_REFERENCE = 4  # of a parameter of the reference model in a checkpoint
 
 _TOKENIZER = 16 * MB  # of a version: its tokenizer and configuration
 _CHUNKED = 1.01  # bytes in the stream for one of a version
@@ -116,13 +127,19 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     tokens, outcome = _longest(config), _OUTCOME if gives else 0
     result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT) + outcome
     # Progress stays until there is a result: the message that names the log, and an entry for each stretch of tokens.
-    sampled, limit = min(tokens, rollout.max_new_tokens), rollout.progress_limit
-    entries = 2 * sampled // limit if rollout.max_new_tokens > limit else 0
+    most = _most_new_tokens(config)
+    sampled, limit = min(tokens, most), rollout.progress_limit
+    entries = 2 * sampled // limit if most > limit else 0
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS + outcome if entries else 0)
     batch = groups * largest_group(config) * result
-    open_work = ((config.buffer.max_lag + 1) * groups * largest_group(config) + config.eval.prompts) * trajectory
+    open_work = ((config.buffer.max_lag + 1) * groups * largest_group(config) + _answers(config)) * trajectory
     kept = config.learner.kept_steps
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
+
+
+def _trained(config: Config) -> int:
+    """Bytes of the batch.trained of a step of RL."""
+    return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= config.buffer.max_lag for edge in LAG_EDGES)
 
 
 def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Need]:
@@ -134,9 +151,10 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
     members, rows = groups * largest_group(config), warmup.batch_rows // warmup.rows_per_trajectory
-    packed = _PACKED + members * _MEMBER
+    turns = _TURN * _USUAL_TURNS * any(task.advantage == "turns" for task in every_task(config))
+    packed = _PACKED + members * (_MEMBER + turns)
     inside = packed <= INLINE_BYTES
-    evaluations, prompts = _evaluations(config), config.eval.prompts
+    evaluations, prompts = _evaluations(config), _answers(config)
     scored = _SCORED + prompts * _MEMBER
     score_inside = scored <= INLINE_BYTES
     saved, published = _SAVED / learner.checkpoint_every, 1 / learner.publish_every
@@ -145,12 +163,12 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
             groups * row_bytes + members * _ISSUED + evaluations * prompts * (row_bytes + _ISSUED),
             warmup.batch_rows * row_bytes + rows * _ISSUED,
         ),
-        GRADES: ((members + evaluations * prompts) * _GRADED, rows * _GRADED),
+        GRADES: ((members + evaluations * prompts) * (_GRADED + turns), rows * _GRADED),
         BATCHES: (
             (packed if inside else _NAMED) + evaluations * (scored if score_inside else _NAMED),
             _PACKED + rows * _MEMBER,
         ),
-        TRAINING: (_TRAINED + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
+        TRAINING: (_trained(config) + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
         ENGINES: (_engines(config) * _LOADED * published, 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
@@ -163,14 +181,20 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
     ]
     found += _payload(config, row_bytes)
     found.append(_versions(config, parameters))
-    found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0)]
+    turned = config.gateway.turns_mb * MB if config.gateway.count else MB
+    found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0), Need(LIVE_TURNS, turned, turned, 0)]
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
 
 
+def _answers(config: Config) -> int:
+    """Trajectories of the evaluations of one version, of all held-out sets."""
+    return sum(held_out.members for held_out in held_out_sets(config).values())
+
+
 def _evaluations(config: Config) -> float:
-    """Evaluations for each step of RL: those that are due, and those of the first and the last version."""
-    if not config.eval.prompts:
+    """Versions evaluated for each step of RL: those that are due, and the first and the last one."""
+    if not held_out_sets(config):
         return 0.0
     due = 1 / config.eval.every if config.eval.every else 0.0
     return due + 2 / max(1, config.learner.steps - config.start.step)
@@ -183,7 +207,7 @@ def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, N
 
 def _rest(need: Need, progress: Progress) -> Need:
     stored = progress.stored.get(need.stream.name, 0)
-    if need.stream.keep is not Retention.LEDGER or need.stream is DEAD:
+    if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, LIVE_TURNS):
         return need
     step = max(need.step, math.ceil(stored / progress.trained) if progress.trained else 0)
     least = stored + _BASE + progress.left * step
@@ -195,7 +219,9 @@ def _rest(need: Need, progress: Progress) -> Need:
 def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
     weights = _weights_bytes(config, parameters)
-    checkpoints = (config.learner.keep_checkpoints + 1) * parameters * _STATE
+    columns = {column for _, column in needed_columns(config)}
+    state = _STATE + _REFERENCE * ("reference" in columns) + _STATE * ("values" in columns)
+    checkpoints = (config.learner.keep_checkpoints + 1) * parameters * state
     return checkpoints + _stored(config, weights, weights) + _engines(config) * weights
 
 
@@ -214,6 +240,8 @@ def _stored(config: Config, version: int, weights: int) -> int:
     stored = (keep + 3) * version + chain
     if config.weights.gate_metric:  # those that are or were live, and those under evaluation
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
+    if config.eval.engines:  # those of open evaluations, each a difference to others
+        stored += keep * (version + chain)
     return stored
 
 
@@ -296,5 +324,10 @@ def _payload(config: Config, row_bytes: float) -> tuple[Need, Need]:
 
 def _longest(config: Config) -> int:
     """Tokens of the longest trajectory: the context, where it is known; else a prompt as long as its answer."""
-    context = config.model.create.context if not config.model.path else 2 * config.rollout.max_new_tokens
+    context = config.model.create.context if not config.model.path else 2 * _most_new_tokens(config)
     return config.engine.context or context
+
+
+def _most_new_tokens(config: Config) -> int:
+    """Of a generation of RL or of an evaluation."""
+    return max(config.rollout.max_new_tokens, *(own.max_new_tokens for own in held_out_sets(config).values()), 0)

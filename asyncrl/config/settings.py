@@ -5,22 +5,43 @@ The comment at a field, beside or above it, is its documentation: `asyncrl setti
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.algorithm_names import AdvantageName, AggregationName, FilterName, LossName, ScheduleName
+from asyncrl.config.algorithm_names import (
+    AdvantageName,
+    AggregationName,
+    ColumnName,
+    FilterName,
+    LossName,
+    OwnName,
+    ScheduleName,
+)
+from asyncrl.config.assertion_settings import AssertionSettings
+from asyncrl.config.curriculum_settings import CurriculumSettings, StageSettings
 from asyncrl.config.engine_settings import EngineSettings
-from asyncrl.config.setting_types import BENCHMARKS, Count, NonNegative, Positive, Rate, Seconds, Settings, Share
-
-TaskName: TypeAlias = Annotated[
-    str,
-    Meta(
-        pattern=r"^(?!(task|warmup)\Z)[a-z][a-z0-9_-]{0,31}\Z",  # topics.prompts gives these two a meaning
-        description="a letter, then up to 31 of a to z, 0 to 9, _ and -, and not task or warmup",
-    ),
-]
+from asyncrl.config.eval_settings import EvalSettings
+from asyncrl.config.filter_settings import FilterOptions
+from asyncrl.config.gateway_settings import GatewaySettings
+from asyncrl.config.layout_settings import LayoutSettings
+from asyncrl.config.live_settings import LiveSettings
+from asyncrl.config.reward_settings import RewardScope, RewardSettings, TournamentName
+from asyncrl.config.role_settings import CriticSettings, LoraSettings, ReferenceSettings, TeacherSettings
+from asyncrl.config.setting_types import (
+    BENCHMARKS,
+    Count,
+    NonNegative,
+    Positive,
+    Rate,
+    Seconds,
+    Settings,
+    Share,
+    StageName,
+    TaskName,
+)
+from asyncrl.config.supervision_settings import SupervisionSettings
 
 
 class NatsSettings(Settings):
@@ -74,19 +95,22 @@ class CreateModelSettings(Settings):
     ffn: Positive = 192  # Width of the feed-forward layer.
     context: Positive = 512  # Greatest number of tokens in a row.
     alphabet: str = "abcdefghijklmnopqrstuvwxyz0123456789+=^"  # Characters the tokenizer knows, one token each.
+    template: str = ""  # Chat template (Jinja), with which it holds conversations; empty: none.
 
 
 class ModelSettings(Settings):
     """The model that is trained."""
 
-    path: str = ""  # Hugging Face model directory (Qwen3, Qwen2.5 or Llama); empty makes one from `model.create`.
+    # Hugging Face model directory (Qwen3, Qwen3-MoE, Qwen2.5 or Llama); empty makes one from `model.create`.
+    path: str = ""
     create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
 
 
 class TaskSettings(Settings):
     """The task: prompts and the rollout function."""
 
-    # `reverse`, `sum`, `reasoning-gym:NAME`, or a file: `rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`.
+    # `reverse`, `sum`, `reasoning-gym:NAME`, a file (`rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`), or your own
+    # `path/file.py:function` or `package.module:function`.
     source: str = "reverse"
     # Options of the source, such as `letters = 8` or `prompt_key = "question"`.
     options: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -96,6 +120,7 @@ class TaskSettings(Settings):
     row_limit_s: Seconds = 300.0
     # Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`.
     rollout: str = "single_turn"
+    curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
 
 
 class MixedTaskSettings(Settings):
@@ -106,26 +131,13 @@ class MixedTaskSettings(Settings):
     share: Annotated[int, Meta(ge=1, le=1000)] = 1  # Prompts of it among as many as all shares add up to.
     rollout: str | None = None  # As `task.rollout`.
     reward: str | None = None  # As `reward.function`.
+    reward_scope: RewardScope | None = None  # As `reward.scope`.
+    tournament: TournamentName | None = None  # As `reward.tournament`.
     group_size: Positive | None = None  # As `rollout.group_size`.
     temperature: NonNegative | None = None  # As `rollout.temperature`.
     advantage: AdvantageName | None = None  # As `learner.advantage`.
     eval_source: str | None = None  # As `eval.source`; empty takes its `source` with another seed.
-
-
-class RewardSettings(Settings):
-    """The reward: how a finished trajectory is graded."""
-
-    # `exact`, `math`, `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`;
-    # empty where the rollout function gives every reward (`context.outcome`).
-    function: str = "exact"
-    workers: Positive = 1  # Reward worker processes at start.
-    children: Positive = 1  # Child processes a worker runs user functions in.
-    # Seconds one call may take before its child process is killed and the trajectory fails.
-    time_limit_s: Seconds = 30.0
-    # MB that each process of a user function may write to (data, not files or libraries it maps); beyond them the
-    # trajectory fails. 0 for no limit.
-    memory_mb: Count = 4096
-    in_flight: Positive = 256  # Trajectories a reward worker holds at once.
+    curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
 
 
 _LEAST_PROGRESS, _MOST_PROGRESS = 64, 512  # tokens: with fewer, storing costs more than sampling again
@@ -144,6 +156,9 @@ class RolloutSettings(Settings):
     top_k: Annotated[int, Meta(ge=-1)] = -1  # Sample from the k likeliest tokens; -1 for all.
     min_p: Share = 0.0  # Drop tokens less likely than this share of the likeliest.
     stop: list[str] = msgspec.field(default_factory=list)  # Strings that end a generation.
+    # Draw each token by a seed of its trajectory and its position: the same weights sample the same tokens again,
+    # whatever runs beside them. SGLang asks for `--enable-deterministic-inference` in `engine.arguments`.
+    seeded: bool = False
     # Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
     # of 512 and a quarter of `max_new_tokens`, but no fewer than 64.
     progress_tokens: Count = 0
@@ -169,10 +184,16 @@ class WorkerSettings(Settings):
 
 
 class WarmupSettings(Settings):
-    """Supervised steps on the task's labels before RL, through the same log. They end at version 0."""
+    """Supervised steps before RL, through the same log. They end at version 0."""
 
     steps: Count = 0  # Number of supervised optimiser steps; 0 for none.
-    batch_rows: Positive = 256  # Rows (prompt and label) of one supervised step.
+    # Supervised rows, as in `task.source`: conversations, or prompts with labels; empty takes those of the tasks.
+    source: str = ""
+    options: dict[str, Any] = msgspec.field(default_factory=dict)  # Options of that source.
+    # Roles whose messages are trained in a conversation, but for messages with `"train"` true or false of their own.
+    roles: Annotated[list[str], Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["assistant"])
+    turns: Literal["all", "last"] = "all"  # Of these messages all are trained, or the last one alone.
+    batch_rows: Positive = 256  # Rows (prompt and label, or conversation) of one supervised step.
     # Consecutive rows that travel as the segments of one supervised trajectory; divides `batch_rows`.
     rows_per_trajectory: Positive = 32
     lr: Rate = 4e-3  # Peak learning rate of the warm-up.
@@ -199,7 +220,8 @@ class BufferSettings(Settings):
 class LearnerSettings(Settings):
     """The optimiser and its objective."""
 
-    trainer: Literal["torch", "scripted"] = "torch"  # `torch`: transformers model.
+    # `torch`: model of transformers; `megatron`: model of megatron-core, divided as `layout` says.
+    trainer: Literal["torch", "megatron", "scripted"] = "torch"
     steps: Count = 100  # RL optimiser steps of the run; 0 ends it after the warm-up (supervised training alone).
     lr: Rate = 1e-6  # Peak learning rate of RL.
     lr_warmup_steps: Count = 0  # Steps over which the learning rate rises from 0.
@@ -210,38 +232,45 @@ class LearnerSettings(Settings):
     max_grad_norm: Rate = 1.0  # Gradient norm above which gradients are scaled down.
     loss: LossName = "decoupled"  # Loss of RL (docs/algorithms.md describes each); the warm-up's is `sft`.
     loss_options: dict[str, Any] = msgspec.field(default_factory=dict)  # Options of the loss, listed below.
+    # Columns that a loss of yours needs, each with your function of a row, `path/to/file.py:name`, that fills it.
+    columns: dict[ColumnName, OwnName] = msgspec.field(default_factory=dict)
     # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each).
     advantage: AdvantageName = "grpo"
-    # Complete groups that are dropped and replaced: `zero_variance`, those whose rewards are all equal.
+    turn_discount: Share = 1.0  # With `turns`: factor of the reward of a turn for each turn before it.
+    # Complete groups that are dropped and replaced (docs/algorithms.md describes each filter).
     filters: list[FilterName] = msgspec.field(default_factory=list)
+    filter_options: FilterOptions = msgspec.field(default_factory=FilterOptions)  # Options of the filters.
     # The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant.
     aggregation: AggregationName = "token"
     dtype: Literal["float32", "bfloat16"] = "float32"  # Parameter type of the trained model.
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1
-    micro_batch_tokens: Positive = 16384  # Padded tokens of one forward and backward pass.
+    # Rows of one pass: `packed` end to end, each attending to itself alone; `padded` to the longest.
+    packing: Literal["packed", "padded"] = "packed"
+    # Tokens of one forward and backward pass, padding among them; a longer row has a pass of its own.
+    micro_batch_tokens: Positive = 16384
+    # Experts of a token: `own`, of the trainer's router, or `replay`, those that it went to where it was sampled.
+    routing: Literal["own", "replay"] = "own"
+    recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
+    offload_idle: bool = False  # Move weights and optimiser to host memory while no batch is there to be trained.
+    compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` bfloat16.
     publish_every: Positive = 1  # Steps between published versions.
     checkpoint_every: Positive = 20  # Steps between checkpoints.
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2  # Checkpoints kept, the newest ones.
     keep_versions: Annotated[int, Meta(ge=2)] = 4  # Published weights kept in the store, the newest ones.
     scripted_step_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0  # Seconds a scripted step takes.
+    reference: ReferenceSettings = msgspec.field(default_factory=ReferenceSettings)
+    teacher: TeacherSettings = msgspec.field(default_factory=TeacherSettings)
+    critic: CriticSettings = msgspec.field(default_factory=CriticSettings)
+    layout: LayoutSettings = msgspec.field(default_factory=LayoutSettings)
+    lora: LoraSettings = msgspec.field(default_factory=LoraSettings)
+    assertions: AssertionSettings = msgspec.field(default_factory=AssertionSettings)
 
     @property
     def kept_steps(self) -> int:
         """Steps that the oldest kept checkpoint does not contain, at most."""
         return self.keep_checkpoints * self.checkpoint_every
-
-
-class EvalSettings(Settings):
-    """Evaluation on held-out prompts, by the task's rollout function and reward."""
-
-    prompts: Annotated[int, Meta(ge=0, le=65536)] = 0  # Prompts of one evaluation; 0 for no evaluation.
-    # Seconds after its issue when an evaluation is scored with the grades it has: what is open counts as reward 0.
-    deadline_s: Seconds = 600.0
-    every: Count = 0  # RL steps between evaluations; 0 evaluates version 0 and the last one only.
-    source: str = ""  # Held-out source as in `task.source`; empty takes the task's with another seed.
-    temperature: NonNegative = 0.0  # Sampling temperature; 0 is greedy.
 
 
 class WeightsSettings(Settings):
@@ -256,32 +285,21 @@ class WeightsSettings(Settings):
     # Generations under way when an engine takes a new version: `resume` ends them and sends them again, with the tokens
     # that came, to be computed anew; `in_place` lets them go on over the cache that the old weights filled.
     update: Literal["resume", "in_place"] = "resume"
+    # A quicker way beside the store, out of the learner's memory: `never`, `ipc` (engines that share its GPU, or on the
+    # CPU its host, read it there), `nccl` (GPU to GPU), `gloo` (the same between processes on the CPU). An engine for
+    # which it fails reads the store.
+    direct: Literal["never", "ipc", "nccl", "gloo"] = "never"
+    # Seconds that one engine may take for it; a learner may wait so long before it copies the next version away.
+    direct_deadline_s: Seconds = 10.0
     full_every: Positive = 16  # Versions after which one is full, whatever `delta` is.
     # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
     # back from each to the one before.
     keep_live: Annotated[int, Meta(ge=2, le=1024)] = 3
-    # Metric of evaluations, `accuracy` or one of the reward's own, by which versions are promoted to the channel
-    # `live`; empty promotes by command alone.
+    # Metric of evaluations, `accuracy`, `pass@k` or one of the reward's own, by which versions are promoted to the
+    # channel `live`; empty promotes by command alone.
     gate_metric: str = ""
     gate_threshold: float = 1.0  # Least value of that metric that promotes.
-
-
-class SupervisionSettings(Settings):
-    """Liveness of all processes; spares and snapshots of the keepers (prompter, buffer, learner, supervisor)."""
-
-    # Seconds without a heartbeat after which a process is killed and started again, and a spare takes over.
-    silence_s: Seconds = 10.0
-    # Standby processes of prompter, buffer and learner each; one takes over when the active one falls silent.
-    spares: Annotated[int, Meta(ge=0, le=4)] = 0
-    # Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log.
-    snapshot_every: Positive = 20_000
-    # Deaths of a process in a row after which it is not started again and the run stops. The engine actor of an
-    # external server is always started again.
-    deaths: Positive = 8
-    # Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long.
-    restart_pause_s: Seconds = 5.0
-    # Seconds of life in which something was achieved, or 15 times as many, after which its deaths count anew.
-    healthy_s: Seconds = 20.0
+    gate_set: str = ""  # Name of the held-out set whose evaluations are judged, where `eval.sets` names several.
 
 
 class PlacementSettings(Settings):
@@ -308,6 +326,7 @@ class StartSettings(Settings):
     checkpoint: str = ""
     step: Count = 0  # Step of that checkpoint: the first batch is the one after it.
     prompt: Count = 0  # Number of the first prompt that is issued, in the order of the data.
+    stages: dict[str, str] = msgspec.field(default_factory=dict)  # Stages up to there, by number of their first prompt.
 
 
 class Config(Settings):
@@ -326,6 +345,7 @@ class Config(Settings):
     model: ModelSettings = msgspec.field(default_factory=ModelSettings)
     task: TaskSettings = msgspec.field(default_factory=TaskSettings)
     tasks: dict[TaskName, MixedTaskSettings] = msgspec.field(default_factory=dict)
+    stages: dict[StageName, StageSettings] = msgspec.field(default_factory=dict)
     reward: RewardSettings = msgspec.field(default_factory=RewardSettings)
     rollout: RolloutSettings = msgspec.field(default_factory=RolloutSettings)
     workers: WorkerSettings = msgspec.field(default_factory=WorkerSettings)
@@ -334,6 +354,8 @@ class Config(Settings):
     learner: LearnerSettings = msgspec.field(default_factory=LearnerSettings)
     weights: WeightsSettings = msgspec.field(default_factory=WeightsSettings)
     engine: EngineSettings = msgspec.field(default_factory=EngineSettings)
+    gateway: GatewaySettings = msgspec.field(default_factory=GatewaySettings)
+    live: LiveSettings = msgspec.field(default_factory=LiveSettings)
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
     supervision: SupervisionSettings = msgspec.field(default_factory=SupervisionSettings)
     placement: PlacementSettings = msgspec.field(default_factory=PlacementSettings)
@@ -342,13 +364,30 @@ class Config(Settings):
 
     @property
     def trains(self) -> bool:
-        """Whether a learner runs; without one, engines serve the model as it is."""
+        """True where a learner runs; without one, engines serve the model as it is."""
         return not self.only or "learner" in self.only
 
     @property
     def origin(self) -> int:
         """Step of the weights before the first batch; below 0 before a warm-up."""
         return self.start.step - self.warmup.steps
+
+    @property
+    def group_workers(self) -> int:
+        """Processes that grade whole groups; none where no reward needs them."""
+        tasks, sets = self.tasks.values(), self.eval.sets.values()
+        scopes = {self.reward.scope, *(own.reward_scope for own in tasks), *(own.reward_scope for own in sets)}
+        return self.reward.workers if "group" in scopes else 0
+
+    @property
+    def judges(self) -> int:
+        """Processes that judge turns; none without a gateway."""
+        return self.live.judge.workers if self.gateway.count and self.live.judge.kind else 0
+
+    @property
+    def session_keepers(self) -> int:
+        """Keepers of sessions, spares among them; none where there is no gateway."""
+        return 1 + self.supervision.spares if self.gateway.count else 0
 
     @property
     def ahead(self) -> int:

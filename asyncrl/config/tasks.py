@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncrl.config.settings import Config
+from asyncrl.config.curriculum_settings import CurriculumSettings
+from asyncrl.config.reward_settings import RewardScope
+from asyncrl.config.settings import Config, WarmupSettings
+from asyncrl.data.curriculum import Curriculum, Ladder
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
-from topics.ids import TASK
+from asyncrl.data.turns import Turns
+from topics.ids import TASK, number_of
 from topics.prompts import ONLY_TASK
 
+Begun: TypeAlias = tuple[int, str]  # number of the first prompt of a stage, and its name
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
+_OF_STAGE = ("group_size", "temperature", "advantage")  # settings of tasks that a stage may change
 _ONE = {
     "source": "task.source",
     "options": "task.options",
     "rollout": "task.rollout",
     "reward": "reward.function",
+    "reward_scope": "reward.scope",
+    "tournament": "reward.tournament",
     "group_size": "rollout.group_size",
     "temperature": "rollout.temperature",
     "advantage": "learner.advantage",
@@ -39,15 +48,31 @@ class Task(NamedTuple):
     advantage: str
     eval_source: str
     share: int = 1
+    reward_scope: RewardScope = "trajectory"
+    tournament: str = ""
+    table: str = "tasks"  # of the config, where several are named
+    curriculum: CurriculumSettings = CurriculumSettings()
+    stage: str = ""  # of the run, where the task is as that has it
+    staged: tuple[str, ...] = ()  # fields that the stage gives
+
+    @property
+    def ladder(self) -> Ladder | None:
+        """The difficulty of its rows by level; None where it does not rise."""
+        rule = self.curriculum
+        return Ladder(rule.option, rule.first, rule.step, rule.last) if rule.option else None
 
     def keys(self, field: str) -> tuple[str, ...]:
         """Dotted keys of the settings that a field may come from, the first one first."""
-        return (_ONE[field],) if self.name == ONLY_TASK else (f"tasks.{self.name}.{field}", _ONE[field])
+        staged = (f"stages.{self.stage}.{field}",) if field in self.staged else ()
+        if self.name == ONLY_TASK:
+            return *staged, _ONE[field]
+        own = "source" if self.table != "tasks" and field == "eval_source" else field  # a held-out set has no other
+        return *staged, f"{self.table}.{self.name}.{own}", _ONE[field]
 
 
-def tasks_of(config: Config) -> dict[str, Task]:
-    """All tasks of a run by name, in their order."""
-    one = Task(
+def the_one_task(config: Config) -> Task:
+    """The task of `[task]`, whose settings are the defaults of several."""
+    return Task(
         ONLY_TASK,
         config.task.source,
         config.task.options,
@@ -57,7 +82,15 @@ def tasks_of(config: Config) -> dict[str, Task]:
         config.rollout.temperature,
         config.learner.advantage,
         config.eval.source,
+        curriculum=config.task.curriculum,
+        reward_scope=config.reward.scope,
+        tournament=config.reward.tournament,
     )
+
+
+def tasks_of(config: Config) -> dict[str, Task]:
+    """All tasks of a run by name, in their order."""
+    one = the_one_task(config)
     if not config.tasks:
         return {one.name: one}
     given = {name: msgspec.structs.asdict(settings) for name, settings in config.tasks.items()}
@@ -71,32 +104,115 @@ def turns(shares: list[int]) -> list[int]:
     """Places of the tasks that have the prompts of one cycle, in the order of their issue.
 
     The next prompt is one of the task that had the fewest so far by its share, of equal ones the first. After as many
-    prompts as the sum of all shares each task had as many as its share, and the order begins again.
+    prompts as the sum of all shares each task had as many as its share, and the order begins again. A share of 0 has no
+    turn.
     """
     dues = [(Fraction(count, share), place) for place, share in enumerate(shares) for count in range(1, share + 1)]
     return [place for _, place in sorted(dues)]
 
 
 class Mixture:
-    """The task of each prompt, by its number: a pure function of the settings."""
+    """The task of each prompt, and the place of its row: a pure function of its number, the settings and the stages.
+
+    A place is one in the order that the tasks' own shares give (`asyncrl.data.sources.MixedSource`), whatever stage
+    holds. A stage begins its turns anew, and each task goes on with the row behind its last one: none is passed over,
+    none comes twice.
+    """
 
     def __init__(self, config: Config) -> None:
         self.tasks = list(tasks_of(config).values())
         self._turns = turns([task.share for task in self.tasks])
+        self._staged = {name: list(stage_tasks(config, name).values()) for name in config.stages}
+        self._stages = {name: turns([task.share for task in tasks]) for name, tasks in self._staged.items()}
 
-    def task(self, number: int) -> Task:
-        """The task of a prompt, or of a held-out one."""
-        return self.tasks[self._turns[number % len(self._turns)]]
+    def task(self, number: int, begun: Sequence[Begun] = ()) -> Task:
+        """The task of a prompt, as its stage has it, or of a held-out one.
+
+        Args:
+            begun: stages of the run, in their order.
+        """
+        stage = next((name for first, name in reversed(begun) if first <= number), "")
+        return self._staged.get(stage, self.tasks)[self._turn(number, begun)[0]]
+
+    def place(self, number: int, begun: Sequence[Begun] = ()) -> int:
+        """The place of the row of a prompt in the endless order of the data; its number, where no stage began."""
+        if not begun:
+            return number
+        part, row = self._turn(number, begun)
+        cycle, rest = divmod(row, self.tasks[part].share)
+        return cycle * len(self._turns) + [at for at, turn in enumerate(self._turns) if turn == part][rest]
+
+    def _turn(self, number: int, begun: Sequence[Begun]) -> tuple[int, int]:
+        """Number of the task of a prompt, and how many prompts of that task came before."""
+        first, current = 0, self._turns
+        rows = [0] * len(self.tasks)
+        for begin, name in begun:
+            if begin > number:
+                break
+            rows = [count + _turns_of(current, part, begin - first) for part, count in enumerate(rows)]
+            first, current = begin, self._stages[name]
+        part = current[(number - first) % len(current)]
+        return part, rows[part] + _turns_of(current, part, number - first)
+
+
+def _turns_of(order: list[int], part: int, prompts: int) -> int:
+    """Turns that a task has among so many prompts."""
+    cycles, rest = divmod(prompts, len(order))
+    return cycles * order.count(part) + order[:rest].count(part)
+
+
+def stage_tasks(config: Config, name: str) -> dict[str, Task]:
+    """All tasks as they are in a stage, by name, in their order."""
+    stage = config.stages[name]
+    given = {key: value for key in _OF_STAGE if (value := getattr(stage, key)) is not None}
+    return {
+        task.name: task._replace(
+            share=stage.shares.get(task.name, task.share), stage=name, staged=tuple(given), **given
+        )
+        for task in tasks_of(config).values()
+    }
+
+
+def every_task(config: Config) -> list[Task]:
+    """All tasks, and then as each stage has them that changes more of them than their shares."""
+    staged = [task for name in config.stages for task in stage_tasks(config, name).values()]
+    checked = {name for name, stage in config.stages.items() if (stage.filters, stage.teacher.coef) != (None, None)}
+    changing = [task for task in staged if task.staged or task.stage in checked]
+    return [*tasks_of(config).values(), *changing]
+
+
+def first_stages(config: Config) -> list[Begun]:
+    """The stages that the run was forked behind, in their order."""
+    return sorted((int(number), name) for number, name in config.start.stages.items())
 
 
 def largest_group(config: Config) -> int:
     """Members of the largest group of RL."""
-    return max(task.group_size for task in tasks_of(config).values())
+    return max(task.group_size for task in every_task(config))
 
 
-def group_size_of(config: Config, prompt_id: str) -> int:
-    """Members of a prompt's group; of one that was issued again those of the largest."""
-    return Mixture(config).task(int(prompt_id[1:])).group_size if prompt_id[0] == TASK else largest_group(config)
+def group_size_of(config: Config, prompt_id: str, begun: Sequence[Begun] = ()) -> int:
+    """Members of a prompt's group; of one that was issued again those of the largest.
+
+    Args:
+        begun: stages of the run, in their order.
+    """
+    if prompt_id[0] != TASK:
+        return largest_group(config)
+    return Mixture(config).task(number_of(prompt_id), begun).group_size
+
+
+def curricula_of(config: Config) -> dict[str, Curriculum]:
+    """The rules of the tasks whose difficulty rises, by name."""
+    found = {}
+    for task in tasks_of(config).values():
+        if task.ladder is not None:
+            rule = task.curriculum
+            answers = rule.groups * task.group_size
+            found[task.name] = Curriculum(
+                rule.window, task.ladder.top, answers, rule.accuracy, rule.passing, config.seed
+            )
+    return found
 
 
 def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) -> RowSetup:
@@ -111,9 +227,37 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
         RowsPart(
             task.eval_source or task.source if held_out else task.source,
             task.options,
-            label_reader(task.reward, warmup_steps=0 if held_out else config.warmup.steps),
+            label_reader(task.reward, warmup_steps=0 if held_out or config.warmup.source else config.warmup.steps),
+            _hardest(task) if held_out else task.ladder,
         )
         for task in tasks
     ]
     seed = config.seed + (_HELD_OUT if held_out else 0)
     return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base))
+
+
+def turns_of(warmup: WarmupSettings) -> Turns:
+    """The messages of supervised conversations that are trained."""
+    return Turns(tuple(warmup.roles), last=warmup.turns == "last")
+
+
+def warmup_rows(config: Config, base: Path) -> RowSetup | None:
+    """The rows of the warm-up, where it has some of its own.
+
+    Args:
+        base: folder of the config's relative paths.
+    """
+    warmup = config.warmup
+    if not (warmup.source and warmup.steps):
+        return None
+    part = RowsPart(warmup.source, warmup.options, label_reader("", warmup_steps=warmup.steps))
+    return RowSetup([part], [0], config.seed, str(base))
+
+
+def _hardest(task: Task) -> Ladder | None:
+    """The last level alone, for held-out rows of the source whose difficulty rises, unless their set chooses it."""
+    ladder = task.ladder
+    if ladder is None or task.eval_source or ladder.option in task.options:
+        return None
+    hardest = ladder.value(ladder.top)
+    return Ladder(ladder.option, hardest, 1, hardest)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+ASSISTANT = "assistant"  # role of what a policy writes
+TRAIN = "train"  # key of a message that says whether it is trained on, whatever its role
 _EXPECTED = 'expected {"role": text, "content": text}'
 _PLAIN_TYPES = {
     str: "text",
@@ -23,8 +25,8 @@ def plain_type(value: Any) -> str:
 
 
 def has_answer(messages: Sequence[dict[str, Any]]) -> bool:
-    """Return whether an assistant message is in a chat: as a row to imitate it needs no label."""
-    return any(message.get("role") == "assistant" for message in messages)
+    """Return whether a chat holds what is trained on: as a supervised row it needs no label."""
+    return any(message.get("role") == ASSISTANT or message.get(TRAIN) for message in messages)
 
 
 def message_problem(messages: Sequence[Any]) -> str:
@@ -50,4 +52,6 @@ def _problem(message: Any) -> str:
             return f"has no {key!r} but {', '.join(map(repr, message)) or 'nothing'}"
         if not isinstance(value, str):
             return f"has {plain_type(value)} as {key!r}"
+    if not isinstance(message.get(TRAIN), bool | None):
+        return f"has {plain_type(message[TRAIN])} as {TRAIN!r}, which is true or false"
     return "" if message["role"] else "has an empty 'role'"

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.errors import AsyncRLError
 
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM")
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM")
 
 
 class ModelError(AsyncRLError):
@@ -27,6 +27,7 @@ class ModelInfo(NamedTuple):
     architecture: str
     vocab_size: int
     context: int  # largest number of tokens
+    experts: int = 0  # of a layer
 
 
 def check_model_directory(path: Path) -> ModelInfo:
@@ -53,7 +54,8 @@ def check_model_directory(path: Path) -> ModelInfo:
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
     for file in _weight_files(path):
         _check_weights(file)
-    return ModelInfo(architectures[0], vocab_size, context)
+    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    return ModelInfo(architectures[0], vocab_size, context, experts)
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

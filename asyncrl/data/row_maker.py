@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.data.curriculum import LadderSource
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import FileSource, RowSetup, open_rows
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
@@ -48,7 +49,7 @@ def serve_rows(setup: dict[str, Any]) -> Service:
         raise
     except Exception as error:  # whatever a package raises when it is loaded
         raise DataError(f"data {wanted.spec!r} cannot be opened: {last_lines(error, skip=1)}") from error
-    places = source.longest(wanted.longest) if isinstance(source, FileSource) else []
+    places = source.longest(wanted.longest) if isinstance(source, FileSource | LadderSource) else []
     return Service(source.row, about=Opened(source.rows_per_epoch, source.describe(), places))
 
 

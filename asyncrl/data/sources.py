@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,24 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.data import procedural
+from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
 from asyncrl.data.messages import has_answer, message_problem, plain_type
 from asyncrl.data.protocol import DataError, DataSource, check_options
+from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function
+from asyncrl.errors import last_lines
 from topics.prompts import PromptRow
 
 _SHOWN_PROBLEMS = 5
 _WARMUP = "the warm-up"
+_MESSAGES = "messages"  # usual key of a conversation: a row without a prompt may have it
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
 def label_reader(reward: str, *, warmup_steps: int) -> str:
     """Return what reads the label of each row, so that a row without one is an error; empty where nothing does."""
-    if reward in ("exact", "math") or reward.startswith("reasoning-gym"):
+    if reward in ("exact", "math", "dapo", "deepscaler", "f1", "gpqa") or reward.startswith("reasoning-gym"):
         return "the reward"
     return _WARMUP if warmup_steps else ""
 
@@ -35,8 +40,9 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
 
     Args:
         spec: `file.jsonl` or `file.parquet`, each with an optional slice such as `@[0:100]` or `@[-50:]`; `reverse`;
-            `sum`; or `reasoning-gym:NAME`.
-        options: for files `prompt_key`, `label_key`, `metadata_key`; for rules what the rule takes.
+            `sum`; `reasoning-gym:NAME`; or a user's `path/to/file.py:function` or `package.module:function`.
+        options: for files `prompt_key`, `label_key`, `metadata_key`, `tools_key` and `convert`, a user's function of a
+            row; for rules and functions what they take.
         seed: of the order, and of made rows. For held-out data give a file another slice, and a rule another seed:
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
@@ -46,21 +52,44 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
     Raises:
         DataError: states what is wrong with spec, options or file.
     """
-    from asyncrl.data import procedural  # both modules name DataSource
-
     match = _SLICE.fullmatch(spec)
     path = match["path"] if match else spec
     if path.endswith((".jsonl", ".parquet")):
         keys = _Keys(**check_options(spec, options, _Keys.__struct_fields__))
-        rows = read_rows(base / path, bounds=match["bounds"] if match else ":", keys=keys, labels_for=labels_for)
+        convert = load_data_function(keys.convert, base) if keys.convert else None
+        bounds = match["bounds"] if match else ":"
+        rows = read_rows(base / path, bounds=bounds, keys=keys, labels_for=labels_for, convert=convert)
         return FileSource(rows, seed=seed, name=spec)
+    if is_function(spec):
+        return _open_function(spec, options=options, seed=seed, base=base, labels_for=labels_for)
     if spec in procedural.RULES:
         return procedural.RULES[spec](options, seed)
     kind, _, name = spec.partition(":")
     if kind == "reasoning-gym":
         return procedural.ReasoningGymSource(name, options, seed)
-    known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME"])
+    functions = ("FILE.py:FUNCTION", "MODULE:FUNCTION")
+    known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME", *functions])
     raise DataError(f"unknown data {spec!r}; known are {known}")
+
+
+def _open_function(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str) -> DataSource:
+    found = call_source(spec, options=options, seed=seed, base=base)
+
+    def encode(value: Any) -> bytes:
+        value = msgspec.structs.asdict(value) if isinstance(value, PromptRow) else value
+        return _encode_row(value, _Keys(), labels_for)
+
+    if callable(getattr(found, "row", None)):
+        return UserSource(found, encode, name=spec)
+    rows = []
+    for number, value in enumerate(found):
+        try:
+            rows.append(encode(value))
+        except (DataError, ValueError, OverflowError, TypeError) as error:
+            raise DataError(f"data {spec!r}: row {number}: {error}") from error
+    if not rows:
+        raise DataError(f"data {spec!r} has no row")
+    return FileSource(rows, seed=seed, name=spec)
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -120,6 +149,7 @@ class RowsPart(msgspec.Struct):
     spec: str
     options: dict[str, Any] = {}
     labels_for: str = ""
+    ladder: Ladder | None = None  # its difficulty, where that rises
 
 
 class RowSetup(msgspec.Struct):
@@ -130,6 +160,12 @@ class RowSetup(msgspec.Struct):
     seed: int
     base: str
     longest: int = 0  # so many of the longest rows of a file are named when it is open
+
+    @property
+    def functions(self) -> list[str]:
+        """The user's functions that make or convert rows."""
+        named = [name for part in self.parts for name in (part.spec, part.options.get("convert", ""))]
+        return [name for name in named if is_function(name)]
 
     @property
     def spec(self) -> str:
@@ -143,11 +179,18 @@ def open_rows(setup: RowSetup) -> DataSource:
     Raises:
         DataError: one of its parts cannot serve.
     """
-    parts = [
-        open_source(part.spec, options=part.options, seed=setup.seed, base=Path(setup.base), labels_for=part.labels_for)
-        for part in setup.parts
-    ]
+    parts = [_open_part(part, setup) for part in setup.parts]
     return parts[0] if len(parts) == 1 else MixedSource(parts, setup.turns)
+
+
+def _open_part(part: RowsPart, setup: RowSetup) -> DataSource:
+    def opened(further: dict[str, int]) -> DataSource:
+        options = part.options | further
+        return open_source(
+            part.spec, options=options, seed=setup.seed, base=Path(setup.base), labels_for=part.labels_for
+        )
+
+    return opened({}) if part.ladder is None else LadderSource(part.ladder, opened)
 
 
 class MixedSource:
@@ -171,9 +214,10 @@ class MixedSource:
 
     def row(self, index: int) -> PromptRow:
         """The row at place `index` of the endless order."""
-        cycle, at = divmod(index, len(self._turns))
+        level = level_of(index)
+        cycle, at = divmod(at_level(index, -level), len(self._turns))
         part = self._turns[at]
-        return self._parts[part].row(cycle * self._turns.count(part) + self._turns[:at].count(part))
+        return self._parts[part].row(at_level(cycle * self._turns.count(part) + self._turns[:at].count(part), level))
 
     def describe(self) -> str:
         """Every part."""
@@ -184,10 +228,17 @@ class _Keys(msgspec.Struct):
     prompt_key: str = "prompt"
     label_key: str = "label"
     metadata_key: str = "metadata"
+    tools_key: str = "tools"
+    convert: str = ""  # user's function of a row
 
 
-def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[bytes]:
+def read_rows(
+    path: Path, *, bounds: str, keys: _Keys, labels_for: str, convert: Callable[[Any], Any] | None = None
+) -> list[bytes]:
     """Read the rows of a JSONL or Parquet file that `bounds`, such as `10:-10`, selects.
+
+    Args:
+        convert: makes each row of the file one of the task's; None leaves it out.
 
     Returns:
         Each row as MessagePack of a `PromptRow`.
@@ -206,6 +257,8 @@ def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[
     for place, value in read(path, slice(*(int(text) if text else None for text in selected.groups())), keys):
         try:
             found = msgspec.json.decode(value) if isinstance(value, bytes) else value
+            if convert is not None and (found := _converted(convert, found)) is None:
+                continue
             rows.append(_encode_row(found, keys, labels_for))
         except (DataError, ValueError, OverflowError, TypeError) as error:
             problems.append(f"{place}: {error}")
@@ -216,6 +269,14 @@ def read_rows(path: Path, *, bounds: str, keys: _Keys, labels_for: str) -> list[
     if not rows:
         raise DataError(f"{path}: slice @[{bounds}] selects no row" if bounds != ":" else f"{path}: the file is empty")
     return rows
+
+
+def _converted(convert: Callable[[Any], Any], row: Any) -> Any:
+    try:
+        found = convert(row)
+    except Exception as error:  # anything may happen in a user's function
+        raise DataError(f"the function of the option convert raises\n{last_lines(error)}") from error
+    return msgspec.structs.asdict(found) if isinstance(found, PromptRow) else found
 
 
 def _read_jsonl(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[str, bytes]]:
@@ -236,9 +297,12 @@ def _read_parquet(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[st
         raise DataError(f"{path}: not a Parquet file: {error}") from error
     with file:
         names = file.schema_arrow.names
-        if keys.prompt_key not in names:
+        if keys.prompt_key not in names and _MESSAGES in names:
+            keys = msgspec.structs.replace(keys, prompt_key=_MESSAGES)
+        if keys.prompt_key not in names and not keys.convert:
             raise DataError(f"{path}: no column {keys.prompt_key!r}; its columns are {', '.join(names)}")
-        table = file.read(columns=[name for name in names if name in msgspec.structs.astuple(keys)])
+        columns = [name for name in names if keys.convert or name in msgspec.structs.astuple(keys)]
+        table = file.read(columns=columns)
     first, last, _ = selected.indices(table.num_rows)
     numbers = range(first, last)
     rows = (row for batch in table.slice(first, len(numbers)).to_batches() for row in batch.to_pylist())
@@ -248,6 +312,8 @@ def _read_parquet(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[st
 def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
     if not isinstance(value, dict):
         raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {plain_type(value)}")
+    if keys.prompt_key not in value and _MESSAGES in value:
+        keys = msgspec.structs.replace(keys, prompt_key=_MESSAGES)
     prompt, label, metadata = (value.get(key) for key in (keys.prompt_key, keys.label_key, keys.metadata_key))
     found = ", ".join(map(repr, value)) or "no key"
     if keys.prompt_key not in value:
@@ -262,4 +328,14 @@ def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
         raise DataError(f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}")
     if not isinstance(metadata, dict | None):
         raise DataError(f"{keys.metadata_key!r} is {plain_type(metadata)}; expected an object")
+    if value.get(keys.tools_key) is not None:
+        metadata = {**(metadata or {}), "tools": _tools(value[keys.tools_key], keys.tools_key)}
     return msgspec.msgpack.encode(PromptRow(prompt, label, metadata or {}))
+
+
+def _tools(value: Any, key: str) -> list[dict[str, Any]]:
+    """Tools that a chat template describes: a list of objects, or its JSON."""
+    try:
+        return msgspec.convert(msgspec.json.decode(value) if isinstance(value, str) else value, list[dict[str, Any]])
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise DataError(f"the tools under {key!r} are no list of objects, nor the JSON of one: {error}") from error

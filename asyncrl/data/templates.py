@@ -46,6 +46,7 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
+        self.source = source
         self._template = environment.from_string(source)
         self._values = values
 

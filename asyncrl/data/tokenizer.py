@@ -6,19 +6,30 @@ take 0.04 s and 16 MB. Chat templates are rendered as transformers renders them;
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
+from tokenizers.decoders import DecodeStream
 
-from asyncrl.data.messages import has_answer, message_problem
+from asyncrl.data.messages import TRAIN, has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.data.templates import ChatTemplate, Span
+from asyncrl.data.turns import Text, TurnError, Turns, texts_of
 from asyncrl.errors import AsyncRLError
 from topics.prompts import PromptRow
 from topics.wire import Int32Array, UInt8Array
+
+SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
+"""Tokens 0, 1 and 2 of a made model: padding, begin and end; its alphabet follows."""
+
+_ALL_TURNS = Turns()
+_Places: TypeAlias = npt.NDArray[np.int64]
 
 
 class TokenizerError(AsyncRLError):
@@ -72,9 +83,30 @@ class TaskTokenizer:
         return cls(tokenizer, template, _read_eos_ids(model_dir, tokenizer, special.get("eos_token")), model_dir.name)
 
     @property
+    def vocabulary(self) -> dict[int, str]:
+        """Its tokens by their ids."""
+        return {number: token for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items()}
+
+    @property
+    def special(self) -> list[str]:
+        """Texts that are read as tokens of their own wherever they stand."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+
+    @property
+    def control(self) -> list[str]:
+        """Those of the special texts that are never part of what is said: ends and beginnings of turns, padding."""
+        return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
+
+    @property
+    def written(self) -> list[str]:
+        """Those of the special texts that the chat template itself writes, or looks for."""
+        source = self._template.source if self._template is not None else ""
+        return [text for text in self.special if text.strip() and text in source]
+
+    @property
     def greatest(self) -> tuple[int, str]:
         """The greatest of its token ids, and that token."""
-        return max((number, token) for token, number in self._tokenizer.get_vocab(with_added_tokens=True).items())
+        return max(self.vocabulary.items())
 
     def encode_prompt(self, row: PromptRow, *, max_tokens: int | None) -> Int32Array:
         """Tokens of a prompt: text as it is, chat messages through the template, ready for an answer.
@@ -109,32 +141,33 @@ class TaskTokenizer:
             raise TokenizerError(f"{self._name} names no eos_token; a supervised answer must end with one")
         return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0]))
 
-    def encode_supervised(self, row: PromptRow, *, max_tokens: int | None = None) -> tuple[Int32Array, UInt8Array]:
-        """Tokens of a row to imitate: a chat with assistant messages, or else a prompt and its label.
+    def encode_supervised(
+        self, row: PromptRow, turns: Turns = _ALL_TURNS, *, max_tokens: int | None = None
+    ) -> list[tuple[Int32Array, UInt8Array]]:
+        """Tokens of a supervised row: a chat that holds what is trained on, or else a prompt and its label.
+
+        Args:
+            turns: the messages of a chat that are trained.
 
         Returns:
-            tokens: [T] int32.
-            mask: [T] uint8, 1 on the assistant's tokens, its end-of-sequence token included; 0 on the first token,
-                which nothing predicts: no count of trainable tokens may hold what is never trained.
+            One pair for each text that the row comes to (`asyncrl/data/turns.py`): tokens [T] int32; and a mask
+            [T] uint8, 1 on what is trained, its end-of-sequence token included, and 0 on the first token, which nothing
+            predicts: no count of trainable tokens may hold what is never trained.
 
         Raises:
-            TokenizerError: as `encode_prompt` and `encode_answer`, or a template that hides which text is the
-                assistant's.
+            TokenizerError: as `encode_prompt` and `encode_answer`, or a chat that cannot be trained on under the
+                template.
         """
         if isinstance(row.prompt, str) or not has_answer(row.prompt):
             prompt, answer = self.encode_prompt(row, max_tokens=max_tokens), self.encode_answer(row)
             tokens = np.concatenate([prompt, answer])
-            mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8)
+            found = [(tokens, (np.arange(len(tokens)) >= len(prompt)).astype(np.uint8))]
         else:
-            text, spans = self._render(row, row.prompt, add_generation_prompt=False)
-            encoding = self._encode(text)
-            tokens = _array(encoding.ids)
-            starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
-            mask = np.zeros(len(tokens), np.uint8)
-            for first, last in spans or self._spans_by_prefix(row, row.prompt, text):
-                mask[(starts < last) & (ends > first)] = 1
-        mask[:1] = 0
-        return self._checked(tokens, max_tokens, f"supervised row {_shown(row)}"), mask
+            found = [self._encode_spans(*one) for one in self._texts(row, row.prompt, turns)]
+        for tokens, mask in found:
+            mask[:1] = 0
+            self._checked(tokens, max_tokens, f"supervised row {_shown(row)}")
+        return found
 
     def encode(self, text: str) -> Int32Array:
         """Return the tokens of text that joins a conversation (a tool's answer): [T] int32, no special tokens."""
@@ -147,6 +180,26 @@ class TaskTokenizer:
     def decode_all(self, ids: list[int]) -> str:
         """Text of tokens with the special ones, as engines look for stop strings in it."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def chat_text(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """Text of chat messages under the template, ready for an answer.
+
+        Args:
+            tools: declarations of those that the answer may call.
+
+        Raises:
+            TokenizerError: there is no template, or it refuses them.
+        """
+        row = PromptRow(messages, metadata={"tools": list(tools)} if tools else {})
+        return self._render(row, messages, add_generation_prompt=True)[0]
+
+    def decoder(self) -> Callable[[int], str]:
+        """Return a function that takes the ids of one text in turn and returns what each adds.
+
+        Special tokens add nothing; the bytes of half a character are held until the other half comes.
+        """
+        stream = DecodeStream(skip_special_tokens=True)
+        return lambda token: stream.step(self._tokenizer, token) or ""
 
     def _encode(self, text: str, *, special: bool = False) -> Encoding:
         try:
@@ -166,33 +219,40 @@ class TaskTokenizer:
         if problem:
             raise TokenizerError(f"prompt {_shown(row)}: {problem}")
         try:
+            plain = [{key: value for key, value in message.items() if key != TRAIN} for message in messages]
             return self._template.render(
-                messages, tools=row.metadata.get("tools"), add_generation_prompt=add_generation_prompt
+                plain, tools=row.metadata.get("tools"), add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TokenizerError(f"prompt {_shown(row)}: the chat template of {self._name} fails: {error}") from error
 
-    def _spans_by_prefix(self, row: PromptRow, messages: list[dict[str, Any]], text: str) -> list[Span]:
-        """Return the assistant's spans for a template that does not mark them with `{% generation %}`.
-
-        A message's span is what it adds to the text before it, up to the last end-of-sequence token in it.
-        """
+    def _texts(self, row: PromptRow, messages: list[dict[str, Any]], turns: Turns) -> list[Text]:
         ends = [end for token in self.eos_ids if (end := self._tokenizer.id_to_token(token))]
-        spans = []
-        for number, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            before = self._render(row, messages[:number], add_generation_prompt=True)[0]
-            after = self._render(row, messages[: number + 1], add_generation_prompt=False)[0]
-            if not (text.startswith(after) and after.startswith(before)):
-                raise TokenizerError(
-                    f"prompt {_shown(row)}: the chat template of {self._name} writes message {number} differently when "
-                    "others follow; mark the assistant's text with {% generation %} in the template"
-                )
-            reply = after[len(before) :]
-            cut = max((reply.rfind(end) + len(end) for end in ends if end in reply), default=len(reply))
-            spans.append((len(before), len(before) + cut))
-        return spans
+        try:
+            return texts_of(
+                messages, turns, lambda some, answer: self._render(row, some, add_generation_prompt=answer), ends
+            )
+        except TurnError as error:
+            raise TokenizerError(f"prompt {_shown(row)} and the chat template of {self._name}: {error}") from error
+
+    def _encode_spans(self, text: str, spans: list[Span]) -> tuple[Int32Array, UInt8Array]:
+        """Tokens of text, and a mask of those in the spans."""
+        bounds = np.array(sorted({place for span in spans for place in span}), np.int64)
+        tokens, starts, ends = self._placed(text, [0, len(text)])
+        if ((starts[:, None] < bounds) & (bounds < ends[:, None])).any():
+            # A policy is prompted with tokens that end where its answer begins.
+            tokens, starts, ends = self._placed(text, sorted({0, *bounds.tolist(), len(text)}))
+        mask = np.zeros(len(tokens), np.uint8)
+        for first, last in spans:
+            mask[(starts < last) & (ends > first)] = 1
+        return tokens, mask
+
+    def _placed(self, text: str, cuts: list[int]) -> tuple[Int32Array, _Places, _Places]:
+        """Tokens of text that is cut at some places, and the places where each begins and ends."""
+        found = [(cut, self._encode(text[cut:end])) for cut, end in pairwise(cuts)]
+        places = np.array([(first + cut, last + cut) for cut, one in found for first, last in one.offsets], np.int64)
+        starts, ends = places.reshape(-1, 2).T
+        return _array([token for _, one in found for token in one.ids]), starts, ends
 
     def _checked(self, tokens: Int32Array, max_tokens: int | None, what: str) -> Int32Array:
         if len(tokens) == 0:

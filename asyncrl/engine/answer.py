@@ -44,6 +44,7 @@ class Generation(msgspec.Struct, frozen=True):
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
     weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
+    routed: Int32Array | None = None  # experts of every token that was fed, layer by layer; None where none were told
 
 
 OnTokens: TypeAlias = Callable[[Chunk], bool | None]
@@ -62,6 +63,7 @@ class _Meta(msgspec.Struct, frozen=True):
     weight_version: str = ""
     weight_versions: list[VersionSpan] = []  # of all output tokens, in order; SGLang 0.5.17 sends none
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    routed_experts: bytes | None = None  # Base64 of int32, in the last event
 
 
 class _Fault(msgspec.Struct, frozen=True):
@@ -95,12 +97,15 @@ class Member:
         extra_key: str | None,
         on_tokens: OnTokens | None,
         group: str = "",
+        *,
+        routed: bool = False,
     ) -> None:
         self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
         self.input_ids = input_ids
         self.sampling = sampling
         self.extra_key = extra_key
         self.group = group
+        self.routed = routed
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
         self.seen_at = time.monotonic()  # when its last part came, or when it was requested
@@ -108,6 +113,7 @@ class Member:
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[VersionSpan] = []
+        self._routed: Int32Array | None = None
 
     @property
     def streaming(self) -> bool:
@@ -140,7 +146,7 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            self.future.set_result(Generation(tokens, logprobs, self._spans, finish))
+            self.future.set_result(Generation(tokens, logprobs, self._spans, finish, self._routed))
 
     def fail(self, fault: Exception) -> None:
         """Notify the caller, unless it was answered or left."""
@@ -154,6 +160,8 @@ class Member:
             EngineError: the engine ended the generation because of a fault, or a token came without its log-prob.
         """
         meta, wanted = answer.meta_info, True
+        if meta.routed_experts is not None:
+            self._routed = np.frombuffer(meta.routed_experts, "<i4")
         have, ids = len(self._tokens), answer.output_ids
         total = len(ids) if meta.completion_tokens is None else meta.completion_tokens
         fresh = total - have

@@ -155,6 +155,8 @@ class Batcher:
         }
         body: dict[str, Any] = {name: values[0] if alone else values for name, values in several.items()}
         body |= {"return_logprob": True, "stream": streamed}
+        if any(member.routed for member in members):
+            body["return_routed_experts"] = True
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
         group = members[0].group if alone else ""

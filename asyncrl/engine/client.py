@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,6 +18,7 @@ import numpy as np
 from asyncrl.engine.answer import Chunk, Generation, Member, OnTokens, VersionSpan
 from asyncrl.engine.batching import Batcher
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed, fault_of
+from asyncrl.weights.described import Described, GroupPlace
 from topics.wire import Int32Array
 
 __all__ = [
@@ -51,6 +53,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     seed: int | None = None
     ignore_eos: bool = False
     group: str = ""  # a router sends requests of one group to one engine
+    routed: bool = False  # the engine tells the experts of each token
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
@@ -93,6 +96,7 @@ class EngineClient:
     """
 
     exact = True
+    apart = False
     leaves = False  # a request is given up by closing its connection, and travels alone: so it is behind a router
 
     def __init__(
@@ -146,7 +150,7 @@ class EngineClient:
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         body = sampling.body(stream_interval if on_tokens else None)
-        member = Member(ids, body, extra_key, on_tokens, sampling.group)
+        member = Member(ids, body, extra_key, on_tokens, sampling.group, routed=sampling.routed)
         return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------
@@ -202,6 +206,41 @@ class EngineClient:
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
         await self._call("POST", "/update_weights_from_disk", body)
 
+    async def update_from_memory(self, tensors: bytes, version: str) -> None:
+        """Load weights that lie in another process's memory (`asyncrl.weights.shared`), and call them `version`."""
+        text = base64.b64encode(tensors).decode()
+        body = {"serialized_named_tensors": [text], "weight_version": version, "flush_cache": False}
+        await self._call("POST", "/update_weights_from_tensor", body)
+
+    async def join_group(self, place: GroupPlace) -> None:
+        """Become the other ranks of a group whose rank 0 sends weights."""
+        body = {
+            "master_address": place.address,
+            "master_port": place.port,
+            "rank_offset": 1,
+            "world_size": place.size,
+            "group_name": place.name,
+            "backend": place.backend,
+        }
+        await self._call("POST", "/init_weights_update_group", body)
+
+    async def leave_group(self, name: str) -> None:
+        """Leave such a group."""
+        await self._call("POST", "/destroy_weights_update_group", {"group_name": name})
+
+    async def update_from_group(self, name: str, tensors: Sequence[Described], version: str | None) -> None:
+        """Receive weights over a group, and call them `version` if they are the last ones of it."""
+        body: dict[str, Any] = {
+            "names": [tensor.name for tensor in tensors],
+            "dtypes": [tensor.dtype for tensor in tensors],
+            "shapes": [tensor.shape for tensor in tensors],
+            "group_name": name,
+            "flush_cache": False,
+        }
+        await self._call(
+            "POST", "/update_weights_from_distributed", body | ({"weight_version": version} if version else {})
+        )
+
     async def health(self) -> bool:
         """Return whether the engine answers and is well."""
         try:
@@ -225,6 +264,10 @@ class EngineClient:
     async def model_info(self) -> dict[str, Any]:
         """Return the served model; `weight_version` among its fields."""
         return self._decode(await self._call("GET", "/model_info"), dict[str, Any])
+
+    async def server_info(self) -> dict[str, Any]:
+        """Return the arguments of the server; `context_length` among them."""
+        return self._decode(await self._call("GET", "/server_info"), dict[str, Any])
 
     async def label(self) -> str:
         """Return the name of the weights."""
@@ -277,7 +320,7 @@ class EngineClient:
 
     def _fault(self, status: int, raw: bytes) -> EngineError:
         """The error that an answer means."""
-        return fault_of(status, _message(raw))
+        return fault_of(status, message_of(raw))
 
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:
@@ -303,7 +346,8 @@ class _Refusal(msgspec.Struct):
     message: str | None = None
 
 
-def _message(raw: bytes) -> str:
+def message_of(raw: bytes) -> str:
+    """Return the words of an error answer."""
     try:
         refusal = msgspec.json.decode(raw, type=_Refusal)
     except msgspec.MsgspecError:

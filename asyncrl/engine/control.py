@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -23,6 +24,9 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
 }
+
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class EngineFailed(AsyncRLError):
@@ -134,6 +138,21 @@ class ExternalControl(EngineClient, EngineControl):
         await self.continue_generation()
 
 
+def _name_of_gpu(number: int) -> str:
+    """The name of a GPU for a child process, by its number among those that this process sees.
+
+    Raises:
+        EngineFailed: this process does not see so many.
+    """
+    seen = os.environ.get(_VISIBLE)
+    if seen is None:
+        return str(number)
+    names = [name.strip() for name in seen.split(",") if name.strip()]
+    if number >= len(names):
+        raise EngineFailed(f"engine.gpus names GPU {number}, but {_VISIBLE} = {seen!r} shows {len(names)} to this run")
+    return names[number]
+
+
 async def end_of(process: ChildProcess) -> str:
     """Return the exit code and last output of a process that has ended."""
     return f"exit code {await process.wait()}: {process.last_lines}"
@@ -208,7 +227,7 @@ class EmbeddedControl(ExternalControl):
         """Return the environment variables of the server, its GPUs among those of its group with them."""
         group, number = self._home.group, self._home.number
         gpus = group.gpus[number * group.gpus_each : (number + 1) * group.gpus_each]
-        visible = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))} if gpus else {}
+        visible = {_VISIBLE: ",".join(map(_name_of_gpu, gpus))} if gpus else {}
         return {**_ENVIRONMENT, **visible, **group.environment}
 
     def arguments(self) -> list[str]:
@@ -257,7 +276,7 @@ class ScriptedControl(EngineControl):
         self._label = home.label
 
     async def health(self) -> bool:
-        """It is always well."""
+        """Return True: there is no server that could be ill."""
         return True
 
     async def label(self) -> str:
@@ -265,7 +284,7 @@ class ScriptedControl(EngineControl):
         return self._label
 
     async def load(self) -> EngineLoad:
-        """It has no requests itself."""
+        """Return no load: it serves no requests itself."""
         return EngineLoad(0, 0)
 
     async def load_weights(self, directory: Path, key: str) -> None:

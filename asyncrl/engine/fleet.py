@@ -15,11 +15,13 @@ from asyncrl.engine.answer import Generation, OnTokens
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineError, VersionAbsent
 from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.weights import WeightsRefused
 from topics.wire import Int32Array
 
 EngineNews: TypeAlias = EngineUpdating | EngineReady | EngineGone
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0  # between two health checks of an engine that failed
+_PARTING_S = 5.0  # that requests at an engine which leaves in order have to come back
 _UNEVEN = 1.25  # load of an engine that keeps its groups, as a multiple of an even one
 _AT_EASE = 0.125  # load at which every engine does
 
@@ -28,6 +30,7 @@ class Sampler(Protocol):
     """A client of one inference server."""
 
     exact: bool  # all tokens of a request come from the weights that it names
+    apart: bool  # its prompt may come from others, if they changed before its first token
 
     async def generate(
         self,
@@ -85,6 +88,10 @@ class Engine:
         """Requests that the server runs at once."""
         return self.ready.slots if self.ready is not None else 1
 
+    def has(self, key: str) -> bool:
+        """Return whether it is ready with these weights."""
+        return self.ready is not None and self.ready.key == key
+
     @property
     def load(self) -> float:
         """This process's requests there, as a share of what the server runs at once."""
@@ -110,6 +117,7 @@ class Fleet:
         self._open_client = open_client
         self._counts = counts
         self._engines: dict[str, Engine] = {}
+        self._refused: dict[int, dict[str, str]] = {}  # why engines could not take a version, by version and engine
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._tasks = BackgroundTasks(fail)
 
@@ -128,11 +136,17 @@ class Fleet:
                 self._retire(news.engine_id)
                 engine = self._engines[news.engine_id] = Engine(news.engine_id, news.address, client)
             engine.ready, engine.doubts = news, 0
+            self._refused.get(news.version, {}).pop(news.engine_id, None)
             engine.client.announced(news.key)
         elif isinstance(news, EngineGone):
-            self._retire(news.engine_id)
+            self._retire(news.engine_id, asked=news.asked)
         elif engine is not None:
             engine.ready = None
+        self._wake()
+
+    def refuse(self, refused: WeightsRefused) -> None:
+        """Take note of a version that an engine cannot have: who wants no other does not wait for that engine."""
+        self._refused.setdefault(refused.version, {})[refused.engine_id] = refused.reason
         self._wake()
 
     async def choose(self, wanted: Wanted, *, avoid: Collection[Engine] = ()) -> Engine:
@@ -142,13 +156,12 @@ class Fleet:
             avoid: engines that are chosen only where there is no other.
 
         Raises:
-            VersionAbsent: an exact version is wanted, and every engine that is ready has a newer one.
+            VersionAbsent: an exact version is wanted, and every engine that is ready has a newer one, or every engine
+                could not take it.
         """
         while (engine := self._best(wanted, avoid)) is None:
-            ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
-            if wanted.exact and ready and min(ready) > wanted.version:
-                found = f"no engine has version {wanted.version} now; the oldest that is ready is {min(ready)}"
-                raise VersionAbsent(found)
+            if wanted.exact and (reason := self._absence(wanted.version)):
+                raise VersionAbsent(reason)
             await self._changed.wait()
         engine.running += 1
         return engine
@@ -156,7 +169,7 @@ class Fleet:
     def release(self, engine: Engine) -> None:
         """Give a slot back."""
         engine.running -= 1
-        if engine.ready is not None and engine.running == engine.ready.slots - 1:
+        if engine.running == (engine.ready.slots - 1 if engine.ready is not None else 0):
             self._wake()
 
     def suspect(self, engine: Engine, *, mislabelled: bool = False) -> None:
@@ -180,6 +193,17 @@ class Fleet:
         self._tasks.cancel()
         for engine in self._engines.values():
             await engine.client.close()
+
+    def _absence(self, version: int) -> str:
+        """Why no engine will have a version any more; "" where one may."""
+        ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
+        if ready and min(ready) > version:
+            return f"no engine has version {version} now; the oldest that is ready is {min(ready)}"
+        refused = self._refused.get(version, {})
+        if refused and self._engines.keys() <= refused.keys():
+            name, reason = next(iter(refused.items()))
+            return f"{name} could not take version {version}: {reason}"
+        return ""
 
     def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
         version, exact, group = wanted
@@ -221,12 +245,27 @@ class Fleet:
                     self._wake()
                     return
 
-    def _retire(self, engine_id: str) -> None:
-        """An engine left, or has another address: what is under way there goes on elsewhere."""
+    def _retire(self, engine_id: str, *, asked: bool = False) -> None:
+        """An engine left, or has another address: what is under way there goes on elsewhere.
+
+        Args:
+            asked: whether it leaves in order: what runs there comes back with its tokens, for which it has a moment.
+        """
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             engine.ready = None
-            self._tasks.start(engine.client.close())
+            self._tasks.start(self._part(engine, _PARTING_S if asked else 0.0))
+
+    async def _part(self, engine: Engine, seconds: float) -> None:
+        """Close the connections to an engine, at once or when nothing runs there any more."""
+        try:
+            async with asyncio.timeout(seconds):
+                while engine.running:
+                    await self._changed.wait()
+        except TimeoutError:
+            pass  # it keeps what it has
+        finally:
+            await engine.client.close()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
+from asyncrl.engine.routing import keep_routing
 from asyncrl.engine.stops import Decode, reach_of, stop_string
 from topics.actors import Waiting
 from topics.engines import version_of
@@ -48,6 +50,15 @@ class Watch:
         """Tokens came: so many that belong to the answer, and so many that belong to none."""
 
 
+class Manner(NamedTuple):
+    """Options of all requests to servers."""
+
+    portion: int = _QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`
+    in_place: bool = False  # engines take new weights under requests that run
+    seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
+    routed: bool = False  # servers tell the experts of each token
+
+
 class Generator:
     """Samples from whichever engine of a fleet is ready, until a generation has ended."""
 
@@ -58,18 +69,16 @@ class Generator:
         decode: Decode,
         *,
         counts: dict[str, float],
-        portion: int = _QUIET_TOKENS,
-        in_place: bool = False,
+        manner: Manner = Manner(),  # noqa: B008 # it cannot be changed
     ) -> None:
         """
         Args:
             model: as the engines serve it.
             decode: tokens to text, special tokens included.
             counts: gets the counters of what went wrong.
-            portion: greatest number of tokens between two calls of `Watch.on_tokens`.
-            in_place: engines take new weights under requests that run.
         """
-        self._in_place = in_place
+        self._seeded, portion = manner.seeded, manner.portion
+        self._in_place, self._routed = manner.in_place, manner.routed
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
         self._fleet = fleet
@@ -114,8 +123,9 @@ class Generator:
                 rest = msgspec.structs.replace(
                     sampling,
                     max_new_tokens=budget,
-                    seed=None if engine.client.exact else sampling.seed,
+                    seed=sampling.seed if self._seeded or not engine.client.exact else None,
                     group=wanted.group,
+                    routed=self._routed,
                 )
                 finish = await self._request(engine, ids, answer, rest, faults, watch)
             finally:
@@ -153,6 +163,9 @@ class Generator:
         assert engine.ready is not None
         key, cache_key, messages = engine.ready.key, engine.ready.cache_key, engine.messages
         labels = _Labels(key if engine.client.exact else "", in_place=self._in_place)
+        if engine.client.apart:
+            labels.stands = lambda: engine.messages == messages or engine.has(key)
+        had = len(answer.tokens)
         intake = _Intake(answer, labels, sampling.stop, self._decode, watch)
         # Without a stream an answer has one label, that of its end.
         streamed = self._in_place or sampling.max_new_tokens > self.quiet_tokens
@@ -173,6 +186,12 @@ class Generator:
             for span in generation.weight_versions:
                 part = slice(span.start, span.end)
                 intake.on_tokens(Chunk(generation.token_ids[part], generation.logprobs[part], span.version))
+        # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
+        told = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
+        if self._routed and told and not labels.wrong:
+            fed = len(ids) + had + len(generation.token_ids) - 1
+            routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
+            keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, wide=self._model.experts > 256)
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update
@@ -264,12 +283,17 @@ class _Labels:
         """
         self.wrong = ""  # label of tokens from other weights: no version can vouch for them
         self.changed = False  # newer weights went on with the request
+        self.stands: Callable[[], bool] | None = None  # whether the prompt's weights are those of its first token
         self._key = key
         self._in_place = in_place
 
     def read(self, chunk: Chunk) -> str:
         """Return the key of the weights that new tokens come from; "" for wrong ones."""
         label, before = chunk.weight_version, self._key
+        stands, self.stands = self.stands, None
+        if stands is not None and not stands():
+            self.wrong = "that may have changed before the first token"
+            return ""
         if not before or label == before:
             return label
         if not (self._in_place and _follows(label, before)):

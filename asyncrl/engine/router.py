@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +27,9 @@ _ARGUMENTS = (
     *("--health-check-interval-secs", "2", "--health-failure-threshold", "1", "--health-success-threshold", "1"),
     *("--worker-startup-check-interval", "1", "--log-level", "warn"),
 )
+# An engine that is added answers already. One that dies before it is there takes one of the router's few workers for so
+# long, while others wait to be added: half an hour by the router's own default.
+_JOIN_S = 10
 _CALL_S = 10.0
 
 
@@ -34,6 +38,14 @@ class RouterClient(EngineClient):
 
     leaves = True
     _label = ""
+
+    def __init__(self, address: str, *, api_key: str | None, apart: bool) -> None:
+        """
+        Args:
+            apart: prompts are computed by servers of their own, whose weights the label of a token does not name.
+        """
+        super().__init__(address, api_key=api_key)
+        self.apart = apart
 
     def announced(self, key: str) -> None:
         """Take note of the weights of all engines behind it."""
@@ -104,7 +116,7 @@ class Router:
         self._deadline_s = start_deadline_s
         self._process: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None
-        self._joining: set[str] = set()  # addresses that were added to the router and that it does not list yet
+        self._joining: dict[str, float] = {}  # addresses that it adds, and until when it tries
 
     async def start(self) -> None:
         """Start the process and return when it answers."""
@@ -113,6 +125,7 @@ class Router:
         own = ["--host", "127.0.0.1", "--port", str(self._port)]
         own += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
         module = ("-m", "asyncrl.engine.router_process", str(self._key_file))
+        own += ["--worker-startup-timeout-secs", str(_JOIN_S)]
         command = python(*module, *own, *_ARGUMENTS, *self._arguments)
         self._process = await ChildProcess.start(command, log=self._log_file, environment={})
         headers = {"Authorization": f"Bearer {key}"}
@@ -133,10 +146,10 @@ class Router:
         for worker in listed:
             if worker.url not in members:
                 await self._call("DELETE", f"/workers/{worker.id}")
-        there = {worker.url for worker in listed}
-        self._joining = (self._joining & members.keys()) - there
-        for address in members.keys() - there - self._joining:
-            self._joining.add(address)
+        there, now = {worker.url for worker in listed}, time.monotonic()
+        self._joining = {url: until for url, until in self._joining.items() if url not in there and until > now}
+        for address in members.keys() - there - self._joining.keys():
+            self._joining[address] = now + _JOIN_S
             await self._call("POST", "/workers", _body(members[address]))
         well = {worker.url for worker in listed if worker.is_healthy and worker.url in members}
         return Routed(well, alone=there <= members.keys())

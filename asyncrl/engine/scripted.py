@@ -29,6 +29,7 @@ class ScriptedClient:
     """A scripted engine: takes a drawn time; each token carries the version current at its share of it."""
 
     exact = False
+    apart = False
 
     def __init__(self, *, mean_s: float, sigma: float, tokens: int, slots: int) -> None:
         """
@@ -91,7 +92,7 @@ class ScriptedClient:
         return until
 
     async def health(self) -> bool:
-        """It is always well."""
+        """Return True: there is no server that could be ill."""
         return True
 
     async def label(self) -> str:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import random
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import aiohttp
 import msgspec
 
+from asyncrl.background import BackgroundTasks
 from asyncrl.errors import AsyncRLError
+from asyncrl.http_calls import SHOWN_CHARS, NoAnswer, answered, check_transient, open_session, read_at_most
+from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
 from asyncrl.rewards.score import GradeRequest, RewardFailed, read_score
-from asyncrl.rewards.serving import reward_setup
+from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup
 from asyncrl.sandbox.pool import Sandbox
 
 __all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed", "open_grader"]
 
-_FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
-_SHOWN_CHARS = 300
+_GATHER_S = 0.05  # that a call waits for more completions
 _ANSWER_BYTES = 1 << 20
 
 
@@ -54,18 +55,20 @@ class Grader(Protocol):
 
 
 async def open_grader(
-    spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0, memory_mb: int = 0
+    spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0, memory_mb: int = 0, batch: int = 1
 ) -> Grader:
     """Open the reward that `spec` names.
 
     Args:
-        spec: `exact` (completion equals label, both stripped), `math` (by math-verify), `reasoning-gym` (the scorer
-            of the dataset that the prompt came from) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
+        spec: `exact` (completion equals label, both stripped), `math` (by math-verify), `dapo`, `deepscaler`, `f1` and
+            `gpqa`, `ifbench` and `ifeval` (docs/write-a-reward.md), `reasoning-gym` (the scorer of the dataset that
+            the prompt came from) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
             user's function as `path/to/file.py:function` or `package.module:function`.
         base: folder that a relative path is looked for in.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.
         memory_mb: MB that each process of a function may take; 0 for no limit.
+        batch: completions that one call of a user's function grades at most; above 1 it is given lists.
 
     Raises:
         GraderError: unknown reward.
@@ -75,11 +78,13 @@ async def open_grader(
         return ExactGrader()
     if spec.startswith(("http:", "https:")):
         return HttpGrader(spec, time_limit_s)
-    setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb)
+    setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
     if setup is None:
-        known = "exact, math, reasoning-gym, reasoning-gym:NAME, http://ADDRESS, FILE.py:FUNCTION, MODULE:FUNCTION"
+        forms = ("reasoning-gym", "reasoning-gym:NAME", "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
+        known = ", ".join(["exact", "math", *ANSWER_REWARDS, *INSTRUCTION_REWARDS, *forms])
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
-    return SandboxGrader(await Sandbox.open(setup, workers=workers))
+    sandbox = await Sandbox.open(setup, workers=workers)
+    return BatchGrader(sandbox, batch) if setup.arguments["lists"] else SandboxGrader(sandbox)
 
 
 class ExactGrader:
@@ -114,6 +119,132 @@ class SandboxGrader:
         await self._sandbox.close()
 
 
+class BatchGrader:
+    """The numbers that a function in a child process returns for many completions at once.
+
+    A call waits a moment for more completions, until there are as many as it may take. Where it raises, ends its
+    process, runs past its limit or returns another number of scores, each of its completions is graded by a call of its
+    own, so that only those that are to blame fail.
+    """
+
+    def __init__(self, sandbox: Sandbox, most: int) -> None:
+        """
+        Args:
+            most: completions of one call.
+        """
+        self.at_once = sandbox.at_once * most
+        self._sandbox, self._most = sandbox, most
+        self._waiting: list[tuple[GradeRequest, asyncio.Future[GradeResult]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._calls = BackgroundTasks()
+
+    async def grade(self, request: GradeRequest) -> GradeResult:
+        """Join the next call."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[GradeResult] = loop.create_future()
+        self._waiting.append((request, result))
+        if len(self._waiting) >= self._most:
+            self._begin()
+        elif self._timer is None:
+            self._timer = loop.call_later(_GATHER_S, self._begin)
+        return await result
+
+    async def close(self) -> None:
+        """Kill the children; calls under way fail."""
+        self._begin()
+        await self._sandbox.close()
+        await self._calls.ended()
+
+    def _begin(self) -> None:
+        """Begin the call of those that wait."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        jobs, self._waiting = self._waiting, []
+        if jobs:
+            self._calls.start(self._call(jobs))
+
+    async def _call(self, jobs: list[tuple[GradeRequest, asyncio.Future[GradeResult]]]) -> None:
+        reply = await self._sandbox.call([request for request, _ in jobs])
+        scores, fault = reply.value, RewardFailed(reply.reason, reply.detail) if reply.reason is not None else None
+        if fault is None and len(scores) != len(jobs):
+            fault = RewardFailed("value", f"the function returned {len(scores)} scores for {len(jobs)} completions")
+        if fault is not None and len(jobs) > 1 and fault.reason != "closed":
+            await asyncio.gather(*(self._call([job]) for job in jobs))
+            return
+        for number, (_, result) in enumerate(jobs):
+            error = fault
+            if error is None and isinstance(scores[number], str):
+                error = RewardFailed("value", scores[number])
+            if result.done():  # whoever asked is gone
+                continue
+            if error is not None:
+                result.set_exception(error)
+            else:
+                result.set_result(GradeResult(*scores[number]))
+
+
+class GroupReward(NamedTuple):
+    """The reward of whole groups."""
+
+    function: str  # of the user's, `path/to/file.py:function` or `package.module:function`
+    tournament: str = ""  # in which it compares two, a name in `TOURNAMENTS`; "" where it grades the group itself
+
+
+class GroupGrader:
+    """The numbers that one call of a function in a child process returns for all members of a group."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    @classmethod
+    async def open(
+        cls, reward: GroupReward, *, base: Path, workers: int, time_limit_s: float, memory_mb: int, most: int
+    ) -> GroupGrader:
+        """Open the user's function of a reward, as `open_grader` does.
+
+        Args:
+            most: members of a group.
+
+        Raises:
+            GraderError: it is none.
+            FunctionError: it cannot be found or loaded.
+        """
+        spec = reward.function
+        setup = reward_setup(
+            spec,
+            base=base,
+            time_limit_s=time_limit_s,
+            memory_mb=memory_mb,
+            batch=max(2, most),
+            tournament=reward.tournament,
+        )
+        if setup is None or not setup.arguments["lists"]:
+            raise GraderError(f"the reward {spec!r} of a group is none; expected FILE.py:FUNCTION or MODULE:FUNCTION")
+        return cls(await Sandbox.open(setup, workers=workers))
+
+    async def grade(self, requests: list[GradeRequest]) -> list[GradeResult | str]:
+        """Grade all members of a group.
+
+        Returns:
+            For each the reward, or why it has none.
+
+        Raises:
+            RewardFailed: the call failed: states why no member has one.
+        """
+        reply = await self._sandbox.call(requests)
+        if reply.reason is not None:
+            raise RewardFailed(reply.reason, reply.detail)
+        if len(reply.value) != len(requests):
+            detail = f"the function returned {len(reply.value)} scores for the {len(requests)} members of a group"
+            raise RewardFailed("value", detail)
+        return [score if isinstance(score, str) else GradeResult(*score) for score in reply.value]
+
+    async def close(self) -> None:
+        """Kill the children."""
+        await self._sandbox.close()
+
+
 class HttpGrader:
     """The number that a server answers.
 
@@ -127,38 +258,24 @@ class HttpGrader:
     def __init__(self, url: str, time_limit_s: float) -> None:
         self._url = url
         self._time_limit_s = time_limit_s
-        # A second bound here would count waiting as the server's time.
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None),
-            connector=aiohttp.TCPConnector(limit=0),
-            headers={"Content-Type": "application/json"},
-        )
+        self._session = open_session()
 
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Ask the server, again where that may help."""
         fields = ("prompt", "completion", "label", "metadata")
         body = msgspec.json.encode({name: getattr(request, name) for name in fields})
-        fault, wait_s = "no answer", _FIRST_WAIT_S
         try:
-            async with asyncio.timeout(self._time_limit_s):
-                while True:
-                    try:
-                        return await self._ask(body)
-                    except (aiohttp.ClientError, OSError) as error:
-                        fault = str(error) or type(error).__name__
-                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))  # so that workers do not return together
-                    wait_s = min(2 * wait_s, _LAST_WAIT_S)
-        except TimeoutError:
-            detail = f"no reward from {self._url} within {self._time_limit_s:g} s; last: {fault}"
+            return await answered(partial(self._ask, body), self._time_limit_s)
+        except NoAnswer as error:
+            detail = f"no reward from {self._url} within {self._time_limit_s:g} s; last: {error}"
             raise RewardFailed("time_limit", detail) from None
 
     async def _ask(self, body: bytes) -> GradeResult:
         # A redirection is not followed: the labels go to the address that the settings name, and to no other.
         async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-            text = await _read_answer(response)
-            shown = text[:_SHOWN_CHARS].decode(errors="replace")
-            if response.status == 429 or response.status >= 500:
-                raise aiohttp.ClientError(f"status {response.status}: {shown}")
+            text = await read_at_most(response, _ANSWER_BYTES)
+            check_transient(response, text)
+            shown = text[:SHOWN_CHARS].decode(errors="replace")
             if response.status >= 300:
                 to = f" and names {response.headers['Location']}" if "Location" in response.headers else ""
                 raise RewardFailed("http", f"{self._url} answered status {response.status}{to}: {shown}")
@@ -172,11 +289,3 @@ class HttpGrader:
     async def close(self) -> None:
         """Close the connections."""
         await self._session.close()
-
-
-async def _read_answer(response: aiohttp.ClientResponse) -> bytes:
-    """The body, or its beginning where it is longer than an answer may be."""
-    text = b""
-    while len(text) <= _ANSWER_BYTES and (part := await response.content.readany()):
-        text += part
-    return text

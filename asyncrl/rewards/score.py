@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, SupportsFloat
 
 import msgspec
 
 from asyncrl.sandbox.frames import CallFailed
-from topics.trajectories import METRICS, NAME_CHARS
-from topics.wire import GREATEST
+from topics.trajectories import METRICS, NAME_CHARS, TrajectoryGenerated
+from topics.wire import GREATEST, WireError
 
 
 class GradeRequest(msgspec.Struct):
@@ -21,6 +21,24 @@ class GradeRequest(msgspec.Struct):
     label: Any = None
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
     trajectory_id: str = ""
+
+
+def request_of(generated: TrajectoryGenerated) -> GradeRequest:
+    """The inputs of the reward of a trajectory, by its first row.
+
+    Raises:
+        WireError: it has none.
+    """
+    if not generated.rows:
+        raise WireError(f"{generated.trajectory_id} has no row to be graded against")
+    row = generated.rows[0]
+    return GradeRequest(
+        completion=generated.completion,
+        prompt=row.prompt,
+        label=row.label,
+        metadata=row.metadata,
+        trajectory_id=generated.trajectory_id,
+    )
 
 
 class RewardFailed(CallFailed):
@@ -46,6 +64,27 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
         return finite(value["reward"], "'reward' is"), metrics
     except ValueError as error:
         raise RewardFailed("value", str(error)) from None
+
+
+def read_scores(values: Any) -> list[tuple[float, dict[str, float]] | str]:
+    """Read what a reward function returned for many completions: an iterable of what `read_score` takes.
+
+    Returns:
+        For each the reward and the metrics, or why it has none: what is wrong with one does not touch the others.
+
+    Raises:
+        RewardFailed: with reason `value`; it is no list.
+    """
+    if isinstance(values, Mapping | str | bytes) or not isinstance(values, Iterable):
+        shown = repr(values)[:200]
+        raise RewardFailed("value", f"the function returned {shown}; expected a list, one score for each completion")
+    scores: list[tuple[float, dict[str, float]] | str] = []
+    for value in values:
+        try:
+            scores.append(read_score(value))
+        except RewardFailed as error:
+            scores.append(error.detail)
+    return scores
 
 
 def read_metrics(values: Mapping[Any, Any]) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import functools
 import inspect
@@ -12,23 +13,45 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import FunctionError
-from asyncrl.rewards.functions import is_async, load_function, load_rollout
-from asyncrl.rewards.score import GradeRequest, read_score
+from asyncrl.functions import is_async, load_function, load_rollout
+from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+from asyncrl.rewards.score import GradeRequest, read_score, read_scores
+from asyncrl.rewards.tournaments import TournamentReward
 from asyncrl.sandbox.frames import Service, Setup
 
+_REPLY_BYTES = 1 << 20  # of the result for one completion
 
-def reward_setup(spec: str, *, base: Path, time_limit_s: float, memory_mb: int) -> Setup | None:
-    """Return the setup by which a child finds the reward that `spec` names; None where that is no function."""
+ANSWER_REWARDS = ("dapo", "deepscaler", "f1", "gpqa")
+"""Rewards of `asyncrl.rewards.answers`."""
+
+
+def reward_setup(
+    spec: str, *, base: Path, time_limit_s: float, memory_mb: int, batch: int = 1, tournament: str = ""
+) -> Setup | None:
+    """Return the setup by which a child finds the reward that `spec` names; None where that is no function.
+
+    Args:
+        batch: requests that one call of a user's function takes at most; above 1 the function is given lists.
+        tournament: among them, by a name in `TOURNAMENTS`: the function compares two.
+    """
     kind, colon, name = spec.partition(":")
     arguments: dict[str, Any] | None = None  # not None: the function makes the reward when called with these
     if spec == "math":
         spec, arguments = "asyncrl.rewards.scorers:make_math", {}
+    elif spec == "deepscaler":
+        spec, arguments = "asyncrl.rewards.answers:make_deepscaler", {}
+    elif spec in INSTRUCTION_REWARDS:
+        spec, arguments = "asyncrl.rewards.instructions:make_instructions", {"benchmark": spec}
+    elif spec in ANSWER_REWARDS:
+        spec = f"asyncrl.rewards.answers:{spec}"
     elif kind == "reasoning-gym":
         spec, arguments = "asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": name or None}
     elif not colon or kind in ("http", "https"):
         return None
-    found = {"spec": spec, "base": str(base), "arguments": arguments}
-    return Setup(spec, f"{__name__}:serve_reward", found, time_limit_s, memory_mb)
+    lists = batch > 1 and bool(colon) and arguments is None  # not those that are named by a word
+    found = {"spec": spec, "base": str(base), "arguments": arguments, "lists": lists, "tournament": tournament}
+    reply_bytes = _REPLY_BYTES * (batch if lists else 1)
+    return Setup(spec, f"{__name__}:serve_reward", found, time_limit_s, memory_mb, reply_bytes)
 
 
 def rollout_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:
@@ -36,8 +59,10 @@ def rollout_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:
     return Setup(spec, f"{__name__}:load_only", {"spec": spec, "base": str(base)}, time_limit_s)
 
 
-def serve_reward(spec: str, base: str, arguments: dict[str, Any] | None) -> Service:
-    """Load a reward.
+def serve_reward(
+    spec: str, base: str, arguments: dict[str, Any] | None, *, lists: bool, tournament: str = ""
+) -> Service:
+    """Load a reward; with `lists`, one that grades many completions at once.
 
     Raises:
         FunctionError: it cannot be found or loaded, or asks for what a request does not have.
@@ -45,8 +70,30 @@ def serve_reward(spec: str, base: str, arguments: dict[str, Any] | None) -> Serv
     function = load_function(spec, base=Path(base))
     if arguments is not None:
         function = function(**arguments)
-    call = functools.partial(read_signature(function).call, function)
-    return Service(call, read_score, is_async(function))
+    if tournament:
+        function = _tournament(tournament, function)
+    signature = read_signature(function)
+    if lists:
+        call = functools.partial(signature.call_with_lists, function)
+        return Service(call, read_scores, is_async(function), about=lists)
+    return Service(functools.partial(signature.call, function), read_score, is_async(function))
+
+
+def _tournament(name: str, judge: Callable[..., Any]) -> Callable[..., Any]:
+    """The reward of a group by a tournament; plain where the judge is.
+
+    A plain judge blocks its process, so that each group has to have the process for itself: its limit counts its own
+    comparisons.
+
+    Raises:
+        FunctionError: the judge is called otherwise, or is a tournament itself.
+    """
+    reward = TournamentReward(name, judge)
+
+    def plain(completion: list[str], prompt: list[Any], label: list[Any], trajectory_id: list[str]) -> list[float]:
+        return asyncio.run(reward(completion, prompt, label, trajectory_id))
+
+    return reward if is_async(judge) else plain
 
 
 def load_only(spec: str, base: str) -> Service:
@@ -68,6 +115,10 @@ class Signature(msgspec.Struct):
         """Call `function` with the parts of a `GradeRequest` that it names."""
         keywords = {name: request[name] for name in self.keywords}
         return function(request["completion"], **keywords) if self.positional else function(**keywords)
+
+    def call_with_lists(self, function: Callable[..., Any], requests: list[dict[str, Any]]) -> Any:
+        """Call `function` with a list of each part that it names, in the order of the requests."""
+        return self.call(function, {name: [one[name] for one in requests] for name in GradeRequest.__struct_fields__})
 
 
 def read_signature(function: Callable[..., Any]) -> Signature:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,14 +14,16 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
+import xxhash
 
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.routing import rows_of
 from asyncrl.errors import AsyncRLError
 from asyncrl.rewards.score import check_name, finite, read_metrics
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from topics.actors import Waiting
 from topics.prompts import PromptRow
-from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, Answer, Outcome, Segment
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, TURNS, Answer, Outcome, Segment
 from topics.wire import Int32Array
 
 Replay: TypeAlias = Literal["journal", "rerun"]
@@ -67,6 +70,7 @@ class Limits(NamedTuple):
 
     max_new_tokens: int
     stop: list[str]
+    seed: int = 0  # of the draws, at each position
 
 
 class Host(Protocol):
@@ -129,7 +133,7 @@ class RolloutContext:
         call = self._calls[path] = _Call(ids, answer, Generated(answer, self.tokenizer))
         if not answer.done:
             with outside():
-                await self._host.sample(ids, answer, limits)
+                await self._host.sample(ids, answer, limits._replace(seed=seed_of_call(self._seed, path)))
         return call.generated
 
     async def tool(
@@ -202,6 +206,7 @@ class RolloutContext:
         *,
         metrics: Mapping[str, float] | None = None,
         artefacts: Mapping[str, str | bytes] | None = None,
+        turn_rewards: Sequence[float] = (),
     ) -> None:
         """Give what is known of how the trajectory went; a later call adds to the earlier ones, and replaces what it
         names again. What was given counts: when the function is run again elsewhere, its first values are kept.
@@ -210,6 +215,8 @@ class RolloutContext:
             reward: of the trajectory. It is final: `reward.function` is not called.
             metrics: named finite numbers, whose means over a batch are `reward/NAME` in `metrics.jsonl`.
             artefacts: named texts or bytes, kept with the trajectory's tokens; `asyncrl explain` shows them.
+            turn_rewards: of each `generate`, in the order of the calls, for `learner.advantage = "turns"`. Where no
+                reward is given, it is their sum.
 
         Raises:
             ValueError: a value is no finite number, or there are too many or too large ones.
@@ -220,15 +227,28 @@ class RolloutContext:
                 None if reward is None else finite(reward, "the reward is"),
                 read_metrics(metrics or {}),
                 {check_name(name): _as_bytes(name, value) for name, value in (artefacts or {}).items()},
+                [finite(value, "a turn reward is") for value in turn_rewards],
             )
             _check_outcome(_merged([*self._outcomes.values(), given]))
             answer.result, answer.done = msgspec.msgpack.encode(given), True
         self._outcomes[path] = msgspec.msgpack.decode(answer.result, type=Outcome)
 
     def outcome_given(self) -> Outcome | None:
-        """Return all that `outcome` was given, in the order of call paths; None where it was not called."""
+        """Return all that `outcome` was given, in the order of call paths; None where it was not called.
+
+        Raises:
+            ValueError: there are not as many rewards of turns as turns.
+        """
         paths = sorted(self._outcomes, key=call_order)
-        return _merged([self._outcomes[path] for path in paths]) if paths else None
+        if not paths:
+            return None
+        given, turns = _merged([self._outcomes[path] for path in paths]), len(self._calls)
+        if given.turn_rewards and len(given.turn_rewards) != turns:
+            found = f"found {len(given.turn_rewards)} turn rewards"
+            raise ValueError(f"{found}, expected one for each of {turns} calls of generate, in their order")
+        if given.turn_rewards and given.reward is None:
+            given.reward = math.fsum(given.turn_rewards)
+        return given
 
     def segments(self) -> list[Segment]:
         """The rows that come of all generations, in the order of their call paths.
@@ -237,14 +257,15 @@ class RolloutContext:
         second branch) begins a new one.
         """
         rows: list[_Row] = []
-        for call in self._in_order():
+        for turn, call in enumerate(self._in_order()):
             row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
             if row is None:
                 row = _Row()
                 rows.append(row)
             row.observe(call.ids)
-            row.sampled(call.answer)
-        return [row.segment() for row in rows]
+            row.sampled(call.answer, turn)
+        rewarded = any(outcome.turn_rewards for outcome in self._outcomes.values())
+        return [row.segment(rewarded=rewarded) for row in rows]
 
     def sampled_text(self) -> str:
         """The text of everything the policy sampled, or what the function put in its place."""
@@ -267,18 +288,26 @@ class RolloutContext:
         return [self._calls[path] for path in sorted(self._calls, key=call_order)]
 
 
+def seed_of_call(seed: int, path: str) -> int:
+    """Return the seed of a generation: two calls with the same tokens must not draw the same answer."""
+    return xxhash.xxh3_64_intdigest(f"{seed}:{path}".encode()) >> 1
+
+
 def _merged(outcomes: Sequence[Outcome]) -> Outcome:
     merged = Outcome()
     for outcome in outcomes:
         merged.reward = merged.reward if outcome.reward is None else outcome.reward
         merged.metrics |= outcome.metrics
         merged.artefacts |= outcome.artefacts
+        merged.turn_rewards = outcome.turn_rewards or merged.turn_rewards
     return merged
 
 
 def _check_outcome(outcome: Outcome) -> None:
     """Raise a ValueError where a trajectory has more than may be kept of it."""
     read_metrics(outcome.metrics)
+    if len(outcome.turn_rewards) > TURNS:
+        raise ValueError(f"found {len(outcome.turn_rewards)} turn rewards, expected at most {TURNS} for one trajectory")
     size = sum(map(len, outcome.artefacts.values()))
     if len(outcome.artefacts) > ARTEFACTS or size > ARTEFACT_BYTES:
         found, expected = f"{len(outcome.artefacts)} artefacts of {size:,} bytes", f"{ARTEFACTS} of {ARTEFACT_BYTES:,}"
@@ -299,6 +328,7 @@ class _Row:
     def __init__(self) -> None:
         self._tokens = np.empty(0, np.int32)
         self._sampled: list[tuple[int, Answer]] = []  # where each generation begins
+        self._turns: list[int] = []  # of those, in the trajectory
 
     def continues(self, ids: Int32Array) -> bool:
         length = len(self._tokens)
@@ -307,11 +337,12 @@ class _Row:
     def observe(self, ids: Int32Array) -> None:
         self._tokens = ids
 
-    def sampled(self, answer: Answer) -> None:
+    def sampled(self, answer: Answer, turn: int) -> None:
+        self._turns.append(turn)
         self._sampled.append((len(self._tokens), answer))
         self._tokens = np.concatenate([self._tokens, answer.tokens])
 
-    def segment(self) -> Segment:
+    def segment(self, *, rewarded: bool) -> Segment:
         length = len(self._tokens)
         mask = np.zeros(length, np.uint8)
         logprobs = np.zeros(length, np.float32)
@@ -321,7 +352,25 @@ class _Row:
             mask[start:end] = 1
             logprobs[start:end] = answer.logprobs
             versions[start:end] = answer.versions
-        return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions)
+        counts = [len(answer.tokens) for _, answer in self._sampled]
+        turns = list(zip(self._turns, counts, strict=True)) if rewarded else []
+        return Segment(
+            tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions, turns=turns, routing=self._routing()
+        )
+
+    def _routing(self) -> bytes:
+        """The first row that was recorded for each token; what sampled a token and is lost stays unknown."""
+        width = max((answer.route_bytes for _, answer in self._sampled), default=0)
+        if not width:
+            return b""
+        rows, open_ = np.zeros((len(self._tokens), width), np.uint8), np.ones(len(self._tokens), np.bool_)
+        for start, answer in self._sampled:
+            given = rows_of(answer, width)
+            taken = np.flatnonzero(open_[: len(given)] & given.any(1))
+            rows[taken] = given[taken]
+            open_[taken] = False
+            open_[max(start - 1, 0) : start - 1 + len(answer.tokens)] = False
+        return rows.tobytes()
 
 
 async def single_turn(row: PromptRow, context: RolloutContext) -> None:

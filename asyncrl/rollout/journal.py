@@ -8,7 +8,7 @@ Answers depend on paths only, never on which of two parallel calls came back fir
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token, copy_context
 from copy import copy
@@ -91,18 +91,9 @@ def digest_of(*inputs: Any) -> str:
 class Journal:
     """Recorded answers by call path, in the order in which the calls were first made."""
 
-    def __init__(self, recordings: Iterable[dict[str, Answer]] = ()) -> None:
-        """
-        Args:
-            recordings: what was published of it before, oldest first.
-
-        Raises:
-            WireError: one of them does not continue those before.
-        """
+    def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
         self._published: dict[str, tuple[int, bool]] = {}
-        for recording in recordings:
-            self.extend(recording)
 
     def extend(self, recording: dict[str, Answer]) -> None:
         """Continue it by what was published after what it holds.
@@ -153,6 +144,8 @@ class Journal:
                 part.start = start = published[0]
                 part.tokens, part.logprobs = answer.tokens[start:], answer.logprobs[start:]
                 part.versions = _shortened(answer.versions[start:])
+                if not answer.done:
+                    part.routing, part.route_bytes = b"", 0
         return news
 
     def published(self, news: dict[str, Answer]) -> None:

@@ -29,19 +29,18 @@ from asyncrl.errors import DamagedFile
 from asyncrl.files import write_json
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy
-from asyncrl.run.connect import SUPERVISOR
+from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
-from asyncrl.run.make_model import LaunchError, create_model_aside
+from asyncrl.run.first_keys import add_first_keys
+from asyncrl.run.make_model import LaunchError, make_model
 from asyncrl.run.placement import PLACEMENTS, Placed, actor_job
-from asyncrl.run.resume_overrides import longer
+from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
-from asyncrl.run.skip import request_skip
 from asyncrl.run.user_actors import load_actors
 from topics.actors import RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors
 _INFO_S = 2.0  # for a server to send INFO to a new connection
-_RECOVER_S = 120.0  # for a server to read its store
 _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
 
 
@@ -86,7 +85,7 @@ class Launch:
             config, base = files.read_config(), files.base
         except (DamagedFile, FileNotFoundError) as error:
             raise LaunchError(f"run {root.name} cannot go on: {error}") from error
-        wanted = longer(config, overrides)
+        wanted = longer(config, overrides, base=base)
         if _has_finished(root) and wanted.learner.steps == config.learner.steps:
             raise LaunchError(
                 f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
@@ -179,6 +178,7 @@ class Launch:
             self._write_config()
             (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
             await publish(bus, run_opened(self.config, self.files))
+            await add_first_keys(bus, self.config.gateway.tenants, self.files)
         finally:
             making.cancel()
             await asyncio.wait({making})
@@ -271,7 +271,7 @@ class Launch:
         else:
             nats = self.config.nats
             self._server = own_server(self.files.root, self.config.run, nats.servers, Listen(nats.host, nats.port))
-            self.address = await self._server.start(_RECOVER_S)
+            self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
         """A server that others use too must hold a run that goes on, and no run of a new one's id."""
@@ -323,7 +323,7 @@ class Launch:
             self.report(f"the NATS server died: {words}; it is started again")
             await deaths.pause()
             try:
-                await server.start(_RECOVER_S)
+                await server.start(RECOVER_S)
                 words = ""
             except BusUnreachable as error:
                 words = str(error)
@@ -350,11 +350,11 @@ class Launch:
             self._over.set_result(1)
 
     async def _make_model(self) -> None:
-        """Make the untrained model where the config names none, in a process of its own: this one stays small."""
+        """Make the untrained model where the config names none."""
         if self.config.model.path or self.files.model.exists():
             return
         aside = self.files.model.with_name("model.partial")
-        await create_model_aside(self.files.config, aside)
+        await make_model(aside, self.config)
         aside.rename(self.files.model)
 
     async def _start_supervisor(self) -> None:

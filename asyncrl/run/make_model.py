@@ -1,28 +1,26 @@
-"""Making the untrained model of a run, in a process of its own."""
+"""Making the untrained model of a run."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
+from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import ChildProcess, python
+from asyncrl.training.create import create_configured
 
 
 class LaunchError(AsyncRLError):
     """The run cannot start."""
 
 
-async def create_model_aside(config: Path, directory: Path) -> None:
-    """Make the untrained model of a `config.json` in a process of its own: this one stays small.
+async def make_model(directory: Path, config: Config) -> None:
+    """Make the untrained model that a config describes, on a thread.
 
     Raises:
         LaunchError: it could not be made.
     """
-    command = python("-m", "asyncrl.training.create", str(config), str(directory))
-    child = await ChildProcess.start(command, piped=True)
     try:
-        _, output = await child.process.communicate()
-    finally:
-        child.kill()  # where a start that failed does not wait for it
-    if child.process.returncode:
-        raise LaunchError(f"the model could not be made: {output.decode(errors='replace').strip()[-500:]}")
+        await asyncio.to_thread(create_configured, directory, config)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"the model could not be made: {error}") from error

@@ -15,13 +15,17 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.config.check import Finding
+from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
-from asyncrl.config.tasks import tasks_of
 from asyncrl.data.protocol import DataError
+from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
-from asyncrl.rewards.serving import reward_setup, rollout_setup
+from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
 from asyncrl.run.placement import PLACEMENTS
-from asyncrl.run.preflight_model import check_machine, check_model
+from asyncrl.run.preflight_algorithms import check_algorithms
+from asyncrl.run.preflight_megatron import check_megatron
+from asyncrl.run.preflight_model import check_adapters, check_further_models, check_machine, check_model
+from asyncrl.run.preflight_routing import check_routing_replay
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
@@ -29,7 +33,7 @@ from asyncrl.sandbox.frames import Setup
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
-REWARDS = ("exact", "math", "reasoning-gym")
+REWARDS = ("exact", "math", *ANSWER_REWARDS, "reasoning-gym")
 ROLLOUTS = ("single_turn",)
 
 _LEAST_MEMORY_MB = 128
@@ -52,8 +56,14 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         _logins,
         _ports,
         check_model,
+        check_further_models,
+        check_adapters,
+        check_megatron,
+        check_routing_replay,
+        check_algorithms,
         _start,
         _functions,
+        _judge,
         check_data,
         _room,
     )
@@ -88,6 +98,8 @@ def _secrets(config: Config, base: Path) -> Iterator[Finding]:
     tables = [(f"engine.groups.{name}", group) for name, group in config.engine.groups.items()]
     for key, name in (
         ("nats.password_file", config.nats.password_file),
+        ("learner.teacher.api_key_file", config.learner.teacher.api_key_file),
+        ("live.judge.api_key_file", config.live.judge.api_key_file),
         *((f"{table}.api_key_file", group.api_key_file) for table, group in [("engine", config.engine), *tables]),
     ):
         if not name:
@@ -167,14 +179,21 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("reward.memory_mb",), message)
     asked: dict[tuple[str, ...], Setup] = {}
     named = [
-        (task.keys(field), getattr(task, field), known)
-        for task in tasks_of(config).values()
+        (task.keys(field), getattr(task, field), known, task)
+        for task in graded_tasks(config).values()
         for field, known in (("reward", REWARDS), ("rollout", ROLLOUTS))
     ]
-    for keys, spec, known in named:
+    for keys, spec, known, task in named:
         near = difflib.get_close_matches(spec, known, n=1)
         if known is REWARDS:
-            how = reward_setup(spec, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
+            how = reward_setup(
+                spec,
+                base=base,
+                time_limit_s=reward.time_limit_s,
+                memory_mb=reward.memory_mb,
+                batch=2 if task.reward_scope == "group" else reward.batch,
+                tournament=task.tournament,
+            )
         else:
             how = rollout_setup(spec, base=base, time_limit_s=reward.time_limit_s)
         if spec in known or (not spec and known is REWARDS):
@@ -189,9 +208,25 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             asked[keys] = how
         elif not _has_host(spec):
             yield Finding(keys, f'found "{spec}", expected http://host:port/path')
+    if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
+        yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
+    if reward.batch > reward.in_flight:
+        message = (
+            f"found {reward.batch}, but a worker holds reward.in_flight = {reward.in_flight}; expected at most that"
+        )
+        yield Finding(("reward.batch", "reward.in_flight"), message)
     for keys, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
         if problem:
             yield Finding(keys, problem)
+
+
+def _judge(config: Config, base: Path) -> Iterator[Finding]:
+    """The user's judge is loaded where it will run."""
+    settings = config.live.judge
+    if ":" in settings.function:
+        setup = judge_setup(settings.function, base=base, time_limit_s=settings.deadline_s)
+        for problem in filter(None, asyncio.run(load_problems([setup]))):
+            yield Finding(("live.judge.function",), problem)
 
 
 def _has_host(url: str) -> bool:

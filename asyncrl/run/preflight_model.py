@@ -10,9 +10,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from asyncrl.config.check import Finding
+from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
-from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
 from asyncrl.process import python
@@ -45,6 +47,74 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
             yield Finding((key, "model.path"), message)
 
 
+def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether teacher and critic are whole models that read the tokens of the policy."""
+    for key, given in (
+        ("learner.teacher.model", config.learner.teacher.model),
+        ("learner.critic.model", config.learner.critic.model),
+    ):
+        try:
+            problem = _differs(base / given, _policy_vocabulary(config, base)) if given else ""
+            problem = problem or (_shorter(base / given, config.rollout.max_new_tokens + 1) if given else "")
+        except (ModelError, TokenizerError):
+            return  # reported where the model itself is checked
+        if problem:
+            yield Finding((key, "model.path"), problem)
+
+
+def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether the model has the projections that adapters are put beside."""
+    lora, path = config.learner.lora, base / config.model.path
+    if not lora.rank or not config.model.path:
+        return  # a created model has all that can be named
+    try:
+        names = {name.removesuffix(".weight").rpartition(".")[2] for name in tensor_shapes(path) if ".layers." in name}
+    except ModelError:
+        return  # reported where the model itself is checked
+    if missing := [target for target in lora.targets if target not in names]:
+        there = ", ".join(sorted(name for name in names if name.endswith("_proj"))) or "none"
+        message = f"the layers of {path} have no {', '.join(missing)}; their projections are {there}"
+        yield Finding(("learner.lora.targets", "model.path"), message)
+
+
+def _differs(path: Path, policy: dict[int, str]) -> str:
+    """Return why a model does not read these tokens; empty where it does."""
+    try:
+        found = check_model_directory(path)
+        known = TaskTokenizer.load(path).vocabulary
+    except (ModelError, TokenizerError) as error:
+        return str(error)
+    if problem := differing_token(path, known, policy):
+        return problem
+    if found.vocab_size <= max(policy):
+        return f"{path} has {found.vocab_size} tokens, the tokenizer ids up to {max(policy)}; name another model"
+    return ""
+
+
+def _shorter(path: Path, tokens: int) -> str:
+    """Return why a model takes no row of these tokens; empty where it does. Longer rows are refused as they come."""
+    context = check_model_directory(path).context
+    message = f"a row would take {tokens} tokens, but the model at {path} takes {context}; lower rollout.max_new_tokens"
+    return message if context < tokens else ""
+
+
+def differing_token(path: Path, known: dict[int, str], policy: dict[int, str]) -> str:
+    """Return the first token that a model has otherwise than the policy; empty where there is none."""
+    for number in sorted(policy.keys() | known.keys()):
+        if policy.get(number) != known.get(number):
+            return (
+                f"{path}: token {number} is {known.get(number)!r}, of the trained model it is {policy.get(number)!r}; "
+                "it must have the tokenizer of the policy: name a model of the same family"
+            )
+    return ""
+
+
+def _policy_vocabulary(config: Config, base: Path) -> dict[int, str]:
+    if config.model.path:
+        return TaskTokenizer.load(base / config.model.path).vocabulary
+    return dict(enumerate([*SPECIAL_TOKENS, *config.model.create.alphabet]))
+
+
 def _compare_weights(path: Path, shape: ModelConfig) -> None:
     there, implied = tensor_shapes(path), shape.tensors()
     for name, size in implied.items():
@@ -71,26 +141,41 @@ def check_machine(config: Config) -> Iterator[Finding]:
     """Return whether there is here what the settings ask for: GPUs for the learner, the package of the engine."""
     device = config.learner.device
     cuda = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if cuda and config.learner.trainer == "torch":
-        count, _, version = _asked(_COUNT_GPUS).partition(" ")
-        if not count.isdecimal():
-            yield Finding(
-                ("learner.device",), f'found "{device}", and torch cannot be asked for GPUs: {count} {version}'
-            )
-        elif int(count) <= int(cuda[1] or 0):
+    if cuda and config.learner.trainer != SCRIPTED:
+        count, version = _gpus({})
+        if count is None:
+            yield Finding(("learner.device",), f'found "{device}", and torch cannot be asked for GPUs: {version}')
+        elif count <= int(cuda[1] or 0):
             message = (
                 f'found "{device}", but torch {version} finds {count} GPUs here; set "cpu", or install torch for CUDA'
             )
             yield Finding(("learner.device",), message)
-    for pool, group in config.engine.pools.items():
-        if group.kind == "sglang" and _asked(_FIND_SGLANG, group.environment) != "True":
-            table = pool.replace("-", ".groups.")
-            message = f'{table}.kind = "sglang", but there is no package sglang here; install it: pip install -e'
-            message += f' ".[sglang]", or name its folder in {table}.environment.PYTHONPATH'
-            yield Finding((f"{table}.kind",), message)
+    for table, group in config.engine.tables.items():
+        if group.kind == "sglang":
+            yield from _sglang(table, group)
     if config.engine.router.count and importlib.util.find_spec("sglang_router") is None:
         message = "found 1, but there is no package sglang-router here; install it: pip install -e"
         yield Finding(("engine.router.count",), message + ' ".[sglang]"')
+
+
+def _sglang(table: str, group: EngineGroup) -> Iterator[Finding]:
+    if _asked(_FIND_SGLANG, group.environment) != "True":
+        message = f'{table}.kind = "sglang", but there is no package sglang here; install it: pip install -e'
+        message += f' ".[sglang]", or name its folder in {table}.environment.PYTHONPATH'
+        yield Finding((f"{table}.kind",), message)
+    if group.gpus:
+        count, version = _gpus(group.environment)
+        missing = [number for number in group.gpus if number >= (count or 0)]
+        if missing:
+            found = f"torch {version} finds {count}" if count is not None else f"torch cannot be asked: {version}"
+            message = f"found {missing}, expected numbers of GPUs that are here, from 0 up; {found}"
+            yield Finding((f"{table}.gpus",), message)
+
+
+def _gpus(environment: Mapping[str, str]) -> tuple[int | None, str]:
+    """Return the number of GPUs that torch finds and its version; None, and why, where it cannot be asked."""
+    count, _, version = (answer := _asked(_COUNT_GPUS, environment)).partition(" ")
+    return (int(count), version) if count.isdecimal() else (None, answer)
 
 
 def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:

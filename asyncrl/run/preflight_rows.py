@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from asyncrl.config.check import Finding
+from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.settings import Config
-from asyncrl.config.tasks import Task, rows_of, tasks_of
+from asyncrl.config.tasks import Task, rows_of, tasks_of, turns_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
+from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.data.user_source import is_function
+from asyncrl.training.create import write_tokenizer
 from topics.prompts import PromptRow
 
 _FIRST_ROWS = 1000  # of the first epoch's order
@@ -26,21 +32,50 @@ def check_data(config: Config, base: Path) -> Iterator[Finding]:
         yield from _check_rows(config, base, task)
         if task.eval_source:
             yield from _check_rows(config, base, task, held_out=True)
+    for task in tasks_of_sets(config).values():
+        yield from _check_rows(config, base, task, held_out=True)
+    if (own := warmup_rows(config, base)) is not None:
+        yield from _check_setup(config, base, own, _Checked(("warmup.source",), ("warmup.options",), answered=False))
+
+
+class _Checked(NamedTuple):
+    """Rows to check, and what is known of them."""
+
+    keys: tuple[str, ...]  # of the settings that name them
+    options: tuple[str, ...]
+    answered: bool = True  # by the policy, so that they are prompts
+    supervised: bool = True
+    held_out: bool = False
 
 
 def _check_rows(config: Config, base: Path, task: Task, *, held_out: bool = False) -> Iterator[Finding]:
     keys = task.keys("eval_source" if held_out else "source")
-    setup = rows_of(config, base, task, held_out=held_out)
+    supervised = config.warmup.steps > 0 and not config.warmup.source and not held_out
+    rows = _Checked(keys, task.keys("options"), supervised=supervised, held_out=held_out)
+    yield from _check_setup(config, base, rows_of(config, base, task, held_out=held_out), rows)
+
+
+def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) -> Iterator[Finding]:
+    keys = what.keys
     setup.longest = _LONGEST_ROWS
     try:
         opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
+        if is_function(setup.parts[0].spec):
+            again = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))[1]
+            differing = (place for place, pair in enumerate(zip(rows, again, strict=False)) if pair[0] != pair[1])
+            if (place := next(differing, None)) is not None:
+                message = (
+                    f"{setup.parts[0].spec}: row {place} is another one when it is opened again with the same seed"
+                )
+                yield Finding(keys, f"{message}; a run that goes on needs the same rows: draw from the seed alone")
+                return
     except (DataError, RowMakerDown, OSError) as error:
-        yield Finding((*keys, *task.keys("options")), str(error))
+        yield Finding((*keys, *what.options), str(error))
         return
-    if config.task.epochs and not held_out:
+    if config.task.epochs and what.answered and not what.held_out:
         yield from _epochs(config, opened)
     check = _rows_for_model if config.model.path else _rows_for_made_model
-    yield from check(config, base, keys[0], rows, supervised=config.warmup.steps > 0 and not held_out)
+    yield from check(config, base, rows, what)
 
 
 def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
@@ -58,42 +93,55 @@ def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
         yield Finding(("task.epochs", "learner.steps"), message)
 
 
-def _rows_for_model(
-    config: Config, base: Path, key: str, rows: list[PromptRow], *, supervised: bool
-) -> Iterator[Finding]:
+def _rows_for_model(config: Config, base: Path, rows: list[PromptRow], what: _Checked) -> Iterator[Finding]:
     """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
     path = base / config.model.path
     try:
-        context = check_model_directory(path).context
-        tokenizer = TaskTokenizer.load(path)
-        for row in rows:
-            tokenizer.encode_prompt(row, max_tokens=context - 1)
-            if supervised:
-                tokenizer.encode_supervised(row, max_tokens=context)
-    except TokenizerError as error:
-        yield Finding((key, "model.path"), f"{key}: {error}")
+        yield from _rows_for_tokenizer(config, path, check_model_directory(path).context, rows, what)
     except ModelError:
         return  # reported where the model itself is checked
 
 
-def _rows_for_made_model(
-    config: Config, _base: Path, key: str, rows: list[PromptRow], *, supervised: bool
+def _rows_for_tokenizer(
+    config: Config, path: Path, context: int, rows: list[PromptRow], what: _Checked
 ) -> Iterator[Finding]:
+    key, turns = what.keys[0], turns_of(config.warmup)
+    try:
+        tokenizer = TaskTokenizer.load(path)
+        for row in rows:
+            if what.answered:
+                tokenizer.encode_prompt(row, max_tokens=context - 1)
+            if what.supervised:
+                tokenizer.encode_supervised(row, turns, max_tokens=context)
+    except TokenizerError as error:
+        yield Finding((key, "model.path"), f"{key}: {error}")
+
+
+def _rows_for_made_model(config: Config, _base: Path, rows: list[PromptRow], what: _Checked) -> Iterator[Finding]:
     """Rows that a model made from `model.create`, with one token per character, cannot read."""
-    alphabet, context = set(config.model.create.alphabet), config.model.create.context
+    create, key = config.model.create, what.keys[0]
+    alphabet, context = set(create.alphabet), create.context
+    if create.template:
+        with TemporaryDirectory() as folder:
+            write_tokenizer(Path(folder), create.alphabet, context=context, template=create.template)
+            yield from _rows_for_tokenizer(config, Path(folder), context, rows, what)
+        return
     for row in rows:
         if not isinstance(row.prompt, str):
             yield Finding(
-                (key, "model.path"), f"{key} holds chat messages, but a made model has no chat template; set model.path"
+                (key, "model.path", "model.create.template"),
+                f"{key} holds chat messages, but the made model has no chat template; set model.create.template, or "
+                "model.path",
             )
             return
-        label = str(row.label) if supervised and row.label is not None else ""
+        label = str(row.label) if what.supervised and row.label is not None else ""
         unknown = "".join(sorted(set(row.prompt + label) - alphabet))
         if unknown:
             message = f'{key} has the prompt "{row.prompt}", but model.create.alphabet lacks "{unknown}"; add it'
             yield Finding((key, "model.create.alphabet", "model.path"), message)
             return
-        tokens = len(row.prompt) + max(config.rollout.max_new_tokens, len(label) + 1 if label else 0)
+        sampled = config.rollout.max_new_tokens if what.answered else 0
+        tokens = len(row.prompt) + max(sampled, len(label) + 1 if label else 0)
         if tokens > context:
             message = (
                 f'{key} has the prompt "{row.prompt}", which takes {tokens} tokens with its answer, but '

@@ -9,9 +9,8 @@ from pathlib import Path
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.provision import remove_streams
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.connect import connected, is_over
+from asyncrl.run.connect import FoundRun, RunNotFound, connected, is_over, named_directory
 from asyncrl.run.directory import RunFiles, is_locked, made_at, reader_of
-from asyncrl.run.find import FoundRun, RunNotFound, named_directory
 
 
 def remove_directory(folder: Path, name: str, *, force: bool) -> str:

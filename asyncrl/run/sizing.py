@@ -33,14 +33,15 @@ from asyncrl.config.room import (
     payload_room,
 )
 from asyncrl.config.settings import Config, ModelSettings, NatsSettings
-from asyncrl.config.tasks import largest_group, rows_of
+from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
+from asyncrl.files import taken_bytes
 from asyncrl.run.make_model import LaunchError
 from topics.batches import BATCH_TRAINED, BatchTrained
-from topics.topic import DEAD, TRAINING, TRAJECTORIES, Retention, Stream
+from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
 _ON_DISK = 1.2  # bytes on the disk for one that the server counts
 _SAMPLED_ROWS = 500
@@ -144,7 +145,8 @@ class Plan:
         """Each stream with what it needs, what it may hold, and when that would be full."""
         lines = [f"{'stream':<14}{'needs MB':>10}{'holds MB':>10}  {'setting':<24}full"]
         for name, size in self.sizes.items():
-            need, setting = self.needs[name], _SETTINGS.get(self.needs[name].stream.keep, "")
+            need = self.needs[name]
+            setting = "gateway.turns_mb" if need.stream is TURNS else _SETTINGS.get(need.stream.keep, "")
             given = f"{setting} = {self._given(need.stream) // MB}" if setting else ""
             lines.append(f"{name:<14}{_mb(need.least):>10}{_mb(size):>10}  {given:<24}{self._full(need, size)}")
         held = sum(self.sizes[need.stream.name] for need in self._stored)
@@ -163,7 +165,9 @@ class Plan:
 
     def _given(self, stream: Stream) -> int:
         """Bytes that the settings give a stream; 0 where they leave it open."""
-        nats = self.config.nats
+        nats, gateway = self.config.nats, self.config.gateway
+        if stream is TURNS:
+            return MB * gateway.turns_mb if gateway.count else 0
         given = {Retention.LEDGER: nats.ledger_max_mb, Retention.PAYLOAD: nats.stream_max_mb}
         return MB * given.get(stream.keep, 0)
 
@@ -176,6 +180,8 @@ class Plan:
         config = self.config
         if need.stream is DEAD:
             return "never: the oldest letters make room"
+        if need.stream is TURNS:
+            return "then turns are answered and not recorded" if config.gateway.count else "never: no gateway"
         if need.longest:
             return f"after step {size // need.longest:,}, if every trajectory were as long as it may be"
         if not need.step:
@@ -217,7 +223,8 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     Raises:
         DataError, OSError: its data cannot be read.
     """
-    row_bytes = _row_bytes(msgspec.json.encode(rows_of(config, base)), config.task.row_limit_s)
+    setups = [rows_of(config, base), warmup_rows(config, base)]
+    row_bytes = max(_row_bytes(msgspec.json.encode(one), config.task.row_limit_s) for one in setups if one is not None)
     parameters = _parameters(config.model, base)
     needed = needs(config, row_bytes, parameters)
     if progress is not None:
@@ -230,20 +237,9 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
 
 def _disk(nats: NatsSettings, directory: Path, root: Path | None, files: int) -> Disk:
     folder = root or next(path for path in (directory, *directory.parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free + (_taken(root) if root is not None else 0)
+    free = shutil.disk_usage(folder).free + (taken_bytes(root) if root is not None else 0)
     room = min(nats.disk_max_mb * MB or free, free - RESERVE_MB * MB - files)
     return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / nats.servers))
-
-
-def _taken(root: Path) -> int:
-    """Bytes that the files of a run take."""
-    total = 0
-    for path in root.rglob("*"):
-        try:
-            total += path.lstat().st_blocks * 512
-        except FileNotFoundError:
-            pass  # removed meanwhile
-    return total
 
 
 def _parameters(model: ModelSettings, base: Path) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from asyncrl.errors import AsyncRLError, FunctionError
-from asyncrl.rewards.functions import load_module
+from asyncrl.functions import load_module
 from topics.roles import Role
 from topics.table import register
 

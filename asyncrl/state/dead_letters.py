@@ -18,6 +18,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.state.format_message import FormattedMessage, as_json
 from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
+from topics.ids import REISSUE, TASK, prompt_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
@@ -108,8 +109,8 @@ async def reissue(bus: Bus, name: str) -> str:
 
 
 async def _reissue_prompt(bus: Bus, name: str) -> str:
-    prompt_id = name.rsplit("-", 1)[0]
-    if prompt_id[:1] not in ("p", "r") or not prompt_id[1:].isdecimal():
+    prompt_id = prompt_of(name)
+    if prompt_id[:1] not in (TASK, REISSUE) or not prompt_id[1:].isdecimal():
         raise AsyncRLError(f"{name!r} is no prompt of RL; their ids look like p000042")
     issued = await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{prompt_id}-0"))
     if issued is None:

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.facts import blockers, faults
-from asyncrl.state.findings import finding
+from asyncrl.state.facts import blockers, faults, finding
+from asyncrl.state.grading import GRADERS, failing_rewards, hanging_rewards
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
+from topics.ids import prompt_of
 from topics.roles import role_of
 from topics.stalls import StallFound
 from topics.table import queues_of
@@ -55,6 +56,7 @@ _ACTIVITIES = {
     "publishing": "copies version {number}",
     "saving": "copies checkpoint {number}",
     "awaiting batch": "waits for batch {number}",
+    "awaiting teacher": "waits for the teacher's log-probs of batch {number}",
     "making row": "makes row {number}",
     "standby": "stands by",
     "taking over": "takes over",
@@ -137,7 +139,12 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
     if _starts(state) or _explains(known, "buffer", "prompter"):
         return []
     ill = {one.object for one in known}
-    found = [*_idle(state), *_reward(state, ill), *_rollout(state, ill)]
+    found = [
+        *_idle(state),
+        *hanging_rewards(state, ill, held_s=_HELD_S),
+        *failing_rewards(state),
+        *_rollout(state, ill),
+    ]
     if not _explains(known, "engine"):
         found += _version(state, ill)
     if not (found or _recovers(state) or any(one.cause not in _BESIDE for one in known)):
@@ -172,7 +179,7 @@ def _explains(known: list[StallFound], *roles: str) -> bool:
 def _recovers(state: RunState) -> bool:
     """Return whether a worker or engine was started so recently that earlier work may still be on lease."""
     lease_s = state.config.workers.lease_s + _LEAST_S
-    workers = [actor for role in ("rollout", "reward", "engine") for actor in state.of_role(role)]
+    workers = [actor for role in ("rollout", *GRADERS, "engine") for actor in state.of_role(role)]
     return any(actor.starts and state.since_s(actor.starts[-1]) < lease_s for actor in workers)
 
 
@@ -194,6 +201,10 @@ def _learner(state: RunState) -> Iterator[StallFound]:
             busy_s = min(busy_s, packed_s) if doing.kind else packed_s
         if busy_s <= bound_s:
             continue
+        if doing.kind == "awaiting teacher":
+            evidence = f"the learner {_activity_text(doing)} for {busy_s:.0f} s"
+            yield finding("teacher away", state.config.learner.teacher.url, evidence)
+            continue
         batch = f"batch {state.trained + 1} is packed" if state.packed_ns else "no batch is packed yet"
         evidence = f"{batch}; the learner {_activity_text(doing)} for {busy_s:.0f} s"
         yield finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
@@ -201,7 +212,7 @@ def _learner(state: RunState) -> Iterator[StallFound]:
 
 def _idle(state: RunState) -> Iterator[StallFound]:
     """Find work that waits in a queue without a consumer."""
-    for role in ("rollout", "reward"):
+    for role in ("rollout", *GRADERS):
         queue = Counter[str]()
         for own in queues_of(role):
             queue.update(state.queues.get(own.name, {}))
@@ -211,23 +222,6 @@ def _idle(state: RunState) -> Iterator[StallFound]:
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
             evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
             yield finding("no worker", role, evidence)
-
-
-def _reward(state: RunState, ill: set[str]) -> Iterator[StallFound]:
-    """Trajectories that are being graded for too long."""
-    seen: set[str] = set()
-    for actor, work in _held(state, "reward", ill):
-        if work.quiet_s < _HELD_S or work.waiting.on == "turn" or actor.actor_id in seen:
-            continue
-        seen.add(actor.actor_id)
-        done = int((actor.gauge("graded") or 0) + (actor.gauge("failed") or 0))
-        queue = state.queues.get("reward", {})
-        evidence = (
-            f"grades {work.id} for {work.held_s:.0f} s, {done:,} done before; reward workers have "
-            f"{queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; reward.time_limit_s is "
-            f"{state.config.reward.time_limit_s:g}"
-        )
-        yield finding("reward hanging", actor.actor_id, evidence)
 
 
 def _patient_s(work: HeldWork) -> float:
@@ -288,10 +282,10 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
         if 0 < _mates(state, work.id) < _group_size(state, work.id):
-            late.setdefault(work.id.rsplit("-", 1)[0], (actor, work))
+            late.setdefault(prompt_of(work.id), (actor, work))
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)
-    if not stuck and (len(late) < len({work.id.rsplit("-", 1)[0] for _, work in slow}) or len(late) > _BRIEF):
+    if not stuck and (len(late) < len({prompt_of(work.id) for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: what is missing is credit
     for actor_id, pieces in hanging.items():
         evidence = (
@@ -306,7 +300,7 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
 
 
 def _group_size(state: RunState, trajectory_id: str) -> int:
-    return group_size_of(state.config, trajectory_id.rsplit("-", 1)[0])
+    return group_size_of(state.config, prompt_of(trajectory_id), state.stages_begun)
 
 
 def _credit(state: RunState) -> Iterator[StallFound]:
@@ -322,9 +316,12 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     if doing.kind == "making row":
         waits_s = state.gauge("prompter", "doing_s") or 0.0
         data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
+        data = (warm and config.warmup.source) or data
         evidence = f"it {_activity_text(doing)} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} groups are open, {limit} may be, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
+    elif config.live.share == 1 and not open_groups:
+        return  # turns come when people talk
     elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times = f"{config.task.epochs} time{'s' * (config.task.epochs > 1)}"
         evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
@@ -370,8 +367,8 @@ def _ends(state: RunState) -> bool:
 
 def _mates(state: RunState, name: str) -> int:
     """Members of a trajectory's group that are graded or failed."""
-    prompt_id = name.rsplit("-", 1)[0]
-    return sum(ended.rsplit("-", 1)[0] == prompt_id for ended in state.ended)
+    prompt_id = prompt_of(name)
+    return sum(prompt_of(ended) == prompt_id for ended in state.ended)
 
 
 def _times(work: HeldWork) -> str:

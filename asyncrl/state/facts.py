@@ -1,19 +1,58 @@
-"""Faults in themselves, whether training advances or not: machines, processes, streams, engines."""
+"""Faults in themselves, whether training advances or not, of machines, processes, streams, engines; and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from asyncrl.config.room import MB, RESERVE_MB
-from asyncrl.state.findings import finding
-from asyncrl.state.parts import Actor, Engine
+from asyncrl.state.parts import SILENT_S, Actor, Engine
 from asyncrl.state.run_state import RunState
+from asyncrl.training.assertions import broken_assertions
 from topics.actors import Waiting
-from topics.roles import role_of
-from topics.stalls import StallFound
+from topics.batches import BatchTrained
+from topics.roles import pool_of, role_of
+from topics.stalls import Cause, StallFound
 from topics.topic import STREAMS
 
-_SILENT_S = 6.0  # three vital signs
+ADVICE: dict[Cause, str] = {
+    "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
+    "permission missing": "give this role its user of the run (nats.user, nats.password_file), or grant the subject",
+    "disk full": "free space; all actors continue, or from the last checkpoint with `asyncrl up --resume RUN`",
+    "stream full": "stop; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (stream_max_mb) gives it more room",
+    "clock off": "let NTP set the clock of that machine; deadlines and times are wrong until then",
+    "dead letters": "read them with `asyncrl dead`, mend the cause, then `asyncrl dead --reissue`",
+    "actor silent": "nothing: it is killed after supervision.silence_s; if that repeats, look at its machine",
+    "actor dying": "read its last lines with `asyncrl logs`; the run ends by itself after eight quick deaths",
+    "no writer": "read that keeper's lines with `asyncrl logs`; supervision.spares = 1 shortens such a gap",
+    "no worker": "start some with `asyncrl scale ROLE=N`",
+    "engine dead": "read the server's log; an external one must be started again by its owner",
+    "engine paused": "send POST /continue_generation to the server with its key, and find out who paused it",
+    "version not loaded": "read the engine's lines with `asyncrl logs`; it must be able to read the weights' folder",
+    "mislabelled": "find out which other client loads weights there, or restarts the server; it may serve one run only",
+    "weights not direct": 'mend what it names, raise weights.direct_deadline_s, or set weights.direct = "never"',
+    "weights unchanged": "look at rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
+    "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
+    "assertion broken": "compare sampler and trainer of that step with `asyncrl replay`; docs/replay.md says how",
+    "step anomalous": "look at them with `asyncrl explain`, and at the batch with `asyncrl dump`; is the reward sound?",
+    "learner behind": "read its lines with `asyncrl logs`; give it more cores, or make batches smaller",
+    "teacher away": "look at the server that learner.teacher.url names, and at `asyncrl logs`; the step waits for it",
+    "reward hanging": "look at the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
+    "reward failing": "read the failure with `asyncrl explain`; mend the reward function, or what it asks",
+    "rollout hanging": "look at the rollout function and its tools; workers.stall_s passes the work on",
+    "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
+    "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
+    "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
+    "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
+    "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
+    "unexplained": "run `asyncrl status` and `asyncrl logs`, and report it in an issue",
+}
+
+
+def finding(cause: Cause, object: str, evidence: str) -> StallFound:
+    """A reason why a run does not advance, or soon will not: of what, and its evidence with numbers."""
+    return StallFound(cause, object, evidence, ADVICE[cause])
+
+
 _START_S = 90.0  # for a process to publish its first message
 _GONE_S = 2.0  # a process that ended is started again sooner
 _OFTEN = 3  # starts within a minute
@@ -24,6 +63,7 @@ _LATELY_S = 15.0
 _ANSWER_S = 5.0  # a server that does not answer for this long is dead
 _UPDATES = 5.0  # an update that takes so many times as long as the one before is none
 _FIRST_UPDATE_S = 30.0
+_FALLBACKS = 2  # versions from the store, one after another, that should have come directly
 
 
 def blockers(state: RunState) -> Iterator[StallFound]:
@@ -54,10 +94,16 @@ def faults(state: RunState) -> Iterator[StallFound]:
         if engine_id not in ill:
             yield from _engine(state, engine_id)
     yield from _mislabelled(state)
+    yield from _not_direct(state, ill)
     same = state.unchanged
     if same.base and (same.lineage, same.version) == (state.lineage, state.version):
         evidence = f"all tensors of version {same.version} are those of {same.base}"
         yield finding("weights unchanged", "learner", evidence)
+    if state.newest is not None:
+        for evidence in broken_assertions(state.config, state.newest.step, state.newest.metrics):
+            yield finding("assertion broken", "learner", evidence)
+    for step in [step.message for step in state.steps if step.message.anomaly is not None][-1:]:
+        yield finding("step anomalous", "learner", anomaly_text(step))
 
 
 def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound]:
@@ -117,7 +163,7 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
     if not actor.live:
         return
     frozen = actor.process == "stopped" or (actor.process == "gone" and silent_s > _GONE_S)
-    if frozen or silent_s > _SILENT_S:
+    if frozen or silent_s > SILENT_S:
         process = f"process {actor.pid} on {actor.host} is {actor.process or 'silent: frozen, or its machine is'}"
         evidence = f"no vital sign for {silent_s:.0f} s; {process}"
         asked = _asked_of_learner(state) if actor.role == "learner" else ""
@@ -149,7 +195,7 @@ def _keepers(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         starts = [actor.starts[-1] for actor in actors if actor.live]
         newest = max([fill.last_ns, state.opened_ns, *starts])
         quiet_s = state.since_s(newest)
-        if starts and quiet_s > state.config.supervision.silence_s + _SILENT_S:
+        if starts and quiet_s > state.config.supervision.silence_s + SILENT_S:
             evidence = f"no writer has appended to {stream} for {quiet_s:.0f} s; a {role} writes every 3 s"
             yield finding("no writer", role, evidence)
 
@@ -177,6 +223,8 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         )
         yield finding("engine paused", engine_id, evidence)
         return
+    if pool_of(engine_id) == state.config.eval.pool:
+        return  # it holds the versions of evaluations, which end by their deadline and say why
     began_ns = actor.starts[-1]
     if max(engine.ready_ns, engine.updating_ns) < began_ns:
         return  # its server starts
@@ -208,6 +256,19 @@ def _mislabelled(state: RunState) -> Iterator[StallFound]:
             yield finding("mislabelled", worker.actor_id, evidence)
 
 
+def _not_direct(state: RunState, ill: set[str]) -> Iterator[StallFound]:
+    """Find engines that read the store though `weights.direct` is set; a single time may be a learner that went on."""
+    for engine in state.engines.values():
+        if engine.fallbacks >= _FALLBACKS and engine.state != "gone" and engine.engine_id not in ill:
+            settings = state.config.weights
+            evidence = (
+                f"{engine.fallbacks} versions one after another, the last {engine.version}, did not come by "
+                f'weights.direct = "{settings.direct}": {engine.fallback}; it reads them from the store '
+                f'("{settings.store}") instead, the last in {engine.update_s:.2f} s'
+            )
+            yield finding("weights not direct", engine.engine_id, evidence)
+
+
 def _failed_version(state: RunState, actor: Actor) -> str:
     """The version over which an engine dies again and again, where it is one."""
     engine = state.engines.get(actor.actor_id)
@@ -215,3 +276,12 @@ def _failed_version(state: RunState, actor: Actor) -> str:
         return ""
     has = "none before" if engine.version is None else f"version {engine.version} before"
     return f"it does not take version {engine.updating}, it had {has}"
+
+
+def anomaly_text(step: BatchTrained) -> str:
+    """Return what was unusual in a step, and the trajectories that carry it."""
+    assert step.anomaly is not None
+    carriers = ", ".join(
+        f"{one.trajectory_id} (gradient norm {one.grad_norm:.4g}, loss {one.loss:.4g})" for one in step.anomaly.carriers
+    )
+    return f"step {step.step}: {step.anomaly.found}; carried by {carriers}"

@@ -11,11 +11,11 @@ import msgspec
 import numpy as np
 
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BLOB
+from asyncrl.bus.publish import BLOB, decode_body
 from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.weights import WeightsStored
-from topics.wire import decode
+from topics.wire import WireError
 
 _SHOWN = 8  # elements of an array or list
 _SHOWN_TEXT = 60  # characters of a string
@@ -56,9 +56,8 @@ class FormattedMessage:
             _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")
             return None, f"{size} bytes in {chunks} chunks of the blob stream"
         try:
-            kind = topic.message
-            return (msgspec.json.decode(self.data, type=kind) if topic.json else decode(kind, self.data)), ""
-        except (ValueError, RecursionError, msgspec.MsgspecError) as error:
+            return decode_body(topic, self.data), ""
+        except WireError as error:
             return None, f"undecodable: {error}"
 
     @property

@@ -9,11 +9,13 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import BY
-from asyncrl.run.find import RunNotFound
+from asyncrl.run.connect import RunNotFound
+from asyncrl.state.parts import reward_text
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
+from topics.ids import prompt_of
 from topics.prompts import PromptIssued
 from topics.table import topic_of_type
 from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
@@ -110,7 +112,7 @@ class TrajectoryHistory(Fold):
     @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
         of = f"for message {message.payload.sequence} of TRAJECTORIES"
-        self._add(record, f"{_attempt_text(record)}, reward {message.reward:g}, {of}")
+        self._add(record, f"{_attempt_text(record)}, {reward_text(message.reward, message.turn_rewards)}, {of}")
 
     @on(TrajectoryFailed)
     def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
@@ -136,7 +138,8 @@ class TrajectoryHistory(Fold):
             for member in [one for one in group.members if one.trajectory_id == self.trajectory_id]:
                 self._steps.add(message.step)
                 where = f"batch {message.step}, attempt {member.attempt}, one of {len(group.members)} of its group"
-                self._add(record, f"{where}, reward {member.reward:g}, {member.tokens:,} tokens{rule}")
+                given = reward_text(member.reward, member.turn_rewards)
+                self._add(record, f"{where}, {given}, {member.tokens:,} tokens{rule}")
 
     @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
@@ -149,7 +152,8 @@ class TrajectoryHistory(Fold):
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         for member in [one for one in message.members if one.trajectory_id == self.trajectory_id]:
-            self._add(record, f"evaluation of version {message.version}, reward {member.reward:g}")
+            given = reward_text(member.reward, member.turn_rewards)
+            self._add(record, f"evaluation of version {message.version}, {given}")
 
 
 async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
@@ -165,7 +169,7 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     history = TrajectoryHistory(trajectory_id)
     progress = [subject(kind, trajectory_id) for kind in (TrajectoryProgressed, TrajectoryGenerated)]
     claims = [subject(kind, trajectory_id) for kind in (TrajectoryGraded, TrajectoryFailed)]
-    drops = [subject(TrajectoryDropped, trajectory_id), subject(GroupDropped, trajectory_id.rsplit("-", 1)[0])]
+    drops = [subject(TrajectoryDropped, trajectory_id), subject(GroupDropped, prompt_of(trajectory_id))]
     await read_log(bus, ACTORS, [subject(RunOpened)], history)
     await read_log(bus, PROMPTS, [subject(PromptIssued, trajectory_id)], history, headers_only=True)
     await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
 from topics.actors import ActorStarted, ActorStopped, Vitals
 from topics.batches import BatchTrained
+from topics.evals import EvalScored
 
 EventKind: TypeAlias = Literal["step", "news", "warning"]
 Process: TypeAlias = Literal["", "stopped", "gone"]  # "": lives, or is on another machine
 
+SILENT_S = 6.0  # three vital signs
 _SOON_S = 60.0  # starts that count as one trouble lie within this
 _STARTS = 16  # of an actor that are remembered
 
@@ -100,6 +103,8 @@ class Engine:
     asked: bool = False  # it was asked to leave
     found: str = ""  # name of weights that another client gave it
     found_ns: int = 0
+    fallback: str = ""  # why its newest version came from the store, where it should come directly
+    fallbacks: int = 0  # such versions, one after another
 
     @property
     def state(self) -> Literal["ready", "updating", "gone"]:
@@ -166,11 +171,13 @@ class Trouble:
         self.what = what  # "trajectories failed"
         self.count = 0
         self.last = ""
+        self.new: dict[str, int] = {}  # by kind, since a batch was packed
 
-    def add(self, last: str) -> bool:
+    def add(self, last: str, kind: str = "") -> bool:
         """Count one; True when the count deserves a line: the first, the tenth, the hundredth ..."""
         self.count += 1
         self.last = last
+        self.new[kind] = self.new.get(kind, 0) + 1
         return str(self.count).strip("0") == "1"
 
     def __str__(self) -> str:
@@ -184,3 +191,25 @@ def one_line(text: str, command: str) -> str:
         return text
     before, traceback, _ = first.partition("Traceback (most recent call last)")
     return f"{before if traceback else first + ' ... '}{rest[-1].strip()} (more: asyncrl {command})"
+
+
+def evaluation_text(scored: EvalScored) -> str:
+    """Return its version, accuracy and pass@k, the answers without a grade, and what other versions answered."""
+    name = f" on {scored.dataset}" if scored.dataset else ""
+    text = f"evaluation of version {scored.version}{name}: {scored.accuracy:.3f} on {scored.prompts} prompts"
+    text += f", {scored.samples} answers each" if scored.samples > 1 else ""
+    text += "".join(f", {metric} {value:.3f}" for metric, value in scored.metrics.items() if metric.startswith("pass@"))
+    if scored.failed:
+        text += f", {scored.failed} without a grade"
+    others = {version: tokens for version, tokens in scored.versions.items() if version != scored.version and tokens}
+    if others:
+        percent = 100 * sum(others.values()) / sum(scored.versions.values())
+        numbers = " and ".join(map(str, sorted(others)))
+        text += f", {percent:.0f} % of it by version{'s' if len(others) > 1 else ''} {numbers}"
+    return text
+
+
+def reward_text(reward: float, turn_rewards: Sequence[float]) -> str:
+    """Return a reward with those of its turns, where there are any."""
+    turns = ", ".join(f"{value:g}" for value in turn_rewards)
+    return f"reward {reward:g}" + (f" (turns {turns})" if turns else "")

@@ -6,12 +6,10 @@ from collections import Counter
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.state.parts import Actor
+from asyncrl.state.parts import SILENT_S, Actor
 from topics.actors import HeldWork
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.roles import pool_of, role_of
-
-_SILENT_NS = 6 * 10**9  # three vital signs
 
 
 class Roster(Fold):
@@ -35,7 +33,7 @@ class Roster(Fold):
         """Actors that are wanted, and others as long as they live: one that dies then is never started again."""
         known = {role_of(pool) for pool in self.wanted}
         wanted = {name for role in known for name in self.names_of(role)}
-        silent_ns = self.vitals_ns - _SILENT_NS
+        silent_ns = self.vitals_ns - int(SILENT_S * 1e9)
         return [
             actor
             for actor in self.actors.values()
@@ -56,7 +54,7 @@ class Roster(Fold):
 
     @property
     def pools(self) -> dict[str, int]:
-        """How many processes of each pool are wanted, engines with them that were announced."""
+        """The number of processes that are wanted of each pool, engines with them that were announced."""
         names = [name for role in {role_of(pool) for pool in self.wanted} for name in self.names_of(role)]
         return dict.fromkeys(self.wanted, 0) | Counter(map(pool_of, names))
 

@@ -10,9 +10,21 @@ import msgspec
 from asyncrl.bus.fold import on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.evaluation_text import evaluation_text
-from asyncrl.state.parts import Actor, Disk, Engine, Event, EventKind, Letter, Step, StreamFill, Trouble, one_line
+from asyncrl.state.parts import (
+    Actor,
+    Disk,
+    Engine,
+    Event,
+    EventKind,
+    Letter,
+    Step,
+    StreamFill,
+    Trouble,
+    evaluation_text,
+    one_line,
+)
 from asyncrl.state.roster import Roster
 from topics.actors import (
     ActorStarted,
@@ -27,6 +39,8 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
+from topics.ids import TASK, prompt_name
+from topics.stages import StageBegan
 from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
 from topics.topic import STREAMS, Retention, Topic
@@ -78,6 +92,7 @@ class RunState(Roster):
         self.streams: dict[str, StreamFill] = {}
         self.figures: dict[str, float] = {}  # of the trajectories of the newest batch that was trained
         self.trimmed_bytes = self.trims = 0  # of payload streams, since the beginning
+        self.stages: list[StageBegan] = []  # of the data, in their order
         self.paused = ""  # why admission is paused
         self.ended: set[str] = set()  # group mates of long-held trajectories that have a grade or failed
         self.disks: list[Disk] = []
@@ -94,7 +109,7 @@ class RunState(Roster):
 
     @on_headers(BatchPacked)
     def _on_packed(self, record: Record) -> None:
-        self.packed, self.packed_ns, self.drops = int(record.headers["step"]), record.time_ns, {}
+        self.packed, self.packed_ns, self.drops, self.failed.new = int(record.headers["step"]), record.time_ns, {}, {}
 
     def on_gone(self) -> None:
         """Note that no process of the run is left, whatever its logs hold."""
@@ -242,12 +257,22 @@ class RunState(Roster):
         where = f"; model in {message.exported}" if message.exported else ""
         self.report("news", record.time_ns, f"training finished at step {message.step}{where}")
 
+    @on(StageBegan)
+    def _on_stage_began(self, message: StageBegan, record: Record) -> None:
+        self.stages.append(message)
+        self.report("news", record.time_ns, f"stage {message.name} from prompt {prompt_name(TASK, message.prompt)} on")
+
+    @property
+    def stages_begun(self) -> list[Begun]:
+        """Its stages by number of their first prompt, those that it was forked behind first."""
+        return [*first_stages(self.config), *((began.prompt, began.name) for began in self.stages)]
+
     # -- faults, and room
 
     @on(TrajectoryFailed)
     def _on_trajectory_failed(self, message: TrajectoryFailed, record: Record) -> None:
         words = f"{message.trajectory_id} {message.reason}: {message.detail}"
-        self._count(self.failed, one_line(words, f"explain {message.trajectory_id}"), record.time_ns)
+        self._count(self.failed, one_line(words, f"explain {message.trajectory_id}"), record.time_ns, message.reason)
 
     @on(GroupDropped)
     def _on_group_dropped(self, message: GroupDropped, _: Record) -> None:
@@ -259,8 +284,8 @@ class RunState(Roster):
         words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
         self._count(self.dead, words, record.time_ns)
 
-    def _count(self, trouble: Trouble, words: str, time_ns: int) -> None:
-        if trouble.add(words):
+    def _count(self, trouble: Trouble, words: str, time_ns: int, kind: str = "") -> None:
+        if trouble.add(words, kind):
             self.report("warning", time_ns, str(trouble))
 
     @on(StreamTrimmed)
@@ -299,7 +324,8 @@ class RunState(Roster):
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         engine = self._engine(message.engine_id)
         engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
-        engine.ready_ns = record.time_ns
+        engine.ready_ns, engine.fallback = record.time_ns, message.fallback
+        engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0
 
     @on(EngineUpdating)
     def _on_updating(self, message: EngineUpdating, record: Record) -> None:

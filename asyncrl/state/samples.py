@@ -1,20 +1,190 @@
-"""Samples of a batch or an evaluation of a run: from the logs, or from the file that outlives their tokens."""
+"""Samples of a run, as people read them: from its results, or from the file that outlives their tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import Record
+from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.find import FoundRun
-from asyncrl.state.evaluation_text import evaluation_text
-from asyncrl.telemetry.samples import Event, Sample, SampleReader, SamplesFile
-from topics.batches import BATCH_PACKED, BatchMember
+from asyncrl.run.connect import FoundRun
+from asyncrl.state.parts import evaluation_text
+from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
-from topics.topic import BATCHES, Topic
+from topics.prompts import ONLY_TASK, PromptRow
+from topics.topic import BATCHES, TRAJECTORIES, Topic
+from topics.trajectories import Outcome, Segment, TrajectoryGenerated
+from topics.wire import WireError
+
+Event: TypeAlias = Literal["step", "eval"]
+
+_SHOWN_BYTES = 4_000  # of an artefact
+_LARGEST = 4  # no row takes more than this part of the file
+
+
+class Turn(msgspec.Struct):
+    """A part of a conversation."""
+
+    sampled: bool  # by the policy; else observed: a tool's answer, or whatever else the rollout function added
+    text: str
+
+
+class Sample(msgspec.Struct):
+    """One answer of the policy."""
+
+    name: str  # of the trajectory
+    reward: float | None  # None where it is not graded, or was not looked for
+    prompt: Any
+    completion: str  # the text that was graded
+    label: Any
+    tokens: int | None = None  # sampled
+    truncated: bool = False
+    hybrid: bool = False
+    turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
+    metrics: dict[str, float] = {}  # that the rollout function gave
+    artefacts: dict[str, str] = {}  # the beginnings of those
+    task: str = ONLY_TASK
+    turn_rewards: list[float] = []  # that the rollout function gave, of each `generate`
+
+
+class SampleRow(msgspec.Struct):
+    """A line of the file: samples of one batch or evaluation."""
+
+    event: Event
+    step: int  # of the batch, or version that was evaluated
+    sequence: int  # of the message about it: in BATCHES
+    samples: list[Sample]
+
+
+class SampleReader:
+    """Reads the results of a run's trajectories as samples."""
+
+    def __init__(self, bus: Bus, model: Path | None) -> None:
+        """
+        Args:
+            model: directory with the tokenizer; None where it is on another machine, and turns cannot be read.
+        """
+        self._bus = bus
+        self._model = model
+
+    async def read(self, trajectory_id: str, sequence: int) -> Sample | None:
+        """The result with this sequence in TRAJECTORIES; None where it was trimmed or cannot be read."""
+        record = await read_message(self._bus, TRAJECTORIES, sequence)
+        if record is None:
+            return None
+        try:
+            generated = await read(self._bus, TrajectoryGenerated, record)
+        except (WireError, BlobMissing):
+            return None
+        row = generated.rows[0] if generated.rows else PromptRow("")
+        tokens = sum(count.tokens for count in generated.versions)
+        turns = self._turns(generated.segments)
+        if generated.rows and turns and not turns[0].sampled:
+            turns = turns[1:]  # the prompt
+        outcome = generated.outcome or Outcome()
+        return Sample(
+            trajectory_id,
+            outcome.reward,
+            row.prompt,
+            generated.completion,
+            row.label,
+            tokens,
+            generated.truncated,
+            generated.hybrid,
+            turns,
+            outcome.metrics,
+            {name: _shown(value) for name, value in outcome.artefacts.items()},
+            generated.task,
+            outcome.turn_rewards,
+        )
+
+    @cached_property
+    def _tokenizer(self) -> TaskTokenizer | None:
+        try:
+            return TaskTokenizer.load(self._model) if self._model is not None else None
+        except TokenizerError:
+            return None
+
+    def _turns(self, segments: list[Segment]) -> list[Turn]:
+        """Split segments where sampled tokens begin and end; none where that is one prompt and one answer."""
+        changes = [np.flatnonzero(np.diff(segment.mask)) + 1 for segment in segments]
+        if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self._tokenizer is None:
+            return []
+        turns = []
+        for segment, at in zip(segments, changes, strict=True):
+            for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
+                turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
+        return turns
+
+
+def _shown(artefact: bytes) -> str:
+    """Return an artefact as text, cut where it is long."""
+    text = artefact[:_SHOWN_BYTES].decode(errors="replace")
+    return text if len(artefact) <= _SHOWN_BYTES else f"{text} ... ({len(artefact):,} bytes)"
+
+
+class SamplesFile:
+    """`samples.jsonl` of a run. Its own rows hold its position, and it stays below a size: when it is full, rows go."""
+
+    def __init__(self, root: Path, max_bytes: int = 0) -> None:
+        """
+        Args:
+            max_bytes: that it may take; of no meaning where it is only read.
+        """
+        self.path = root / "samples.jsonl"
+        self._max_bytes = max_bytes
+
+    def rows(self) -> Iterator[SampleRow]:
+        """All rows that can be read: the last one may be under way, others may be of another version."""
+        decoder = msgspec.json.Decoder(SampleRow)
+        if self.path.exists():
+            with self.path.open("rb") as file:
+                for line in file:
+                    with contextlib.suppress(msgspec.MsgspecError):
+                        yield decoder.decode(line)
+
+    def begin(self) -> dict[Event, int]:
+        """Remove a row that was not written whole; returns the sequence of the newest message with a row, by event."""
+        with self.path.open("a+b") as file:
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+        newest: dict[Event, int] = {"step": 0, "eval": 0}
+        for row in self.rows():
+            newest[row.event] = max(newest[row.event], row.sequence)
+        return newest
+
+    def append(self, row: SampleRow) -> None:
+        """Write a row at the end, without those samples that would take too large a part of the file."""
+        while len(line := msgspec.json.encode(row) + b"\n") > self._max_bytes // _LARGEST and row.samples:
+            row.samples.pop()
+        with self.path.open("ab") as file:
+            full = file.tell() + len(line) > self._max_bytes
+        if full:
+            self._thin(len(line))
+        with self.path.open("ab") as file:
+            file.write(line)
+
+    def _thin(self, needed: int) -> None:
+        """Keep rows spread evenly over the run, the newest among them, until so many bytes are free."""
+        lines = [(row, msgspec.json.encode(row) + b"\n") for row in self.rows()]
+        while sum(len(line) for _, line in lines) + needed > self._max_bytes:
+            first, parts = min(row.step for row, _ in lines), len(lines) // 3
+            span = max(row.step for row, _ in lines) - first + 1
+            kept = {(row.event, (row.step - first) * parts // span): (row, line) for row, line in lines}
+            lines = list(kept.values()) if len(kept) < len(lines) else lines[1:]
+        new = self.path.with_suffix(".new")
+        new.write_bytes(b"".join(line for _, line in lines))
+        new.replace(self.path)
 
 
 class Chosen(NamedTuple):
@@ -41,12 +211,17 @@ async def packed_batch(bus: Bus, step: int | None) -> Chosen:
     packed = await _newest(bus, BATCH_PACKED, lambda message: step in (None, message.step))
     if packed is None:
         raise AsyncRLError(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
+    return training_batch(packed)
+
+
+def training_batch(packed: BatchPacked) -> Chosen:
+    """A batch whose samples are wanted."""
     members = [member for group in packed.groups for member in group.members]
     return Chosen("step", packed.step, members, f"batch {packed.step} ({packed.stage})")
 
 
-async def scored_evaluation(bus: Bus, version: int) -> Chosen:
-    """The evaluation of a version.
+async def scored_evaluation(bus: Bus, version: int, dataset: str | None = None) -> Chosen:
+    """The evaluation of a version, of some held-out set or the newest of any.
 
     Raises:
         AsyncRLError: there is none.
@@ -54,13 +229,16 @@ async def scored_evaluation(bus: Bus, version: int) -> Chosen:
     versions: list[int] = []
 
     def wanted(message: Any) -> bool:
-        versions.append(message.version)
-        return bool(message.version == version)
+        of_set = dataset in (None, message.dataset)
+        if of_set:
+            versions.append(message.version)
+        return of_set and bool(message.version == version)
 
     scored = await _newest(bus, EVAL_SCORED, wanted)
     if scored is None:
         known = ", ".join(map(str, dict.fromkeys(versions))) or "none"
-        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}; there are: {known}")
+        of_set = f" on {dataset}" if dataset else ""
+        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}{of_set}; there are: {known}")
     return Chosen("eval", version, scored.members, evaluation_text(scored))
 
 
@@ -88,9 +266,13 @@ async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> t
             break
     kept: dict[int, list[Sample]] = {}  # by step
     if len(samples) < wanted and found.root is not None:
-        kept = {row.step: row.samples for row in SamplesFile(found.root).rows() if row.event == chosen.event}
-        if len(kept.get(chosen.step, [])) > len(samples):
-            samples, source = kept[chosen.step][:wanted], "from samples.jsonl, since tokens were trimmed"
+        for row in SamplesFile(found.root).rows():
+            if row.event == chosen.event:
+                kept.setdefault(row.step, []).extend(row.samples)  # a version has an evaluation of each held-out set
+        names = {member.trajectory_id for member in members}
+        own = [sample for sample in kept.get(chosen.step, []) if sample.name in names]
+        if len(own) > len(samples):
+            samples, source = own[:wanted], "from samples.jsonl, since tokens were trimmed"
     if members and not samples:
         nearest = sorted(sorted(kept, key=lambda step: abs(step - chosen.step))[:2])
         has = f"does not have it; the nearest there: {', '.join(map(str, nearest))}" if nearest else "does not have it"

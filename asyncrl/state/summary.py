@@ -36,9 +36,11 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     total = sum(lags.values()) or 1
     histogram = "   ".join(f"{lag}: {100 * count / total:.0f} % ({count:,})" for lag, count in lags.items())
     return [
+        *summary.get("reports", {}).items(),
         ("sampled reward", _change(summary["sampled_reward_first_step"], summary["sampled_reward_last_5_steps"])),
         *_remarks(summary),
         ("accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
+        *((f"accuracy, {name}", _by_version(found)) for name, found in summary.get("accuracy_by_set", {}).items()),
         ("steps", f"{summary['steps']} of RL after {summary['warmup_steps']} of warm-up"),
         (
             "trajectories",
@@ -104,3 +106,8 @@ def _number(value: float | None) -> str:
 
 def _percent(share: float | None) -> str:
     return "not known" if share is None else f"{100 * share:.1f} %"
+
+
+def _by_version(accuracies: dict[str, float]) -> str:
+    """Of the first version and the last, in words."""
+    return " to ".join(f"{accuracy:.3f} (version {version})" for version, accuracy in accuracies.items())

@@ -37,6 +37,8 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_ANNOUNCED, ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, ENGINE_WITHDRAWN
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
+from topics.ids import prompt_of
+from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
 from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
@@ -73,6 +75,7 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
         "newest",
     ),
     _Part((BATCH_PACKED, GROUP_DROPPED), 1, 1),
+    _Part((STAGE_BEGAN,)),
     _Part((EVAL_SCORED,), brief=0),
     _Part((TRAJECTORY_FAILED,), brief=0),
     _Part((DEAD_LETTER,), brief=5),
@@ -114,13 +117,13 @@ class Watch:
         """
         state = self.state
         state.now_ns = await self._count_messages(STREAMS)
-        prompts = list(dict.fromkeys(work.id.rsplit("-", 1)[0] for _, work in state.held("rollout")))[:_GROUPS]
+        prompts = list(dict.fromkeys(prompt_of(work.id) for _, work in state.held("rollout")))[:_GROUPS]
         names = [f"{prompt}-{member}" for prompt in prompts for member in range(largest_group(state.config))]
         claims = [
             topic.subject(self._bus.run, name) for name in names for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)
         ]
         found = await read_last_of_each(self._bus, GRADES, claims) if claims else []
-        state.ended = {record.subject.rsplit(".", 1)[1] for record in found}
+        state.ended = {record.key for record in found}
         for actor in state.actors.values():
             actor.process = state_of(actor.pid) if actor.live and actor.host == socket.gethostname() else ""
 

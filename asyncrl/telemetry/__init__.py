@@ -1,1 +1,1 @@
-"""Logs and metrics."""
+"""Structured logs and plots."""

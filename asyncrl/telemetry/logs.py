@@ -1,11 +1,17 @@
-"""Structured logs: constant events with fields, one JSON object a line, run and actor bound."""
+"""Structured logs, one JSON object a line with constant events and fields: written by actors, and read as they grow."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-import structlog
+import msgspec
+
+from asyncrl.imports import absent
+
+with absent("rich"):  # for tracebacks in a terminal: logs are JSON
+    import structlog
 
 
 def open_log(**bound: Any) -> Any:
@@ -21,3 +27,41 @@ def open_log(**bound: Any) -> Any:
         cache_logger_on_first_use=True,
     )
     return structlog.get_logger().bind(**bound)
+
+
+class Line(NamedTuple):
+    """One line of an actor's log."""
+
+    time: str  # ISO 8601 in UTC; that of the line before where it has none of its own
+    actor: str
+    level: str
+    event: str
+    fields: dict[str, Any]
+
+
+class LogFile:
+    """The log of one actor, read as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.actor = path.name.removesuffix(".log")
+        self._at = 0
+        self._time = ""
+
+    def read(self) -> list[Line]:
+        """The whole lines that came since the last call."""
+        with self.path.open("rb") as file:
+            file.seek(self._at)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._at += len(whole)
+        return [self._line(raw) for raw in whole.decode(errors="replace").splitlines() if raw.strip()]
+
+    def _line(self, raw: str) -> Line:
+        try:
+            fields = msgspec.json.decode(raw, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            return Line(self._time, self.actor, "info", raw.rstrip(), {})  # the log lines of libraries
+        self._time = str(fields.pop("timestamp", self._time))
+        fields.pop("actor", None)
+        return Line(self._time, self.actor, str(fields.pop("level", "info")), str(fields.pop("event", "")), fields)

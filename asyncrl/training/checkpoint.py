@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,9 +18,6 @@ from asyncrl.files import write_json
 from asyncrl.weights.directories import CheckpointError as CheckpointError
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.tensors import FileRecord, file_records
-
-if TYPE_CHECKING:
-    pass
 
 _RECORD = "checkpoint.json"
 
@@ -87,22 +84,36 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     path = directory / _RECORD
     try:
         checkpoint = msgspec.json.decode(path.read_bytes(), type=Checkpoint)
-        found = file_records([directory / name for name in checkpoint.files])
     except OSError as error:
-        raise CheckpointError(
-            f"{error.filename}: {error.strerror}; this is no complete checkpoint, use another"
-        ) from error
+        raise _incomplete(error) from error
     except msgspec.MsgspecError as error:
         raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
-    for (name, expected), record in zip(checkpoint.files.items(), found, strict=True):
+    check_files(directory, checkpoint.files)
+    if directory.name != checkpoint.name:
+        raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")
+    return checkpoint
+
+
+def check_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
+    """Read and verify files of a checkpoint.
+
+    Raises:
+        CheckpointError: naming the file that is missing, cut short or changed.
+    """
+    try:
+        found = file_records([directory / name for name in files])
+    except OSError as error:
+        raise _incomplete(error) from error
+    for (name, expected), record in zip(files.items(), found, strict=True):
         if record != expected:
             raise CheckpointError(
                 f"{directory / name}: {record.bytes} bytes with xxh3 {record.xxh3}, expected {expected.bytes} with "
                 f"{expected.xxh3}; this checkpoint is torn, use another"
             )
-    if directory.name != checkpoint.name:
-        raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")
-    return checkpoint
+
+
+def _incomplete(error: OSError) -> CheckpointError:
+    return CheckpointError(f"{error.filename}: {error.strerror}; this is no complete checkpoint, use another")
 
 
 def prune_checkpoints(root: Path, keep: Container[str], newest: tuple[int, int]) -> int:

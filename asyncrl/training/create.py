@@ -1,24 +1,31 @@
-"""Make a small untrained model directory: for demos, tests and experiments from nothing."""
+"""Make a small untrained model directory: for demos, tests and experiments from nothing.
+
+The files are those that transformers writes, made without loading torch, which takes seconds.
+"""
 
 from __future__ import annotations
 
 import json
-import sys
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
-import torch
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 from asyncrl.config.settings import Config
+from asyncrl.data.tokenizer import SPECIAL_TOKENS
+from asyncrl.training.torch_random import TorchRandom
 
-PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
-"""Tokens 0, 1 and 2; the alphabet follows."""
+PAD, BOS, EOS = SPECIAL_TOKENS
 
 _ROPE_THETA = 10_000.0
+_STD = 0.02  # of the initial weights, `initializer_range` of Qwen3
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +41,17 @@ class ModelShape:
     context: int = 64  # largest number of tokens
 
 
-def create_model(directory: Path, *, alphabet: str, seed: int, shape: ModelShape | None = None) -> None:
+def create_model(
+    directory: Path, *, alphabet: str, seed: int, shape: ModelShape | None = None, template: str = ""
+) -> None:
     """Write an untrained Qwen3 model with a character tokenizer as a Hugging Face directory.
 
     Args:
         directory: a new or empty directory.
         alphabet: the characters the tokenizer knows, one token each, without repeats.
-        seed: of the weights; the same seed gives the same bytes.
+        seed: of the weights, which are those that `torch.manual_seed` of it gives a model made by transformers.
         shape: sizes; `ModelShape()` where left out.
+        template: its chat template; "" for none.
 
     Raises:
         ValueError: when the alphabet repeats a character.
@@ -53,34 +63,92 @@ def create_model(directory: Path, *, alphabet: str, seed: int, shape: ModelShape
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
         raise FileExistsError(f"{directory} is not empty; a new model needs a directory of its own")
-    config = Qwen3Config(
-        vocab_size=len(alphabet) + 3,
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate_size=shape.ffn,
-        max_position_embeddings=shape.context,
-        rope_parameters={"rope_type": "default", "rope_theta": _ROPE_THETA},
-        tie_word_embeddings=False,
-        use_cache=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        dtype="float32",
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.save_pretrained(directory)
-    generation: Any = GenerationConfig
-    generation(pad_token_id=0, bos_token_id=1, eos_token_id=2, do_sample=True).save_pretrained(directory)
-    write_tokenizer(directory, alphabet, context=shape.context)
+    vocabulary = len(alphabet) + len(SPECIAL_TOKENS)
+    _write_json(directory / "config.json", _config(shape, vocabulary))
+    _write_json(directory / "generation_config.json", {**_IDS, "do_sample": True})
+    save_file(_weights(shape, vocabulary, seed), directory / "model.safetensors", metadata={"format": "pt"})
+    write_tokenizer(directory, alphabet, context=shape.context, template=template)
 
 
-def write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
+def create_configured(directory: Path, config: Config) -> None:
+    """Write the untrained model that a config describes; see `create_model`."""
+    create = config.model.create
+    shape = ModelShape(**{name: getattr(create, name) for name in ModelShape.__dataclass_fields__})
+    create_model(directory, alphabet=create.alphabet, seed=config.seed, shape=shape, template=create.template)
+
+
+def _config(shape: ModelShape, vocabulary: int) -> dict[str, object]:
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocabulary,
+        "hidden_size": shape.hidden,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "intermediate_size": shape.ffn,
+        "max_position_embeddings": shape.context,
+        "rope_parameters": {"rope_type": "default", "rope_theta": _ROPE_THETA},
+        "layer_types": ["full_attention"] * shape.layers,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "initializer_range": _STD,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "dtype": "float32",
+        **_IDS,
+    }
+
+
+def _parameters(shape: ModelShape, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and sizes of the parameters, matrices as [out, in], in the order of their random numbers."""
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield _EMBEDDING, (vocabulary, shape.hidden)
+    for layer in range(shape.layers):
+        for name, size in (
+            ("self_attn.q_proj", (queries, shape.hidden)),
+            ("self_attn.k_proj", (keys, shape.hidden)),
+            ("self_attn.v_proj", (keys, shape.hidden)),
+            ("self_attn.o_proj", (shape.hidden, queries)),
+            ("self_attn.q_norm", (shape.head_dim,)),
+            ("self_attn.k_norm", (shape.head_dim,)),
+            ("mlp.gate_proj", (shape.ffn, shape.hidden)),
+            ("mlp.up_proj", (shape.ffn, shape.hidden)),
+            ("mlp.down_proj", (shape.hidden, shape.ffn)),
+            ("input_layernorm", (shape.hidden,)),
+            ("post_attention_layernorm", (shape.hidden,)),
+        ):
+            yield f"model.layers.{layer}.{name}.weight", size
+    yield "model.norm.weight", (shape.hidden,)
+    yield _HEAD, (vocabulary, shape.hidden)
+
+
+def _weights(shape: ModelShape, vocabulary: int, seed: int) -> dict[str, npt.NDArray[np.float32]]:
+    """Draw matrices from N(0, 0.02), but 0 for the embedding of padding; a norm begins at 1."""
+    random, sizes = TorchRandom(seed), dict(_parameters(shape, vocabulary))
+    weights = {name: np.ones(size, np.float32) for name, size in sizes.items() if len(size) == 1}
+    body = [name for name in sizes if name not in weights and name != _HEAD]
+    for names in (body, [_HEAD]):
+        for name in names:  # torch draws for a new layer what transformers then draws again
+            (random.normal if name == _EMBEDDING else random.uniform)(math.prod(sizes[name]))
+        for name in names:
+            drawn = random.normal(math.prod(sizes[name])) * _STD
+            weights[name] = drawn.astype(np.float32).reshape(sizes[name])
+    weights[_EMBEDDING][_IDS["pad_token_id"]] = 0.0
+    return weights
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_tokenizer(directory: Path, alphabet: str, *, context: int, template: str = "") -> None:
     """Write the tokenizer of such a model: ids 0 to 2 pad, begin and end, then a token for each character."""
+    if template:
+        (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     vocabulary = {token: index for index, token in enumerate([PAD, BOS, EOS, *alphabet])}
     # Without an unknown token a character outside the alphabet is an error, not silently another token.
     tokenizer = Tokenizer(models.WordLevel(vocabulary))
@@ -88,7 +156,7 @@ def write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([PAD, BOS, EOS])
     tokenizer.save(str(directory / "tokenizer.json"))
-    settings = {
+    settings: dict[str, object] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": PAD,
         "bos_token": BOS,
@@ -96,16 +164,4 @@ def write_tokenizer(directory: Path, alphabet: str, *, context: int) -> None:
         "model_max_length": context,
         "clean_up_tokenization_spaces": False,
     }
-    (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-
-
-def main(arguments: list[str]) -> None:
-    """`python -m asyncrl.training.create CONFIG.json DIRECTORY`: the model that a config describes."""
-    config = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=Config)
-    create = config.model.create
-    fields = {name: getattr(create, name) for name in ModelShape.__dataclass_fields__}
-    create_model(Path(arguments[1]), alphabet=create.alphabet, seed=config.seed, shape=ModelShape(**fields))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    _write_json(directory / "tokenizer_config.json", settings)

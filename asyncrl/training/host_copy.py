@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch.distributed.tensor import DTensor
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard
 
-from asyncrl.weights.tensors import Files, HostTensor
+from asyncrl.training.lora import Adapter
+from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
+from asyncrl.weights.shares import Sized, owners
+from asyncrl.weights.tensors import Files, HostTensor, stem_of_share
 
 _ALIGNED = 64  # bytes
 _UNDER_WAY_BYTES = 256 << 20  # copies queued at once: what a step copies to the device waits behind them
+
+
+@runtime_checkable
+class Gathered(Protocol):
+    """A tensor that is whole on no rank."""
+
+    shape: tuple[int, ...]
+
+    def numel(self) -> int:
+        """Return its number of elements."""
+        ...
+
+    def whole(self) -> torch.Tensor:
+        """Gather it; every rank takes part."""
+        ...
 
 
 class Source(NamedTuple):
@@ -21,33 +40,63 @@ class Source(NamedTuple):
 
     stem: str  # of the file that will hold it
     name: str
-    tensor: torch.Tensor
+    tensor: torch.Tensor | Gathered
     dtype: torch.dtype  # of the copy
+    # Added on the way: a sum made before would take the memory of all, and be freed while the copy still reads it.
+    adapter: Adapter | None = None
+
+
+class _Place(NamedTuple):
+    """The memory of one copy."""
+
+    to: int | None  # rank that keeps it; None for all, which share it
+    host: torch.Tensor | None = None  # where this rank keeps it
+    shared: torch.Tensor | None = None  # on the GPU, where other processes may read it: it is filled first
 
 
 class HostCopy:
     """Copies of tensors in host memory: page-locked, and made on a stream of their own, where they come from a GPU.
 
-    The copies of one `begin` are there until the next one. Sharded tensors are gathered one at a time: every rank takes
-    part, and the rank that keeps them has the whole of one on its device, and of all in its host memory.
+    The copies of one `begin` are there until the next one. Each rank keeps the tensors that it writes (`owners`).
+    Sharded ones are gathered one at a time by the rank that keeps it, which has the whole of that one on its device.
     """
 
-    def __init__(self, device: torch.device, *, keeps: bool) -> None:
-        self._keeps = keeps
+    def __init__(
+        self, device: torch.device, *, rank: int = 0, ranks: int = 1, shares: bool = False, whole: Collection[str] = ()
+    ) -> None:
+        """
+        Args:
+            rank: number of this one among its peers.
+            ranks: how many there are.
+            shares: whether other processes of the host may read all of them on the first rank, which then keeps what
+                others write as well: from a GPU out of copies that stay there.
+            whole: see `owners`.
+        """
+        self._rank, self._ranks = rank, ranks
+        self._whole = whole
+        self._sized: list[Sized] = []  # tensors of the newest copy
+        self._owners: list[int] = []  # ranks that write them
+        self._to_all = shares and ranks > 1  # the first one keeps all
+        self._shares = shares and rank == 0
+        self._device = device
         cuda: Any = torch.cuda if device.type == "cuda" else None
         self._stream = cuda.Stream(device) if cuda else None
         self._done: Any = cuda.Event() if cuda else None
         # The device's queue takes about a thousand copies; who queues more stands still until it has room.
         self._pool = ThreadPoolExecutor(1, "copies") if cuda else None
         self._copying: Future[None] | None = None
-        self._memory: mmap.mmap | None = None
+        self._memory = torch.empty(0, dtype=torch.uint8)  # in host memory
+        self._shared: torch.Tensor | None = None  # that other processes map
+        self._views: list[View] = []
+        self._packed = b""
         self._files: dict[str, list[HostTensor]] = {}
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Copy tensors, or on a GPU start to; a caller that changes the tensors calls `order` before."""
-        places = self._place(sources) if self._keeps else [None] * len(sources)
+        places = self._place(sources)
         if self._stream is None or self._pool is None:
-            _copy(sources, places)
+            for source, place in zip(sources, places, strict=True):
+                _copy(source, place)
             return
         self._stream.wait_stream(torch.cuda.current_stream())
         if any(_is_sharded(source.tensor) for source in sources):
@@ -62,19 +111,27 @@ class HostCopy:
             torch.cuda.current_stream().wait_event(self._done)
 
     def files(self) -> Files:
-        """Wait for the copies and return them; none where another rank keeps them."""
+        """Wait for the copies and return those that this rank writes."""
         self._issued()
         if self._done is not None:
             self._done.synchronize()
         return self._files
 
-    def _issue(self, sources: Sequence[Source], places: Sequence[torch.Tensor | None]) -> None:
+    def shared(self) -> bytes:
+        """Wait for the copies and return them for other processes of the host; empty where they are not shared."""
+        self.files()
+        if self._shared is not None:
+            self._packed = self._packed or pack_tensors(self._shared, self._views)
+            keep_for_reader(self._shared)
+        return self._packed
+
+    def _issue(self, sources: Sequence[Source], places: Sequence[_Place]) -> None:
         under_way = 0
         with torch.cuda.stream(self._stream):
             for source, place in zip(sources, places, strict=True):
-                _copy([source], [place])
+                _copy(source, place)
                 self._done.record(self._stream)
-                under_way += source.tensor.numel() * source.dtype.itemsize
+                under_way += _bytes(source)
                 if under_way >= _UNDER_WAY_BYTES:
                     self._done.synchronize()
                     under_way = 0
@@ -83,44 +140,92 @@ class HostCopy:
         if self._copying is not None:
             self._copying.result()
 
-    def _place(self, sources: Sequence[Source]) -> list[torch.Tensor | None]:
+    def _place(self, sources: Sequence[Source]) -> list[_Place]:
         """Lay the copies out in memory, which is made at the first time."""
-        ends, end = [], 0
-        for source in sources:
-            size = source.tensor.numel() * source.dtype.itemsize
-            ends.append((end, end + size))
-            end += -(-size // _ALIGNED) * _ALIGNED
-        if self._memory is None or len(self._memory) < end:
-            self._memory = self._allocate(end)
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8)
-        places: list[torch.Tensor | None] = []
-        self._files = {}
-        for source, (start, stop) in zip(sources, ends, strict=True):
-            content, shape = whole[start:stop], list(source.tensor.shape)
-            tensor = HostTensor(source.name, str(source.dtype).removeprefix("torch."), shape, content.numpy())
-            self._files.setdefault(source.stem, []).append(tensor)
-            places.append(content.view(source.dtype).view(shape))
-        return places
+        sized = [Sized(source.stem, source.name, _bytes(source)) for source in sources]
+        if sized != self._sized:
+            self._sized, self._owners = sized, owners(sized, self._ranks, self._whole)
+        views: list[View | None] = []
+        end = 0
+        for source, owner in zip(sources, self._owners, strict=True):
+            kept = owner == self._rank or (self._to_all and self._rank == 0)
+            views.append(View(source.name, source.dtype, tuple(source.tensor.shape), end) if kept else None)
+            end += -(-_bytes(source) // _ALIGNED) * _ALIGNED if kept else 0
+        found = [view for view in views if view is not None]
+        if len(self._memory) < end or found != self._views:
+            self._packed = b""
+        if len(self._memory) < end:
+            self._allocate(end)
+        self._views, self._files = found, {}
+        return [
+            self._placed(source, view, None if self._to_all else owner, owner)
+            for source, view, owner in zip(sources, views, self._owners, strict=True)
+        ]
 
-    def _allocate(self, size: int) -> mmap.mmap:
+    def _placed(self, source: Source, view: View | None, to: int | None, owner: int) -> _Place:
+        if view is None:
+            return _Place(to)
+        content = self._memory[view.start : view.start + _bytes(source)]
+        if owner == self._rank:
+            dtype = str(source.dtype).removeprefix("torch.")
+            stem = source.stem if source.stem in self._whole else stem_of_share(source.stem, self._rank, self._ranks)
+            self._files.setdefault(stem, []).append(HostTensor(source.name, dtype, list(view.shape), content.numpy()))
+        on_device = self._shared if self._stream is not None else None
+        host, *shared = [
+            memory[view.start : view.start + _bytes(source)].view(source.dtype).view(view.shape)
+            for memory in (self._memory, on_device)
+            if memory is not None
+        ]
+        return _Place(to, host, *shared)
+
+    def _allocate(self, size: int) -> None:
+        if self._shares:
+            self._shared = shared_memory(max(size, 1), self._device)
+            if self._stream is None:
+                self._memory = self._shared
+                return
         memory = mmap.mmap(-1, max(size, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         if self._stream is not None:
-            whole = torch.frombuffer(memory, dtype=torch.uint8)
             cuda: Any = torch.cuda
-            cuda.check_error(cuda.cudart().cudaHostRegister(whole.data_ptr(), len(memory), 0))
-        return memory
+            cuda.check_error(cuda.cudart().cudaHostRegister(self._memory.data_ptr(), len(memory), 0))
 
 
-def _copy(sources: Iterable[Source], places: Iterable[torch.Tensor | None]) -> None:
-    for source, place in zip(sources, places, strict=True):
-        tensor = source.tensor.detach().to(source.dtype)
-        if isinstance(tensor, DTensor):
-            tensor = tensor.full_tensor() if _is_sharded(tensor) else tensor.to_local()
-        if place is not None:
-            place.copy_(tensor, non_blocking=True)
+def _copy(source: Source, place: _Place) -> None:
+    tensor = (source.tensor.whole() if isinstance(source.tensor, Gathered) else source.tensor).detach()
+    if source.adapter is not None:
+        tensor = source.adapter.merged(tensor)
+    tensor = tensor.to(source.dtype)
+    whole: torch.Tensor | None = tensor
+    if isinstance(tensor, DTensor):
+        whole = _gathered(tensor, place.to) if _is_sharded(tensor) else tensor.to_local()
+    if place.host is not None and whole is not None:
+        if place.shared is not None:
+            whole = place.shared.copy_(whole)
+        place.host.copy_(whole, non_blocking=True)
 
 
-def _is_sharded(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
+def _gathered(tensor: DTensor, to: int | None) -> torch.Tensor | None:
+    """Return a sharded tensor on one rank, and nothing on the others; where none is named, on all of them."""
+    [placement, *others] = tensor.placements
+    if to is None or others or not isinstance(placement, Shard):
+        return tensor.full_tensor()
+    mesh, dim = tensor.device_mesh, placement.dim
+    size = -(-tensor.shape[dim] // mesh.size())  # of all parts but the last ones, which are filled up
+    local = tensor.to_local()
+    padded = local.new_zeros(*local.shape[:dim], size, *local.shape[dim + 1 :])
+    padded.narrow(dim, 0, local.shape[dim]).copy_(local)
+    group = mesh.get_group()
+    parts = [torch.empty_like(padded) for _ in range(mesh.size())] if dist.get_rank(group) == to else None
+    dist.gather(padded, parts, group=group, group_dst=to)
+    return None if parts is None else torch.cat(parts, dim).narrow(dim, 0, tensor.shape[dim])
+
+
+def _bytes(source: Source) -> int:
+    return source.tensor.numel() * source.dtype.itemsize
+
+
+def _is_sharded(tensor: torch.Tensor | Gathered) -> bool:
+    return isinstance(tensor, Gathered) or (isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,78 +11,134 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-# Logits above this many elements are computed again in the backward pass instead of being kept.
-_KEPT_LOGITS = 1 << 26
+from asyncrl.training.attention import DOCUMENTS, Documents
+from asyncrl.training.lora import Lora, add_adapters
+from asyncrl.training.replay_router import ReplayRouter, replay_routers
+from asyncrl.training.routing import Mixture, told
+from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
 
 
 class Policy(nn.Module):
     """Log-probabilities of chosen tokens, with the vocabulary projected at their positions only."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
         self.vocab_size: int = model.config.vocab_size
         self.context: int = model.config.max_position_embeddings
+        self._kernels = Kernels(compiled=compiled)
+        self._routers: list[ReplayRouter] = []
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """Return the experts of the model; None where it has none."""
+        config = self.model.config
+        if not getattr(config, "num_experts", 0):
+            return None
+        return Mixture(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
+
+    def replay(self) -> None:
+        """From here on tokens go to the experts that their documents name; those of frozen models never do."""
+        self._routers = replay_routers(self.model)
 
     def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Score one padded micro-batch.
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        documents: Documents | None = None,
+        wanted: torch.Tensor | Top | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Score one micro-batch.
 
         Rows are padded on the right. Attention is causal, so no token sees the padding after it and no
         attention mask is needed.
 
         Args:
-            tokens: [R, T] rows.
-            positions: [N] flat indices into [R * T] of the tokens before the scored ones.
+            tokens: [S, T] rows; or one sequence of them.
+            positions: [N] flat indices into [S * T] of the tokens before the scored ones.
             targets: [N] scored tokens.
             temperatures: [N] sampling temperature of each.
+            documents: the rows of the one sequence, where they are packed.
+            wanted: ids [N, K], of which the log-probs of the outcomes are wanted besides; or the most probable tokens,
+                which are wanted instead, without gradient.
 
         Returns:
-            [N] log-probs in nats at the given temperatures, and [N] entropies without gradient, both float32.
+            [N] log-probs in nats at the given temperatures, and [N] entropies in nats, both float32; with ids also
+            [N, K + 1] (`chosen_logprobs`). The most probable tokens, [N, K, 2], alone (`most_probable`).
         """
-        hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, positions)
-        rows = max(_KEPT_LOGITS // self.vocab_size, 1)
-        if len(chosen) <= rows:
-            return self._score(chosen, targets, temperatures)
-        parts = zip(*(torch.split(tensor, rows) for tensor in (chosen, targets, temperatures)), strict=True)
-        scores = [checkpoint(self._score, *part, use_reentrant=False) for part in parts]
-        return torch.cat([logprobs for logprobs, _ in scores]), torch.cat([entropy for _, entropy in scores])
+        return self.read(self.chosen(tokens, positions, documents), targets, temperatures, wanted)
 
-    def _score(
-        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = self.model.lm_head(hidden).float() / temperatures[:, None]
-        logprobs = logits.log_softmax(-1)
-        with torch.no_grad():
-            entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy
+    def read(
+        self, chosen: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, wanted: torch.Tensor | Top | None
+    ) -> tuple[torch.Tensor, ...]:
+        """Apply the head to hidden states, [N, H]; see `forward`."""
+        head = self.model.get_output_embeddings()
+        if isinstance(wanted, Top):
+            return (most_probable(chosen, head, temperatures, self._kernels, wanted),)
+        return chosen_logprobs(chosen, head, (targets, temperatures), self._kernels, wanted)
+
+    def chosen(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+        """Last hidden states, [N, H], at some positions; see `forward`."""
+        options: dict[str, Any] = {}
+        if documents is not None:
+            options = {"documents": documents._replace(routing=None), "position_ids": documents.positions}
+        if self._routers:
+            self._tell(documents)
+        hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
+        return torch.index_select(hidden.flatten(0, 1), 0, positions)
+
+    def _tell(self, documents: Documents | None) -> None:
+        routing = None if documents is None else documents.routing
+        layers, experts = len(self._routers), self._routers[0].num_experts
+        every = None if routing is None else told(routing, layers, experts)
+        for number, router in enumerate(self._routers):  # they keep it for a recomputation in the backward pass
+            router.told = None if every is None else every[:, number]
 
 
-def load_policy(directory: Path, *, device: torch.device, dtype: torch.dtype, recompute: bool) -> Policy:
-    """Load a model with float32 master weights that computes in `dtype`.
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """A way to load a model."""
+
+    device: torch.device  # where this process computes
+    dtype: torch.dtype  # of the matrix products; float32 or bfloat16
+    packed: bool  # rows come as the documents of one sequence, not padded
+    compiled: bool
+    """Compile each layer at the first pass. Kernels are kept for later starts where torch keeps them:
+    `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files."""
+    recompute: bool = False  # keep only layer inputs for the backward pass
+    lora: Lora | None = None  # adapters, which alone are trained then
+
+
+def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
+    """Load a Hugging Face model directory with float32 master weights.
 
     On CUDA, or where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
-
-    Args:
-        directory: Hugging Face model directory.
-        device: where this process computes.
-        dtype: of the matrix products; float32 or bfloat16.
-        recompute: keep only layer inputs for the backward pass.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
-    model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
-    model.to(device)
-    if recompute:
+    attention = DOCUMENTS if how.packed else "sdpa"
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory,
+        dtype=torch.float32,
+        local_files_only=True,
+        attn_implementation=attention,
+        attention_dropout=0.0,  # the trainer's probabilities must be those of the policy that sampled
+    )
+    if how.lora is not None:
+        add_adapters(model, how.lora)
+    model.to(how.device)
+    if how.recompute:
         model.gradient_checkpointing_enable()
-    policy = Policy(model).train()
-    if device.type == "cuda" or dist.is_initialized():
-        _shard(policy, device, dtype)
+    policy = kind(model, compiled=how.compiled).train()
+    if how.device.type == "cuda" or dist.is_initialized():
+        _shard(policy, how.device, how.dtype)
+    if how.compiled:
+        for layer in policy.model.base_model.layers:
+            layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy
 
 
@@ -93,4 +150,6 @@ def _shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in policy.model.base_model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=mixed)
-    fully_shard(policy, mesh=mesh, mp_policy=mixed)
+    # A root stays gathered after a pass by default: after one without a backward pass, the next would meet parameters
+    # from before a change of the weights.
+    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.errors import AsyncRLError
+from asyncrl.training.anomalies import Usual
 from asyncrl.weights.tensors import Files
-from topics.batches import Objective
+from topics.batches import Anomaly, Objective
 
 
 class NonFiniteLoss(AsyncRLError):
@@ -28,7 +29,17 @@ class Copied(Protocol):
     """Tensors that are on their way to host memory."""
 
     def files(self) -> Files:
-        """Wait for the copies and return them; none on ranks that keep none."""
+        """Wait for the copies and return those that this rank writes: each tensor is written by one rank.
+
+        With several ranks the stems are those of `stem_of_share`.
+        """
+        ...
+
+    def shared(self) -> bytes:
+        """Wait for the copies and return all tensors for other processes of the host, on the first rank, if at all.
+
+        See `asyncrl.weights.shared`.
+        """
         ...
 
 
@@ -39,9 +50,14 @@ class Trainer(Protocol):
     """
 
     source: Path | None  # model directory whose configuration and tokenizer belong to the weights
+    anomaly: Anomaly | None  # of the newest step
+    beside_state: Mapping[str, bytes]  # files of a checkpoint besides the tensors, by name
 
-    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Make one update and return its metrics. The same rows and state give the same bits.
+
+        Args:
+            usual: the range out of which the step is an anomaly, whose trajectories are then looked for.
 
         Raises:
             NonFiniteLoss: the loss or the gradient is not finite; weights and optimiser are as before.
@@ -59,6 +75,10 @@ class Trainer(Protocol):
 
     def copy_state(self) -> Copied:
         """Copy weights, optimiser and RNG away, as `copy_weights` does."""
+        ...
+
+    def rest(self) -> int:
+        """Move weights and optimiser off the device until the next call of any other kind; returns how many bytes."""
         ...
 
     def load(self, directory: Path) -> None:

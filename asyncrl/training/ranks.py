@@ -1,9 +1,16 @@
-"""Ranks of a trainer group: their rendezvous, and the rows that each of them trains."""
+"""Ranks of a trainer group: their rendezvous, and the trajectories that each of them trains."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from pathlib import Path
+
+from asyncrl.algorithms.balance import balanced
+from asyncrl.algorithms.flops import Work
+from asyncrl.data.model_dir import read_json, tensor_shapes
+from topics.batches import BatchPacked
+
+_BYTES_PER_TOKEN = 13  # of the arrays of a `Segment`, by which members without lengths are measured
 
 
 def join_ranks(rendezvous: Path, rank: int, ranks: int, device: str) -> None:
@@ -23,15 +30,23 @@ def join_ranks(rendezvous: Path, rank: int, ranks: int, device: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
 
-def shares(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return the rank of each trajectory: the largest first, each to the rank that has least.
+def work_of(model: Path) -> Work:
+    """The operations of a model, from its configuration and the shapes of its weights."""
+    config = read_json(model / "config.json")
+    shapes = tensor_shapes(model)
+    sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}
+    embedding = next((size for name, size in sizes.items() if "embed_tokens" in name), 0)
+    tied = not any("lm_head" in name for name in sizes)  # then the embedding projects to the vocabulary as well
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    attention = config["num_hidden_layers"] * config["num_attention_heads"] * size
+    return Work(sum(sizes.values()) - (0 if tied else embedding), attention)
 
-    Args:
-        sizes: of the trajectories, in the order of the batch.
-    """
-    loads, found = [0] * ranks, [0] * len(sizes)
-    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
-        rank = min(range(ranks), key=lambda rank: (loads[rank], rank))
-        loads[rank] += sizes[index]
-        found[index] = rank
-    return found
+
+def shares(packed: BatchPacked, work: Work, ranks: int) -> list[int]:
+    """Return the rank of each trajectory, in the order in which the batch names them: balanced by their work."""
+    lengths = [
+        member.lengths or [member.payload.size // _BYTES_PER_TOKEN]
+        for group in packed.groups
+        for member in group.members
+    ]
+    return balanced([sum(map(work.of, of_member)) for of_member in lengths], ranks)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from asyncrl.algorithms.rows import TrainRow
+from asyncrl.training.anomalies import Usual
 from asyncrl.weights.tensors import Files, tensors_in
-from topics.batches import Objective
+from topics.batches import Anomaly, Objective
 
 
 class ScriptedTrainer:
@@ -21,10 +22,12 @@ class ScriptedTrainer:
 
     def __init__(self, step_s: float, model: Path | None = None) -> None:
         self.source = model
+        self.anomaly: Anomaly | None = None
+        self.beside_state: Mapping[str, bytes] = {}
         self._step_s = step_s
         self._never = threading.Event()
 
-    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Take the scripted time."""
         if self._step_s:
             self._never.wait(self._step_s)
@@ -43,6 +46,14 @@ class ScriptedTrainer:
         paths = sorted(self.source.glob("*.safetensors")) if self.source is not None else []
         tensors = [tensor for path in paths for tensor in tensors_in(path)]
         return {"model": tensors} if tensors else {}
+
+    def shared(self) -> bytes:
+        """None: they lie in files."""
+        return b""
+
+    def rest(self) -> int:
+        """Nothing is on a device."""
+        return 0
 
     def load(self, directory: Path) -> None:
         """Load nothing."""

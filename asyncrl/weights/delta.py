@@ -1,8 +1,8 @@
 """Differences between two versions of the same tensors: lossless, compressed, and checked by the digest of the result.
 
-A difference is a folder with three files: `delta.json` names run, base and tensors, `delta.bin` holds a zstd frame for
-each tensor that changed, and `manifest.jsonl` is that of the result. It is applied to a copy of the base's directory,
-never to the base itself: a process that dies meanwhile leaves a base that is whole.
+A difference is a folder: `delta.json` names run, base and tensors, `delta.bin` holds a zstd frame for each tensor that
+changed, or a file for each rank that wrote some, and `manifest.jsonl` is that of the result. It is applied to a copy of
+the base's directory, never to the base itself: a process that dies meanwhile leaves a base that is whole.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import zstandard
 
 from asyncrl.weights.folders import Folder
-from asyncrl.weights.tensors import Files, HostTensor, at_once, digest_of, manifest_of, tensors_in
+from asyncrl.weights.tensors import Files, HostTensor, TensorRecord, at_once, stem_of_share, tensor_records, tensors_in
 from asyncrl.weights.verify import MANIFEST, TornVersion, check_version
 
 _RECORD, _CONTENT = "delta.json", "delta.bin"
@@ -44,6 +44,7 @@ class DeltaRecord(msgspec.Struct, frozen=True):
     base: str  # key of the version that it is applied to
     key: str  # of the result
     tensors: list[TensorDelta]
+    files: tuple[str, ...] = (_CONTENT,)  # with their frames, one after the other
 
 
 class Base:
@@ -64,16 +65,16 @@ class Base:
 
 
 class Delta(NamedTuple):
-    """A difference in memory."""
+    """A difference in memory, of all tensors or of a rank's."""
 
     tensors: list[TensorDelta]
     frames: list[bytes]
-    manifest: bytes  # of the result
+    records: list[TensorRecord]  # of the result
 
     @property
-    def digest(self) -> str:
-        """Return the identity of the result's tensors."""
-        return digest_of(self.manifest)
+    def bytes(self) -> int:
+        """Return the size of all frames."""
+        return sum(map(len, self.frames))
 
 
 def encode(base: Files, files: Files) -> Delta:
@@ -88,18 +89,28 @@ def encode(base: Files, files: Files) -> Delta:
         raise ValueError("the base has other tensors")
     found = at_once(_encode, [(before[tensor.name], tensor) for tensor in after])
     changed = [one for one in found if one is not None]
-    return Delta([record for record, _ in changed], [frame for _, frame in changed], manifest_of(files))
+    return Delta([record for record, _ in changed], [frame for _, frame in changed], tensor_records(files))
 
 
-def write_delta(folder: Folder, delta: Delta, *, run: str, base: str, key: str) -> None:
-    """Write a difference into a folder."""
-    with folder.file(_CONTENT) as file:
+def write_frames(folder: Folder, delta: Delta, rank: int, ranks: int) -> str:
+    """Write what one of several ranks found changed into a folder; returns the name of the file."""
+    name = f"{stem_of_share(_CONTENT.removesuffix('.bin'), rank, ranks)}.bin"
+    with folder.file(name) as file:
         for frame in delta.frames:
             file.write(frame)
+    return name
+
+
+def describe_delta(folder: Folder, record: DeltaRecord, manifest: bytes) -> None:
+    """Complete a difference, whose frames are written.
+
+    Args:
+        manifest: of the result.
+    """
     with folder.file(MANIFEST) as file:
-        file.write(delta.manifest)
+        file.write(manifest)
     with folder.file(_RECORD) as file:
-        file.write(msgspec.json.encode(DeltaRecord(run, base, key, delta.tensors)))
+        file.write(msgspec.json.encode(record))
 
 
 def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord) -> None:
@@ -117,7 +128,9 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
     """
     try:
         record = msgspec.json.decode((source / _RECORD).read_bytes(), type=DeltaRecord)
-        content = np.fromfile(source / _CONTENT, np.uint8)
+        content = np.concatenate(
+            [np.zeros(0, np.uint8), *(np.fromfile(source / Path(name).name, np.uint8) for name in record.files)]
+        )
         manifest = (source / MANIFEST).read_bytes()
     except (OSError, msgspec.MsgspecError) as error:
         raise TornVersion(f"{source.name} is no difference: {error}") from error

@@ -16,6 +16,8 @@ from safetensors import SafetensorError
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 
+WRITE_FAULTS = (OSError, SafetensorError)  # safetensors reports a failed write as an error of its own
+
 
 class CheckpointError(AsyncRLError):
     """A checkpoint or version that cannot be written, or must not be read."""
@@ -71,14 +73,12 @@ def written_aside(target: Path, *, synced: bool = True) -> Iterator[Aside]:
     if target.exists():
         raise CheckpointError(f"{target} exists; it is never overwritten, choose another name or remove it")
     aside = Aside(target.parent / f".{target.name}.{os.getpid()}.partial", target)
-    for left in target.parent.glob(f".{target.name}.*.partial"):
-        if not Path(f"/proc/{left.name.split('.')[-2]}").exists():  # a killed writer's half
-            shutil.rmtree(left, ignore_errors=True)
+    remove_leftovers(target)
     try:
         aside.path.mkdir(parents=True)
         yield aside
         for path in [*aside.path.iterdir(), aside.path] if synced else ():
-            _sync(path)
+            sync(path)
         try:
             aside.path.rename(aside.target)
         except OSError:
@@ -86,21 +86,35 @@ def written_aside(target: Path, *, synced: bool = True) -> Iterator[Aside]:
                 raise
             shutil.rmtree(aside.path, ignore_errors=True)  # it is there already, with the same content
         if synced:
-            _sync(target.parent)
+            sync(target.parent)
     except BaseException as error:
         shutil.rmtree(aside.path, ignore_errors=True)
-        # safetensors reports a failed write as an error of its own.
-        if isinstance(error, OSError | SafetensorError):
-            raise CheckpointError(f"{aside.target} could not be written: {_reason(error)}") from error
+        if isinstance(error, WRITE_FAULTS):
+            raise failed_write(aside.target, error) from error
         raise
 
 
-def _reason(error: Exception) -> str:
+def remove_leftovers(target: Path) -> None:
+    """Remove what killed writers left half-written of a directory, and of others of its kind beside it."""
+    kind = re.split(r"\d", target.name)[0] or target.name
+    for left in target.parent.glob(f".{kind}*.partial"):
+        pid = left.name.split(".")[-2]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def failed_write(target: Path, error: BaseException) -> CheckpointError:
+    """Return the error that names what could not be written."""
+    return CheckpointError(f"{target} could not be written: {_reason(error)}")
+
+
+def _reason(error: BaseException) -> str:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
     return "the disk is full; free some space, what was there before is intact" if full else str(error)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Let a file or directory survive a loss of power."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -2,55 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from asyncrl.crash import crash_point
-from asyncrl.weights.delta import Delta, write_delta
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
-from asyncrl.weights.tensors import Files, digest_of, write_tensors
-from asyncrl.weights.verify import MANIFEST, TornVersion, check_version
-from topics.weights import WeightsPublished
+from asyncrl.weights.shares import (
+    Attempt,
+    Describe,
+    Filling,
+    StoredFiles,
+    drop_share,
+    take_shares,
+    written_share,
+)
+from asyncrl.weights.tensors import Files, WrittenFile, write_files, write_indexes
+from asyncrl.weights.verify import TornVersion, check_version
 
 
 class FileStore:
     """Versions as directories that inference servers load as they are, each with its manifest."""
 
+    name = "files"
+
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def publish(self, tensors: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
-        """Write tensors as a version; what is returned may be published once this has returned.
+    def share(self, attempt: Attempt, rank: int) -> AbstractContextManager[Filling]:
+        """See `WeightStore.share`."""
+        return written_share(self._root / attempt.name, rank)
 
-        A version that is there already, as after a replay, is kept, or replaced where it is torn: its name carries its
-        digest.
-
-        Args:
-            source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+    def complete(
+        self, attempt: Attempt, digest: str, shares: Sequence[StoredFiles], describe: Describe, *, delta: bool = False
+    ) -> str:
+        """See `WeightStore.complete`. A full version that is there already, as after a replay, is kept if it is whole.
 
         Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
+            CheckpointError: a file of a share is missing or cut short, or the disk refused it.
         """
-        name = f"lineage{lineage}-v{version:06d}"
-        with written_aside(self._root / name) as aside:
-            manifest = write_model(DiskFolder(aside.path), tensors, source)
-            (aside.path / MANIFEST).write_bytes(manifest)
-            digest = digest_of(manifest)
-            aside.target = self._root / f"{name}-{digest[:12]}"
-            if aside.target.exists() and not _is_whole(aside.target, digest):
-                remove_directory(aside.target)
-        return WeightsPublished(lineage, version, digest, "files", str(aside.target))
-
-    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
-        """See `WeightStore.publish_delta`. One that is there already is written anew."""
-        target = self._root / f"lineage{lineage}-v{version:06d}-{delta.digest[:12]}.delta"
-        message = WeightsPublished(lineage, version, delta.digest, "files", str(target), base=base)
+        target = self._root / f"{attempt.name}-{digest[:12]}{'.delta' if delta else ''}"
         if target.exists():
+            if not delta and _is_whole(target, digest):
+                for share in shares:
+                    drop_share(share)
+                return str(target)
             remove_directory(target)
         with written_aside(target) as aside:
-            write_delta(DiskFolder(aside.path), delta, run=run, base=base, key=message.key)
-        return message
+            take_shares(shares, aside.path)
+            crash_point("weights.written")
+            describe(DiskFolder(aside.path))
+        return str(target)
 
     def prune(self, keep: Container[str], newest: tuple[int, int]) -> int:
         """Remove the versions that are not among these names of directories; returns how many.
@@ -61,14 +64,21 @@ class FileStore:
         return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
 
 
-def write_model(folder: Folder, tensors: Files, source: Path | None) -> bytes:
+def write_model(folder: Folder, tensors: Files, source: Path | None) -> None:
     """Fill a folder with a Hugging Face model and its tokenizer, which no program has to convert.
 
     Args:
-        source: as for `FileStore.publish`.
+        source: as for `describe_model`.
+    """
+    describe_model(folder, write_files(folder, tensors), source)
 
-    Returns:
-        The manifest of the tensors.
+
+def describe_model(folder: Folder, written: Sequence[WrittenFile], source: Path | None) -> None:
+    """Make a Hugging Face model of a folder with the tensors in it.
+
+    Args:
+        written: the files of all ranks.
+        source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
     """
     # The source's own config and tokenizer are readable by every version of every engine that read the source; a
     # config written anew by transformers may not be.
@@ -76,9 +86,7 @@ def write_model(folder: Folder, tensors: Files, source: Path | None) -> bytes:
         if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
             with folder.file(path.name) as file:
                 file.write(path.read_bytes())
-    manifest = write_tensors(folder, tensors).manifest
-    crash_point("weights.written")
-    return manifest
+    write_indexes(folder, written)
 
 
 def _is_whole(directory: Path, digest: str) -> bool:

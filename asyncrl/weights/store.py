@@ -2,39 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from asyncrl.weights.delta import Delta
 from asyncrl.weights.files import FileStore
+from asyncrl.weights.shares import Attempt, Describe, Filling, StoredFiles
 from asyncrl.weights.stream import Chunks, StreamStore
-from asyncrl.weights.tensors import Files
-from topics.weights import WeightsPublished
 
 
 class WeightStore(Protocol):
-    """Versions of weights, complete or absent, never overwritten."""
+    """Versions of weights, complete or absent, never overwritten; each is written by all ranks of a trainer."""
 
-    def publish(self, tensors: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
-        """Store tensors as a version, in one pass that hashes them; what is returned may be published from then on.
+    name: str  # in `STORES`
 
-        A version that is there already, as after a replay, is kept, or replaced where it is torn.
-
-        Args:
-            source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+    def share(self, attempt: Attempt, rank: int) -> AbstractContextManager[Filling]:
+        """Give a rank a folder to fill with its tensors; behind the block they are durable, and nobody can read them.
 
         Raises:
-            CheckpointError: it cannot be stored; nothing is left behind.
+            CheckpointError: they cannot be stored; nothing is left behind.
         """
         ...
 
-    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
-        """Store a version as its difference to another one.
+    def complete(
+        self, attempt: Attempt, digest: str, shares: Sequence[StoredFiles], describe: Describe, *, delta: bool = False
+    ) -> str:
+        """Make a version of the shares of all ranks; returns its place, which may be published from then on.
 
         Args:
-            run: id of the run; a difference belongs to no other.
-            base: key of the version that it is a difference to.
+            digest: identity of the version.
+            shares: of all ranks.
+            describe: adds the files that describe them.
+            delta: whether it is a difference to another version.
 
         Raises:
             CheckpointError: it cannot be stored; nothing is left behind.

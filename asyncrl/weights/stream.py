@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import re
-import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
-from asyncrl.weights.delta import Delta, write_delta
 from asyncrl.weights.directories import CheckpointError
-from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import Sink
-from asyncrl.weights.tensors import Files, digest_of
-from asyncrl.weights.verify import MANIFEST, TornVersion
-from topics.weights import WeightsPublished
+from asyncrl.weights.shares import Attempt, Describe, Filling, StoredFiles
+from asyncrl.weights.verify import TornVersion
 
 FILE, OFFSET = "file", "offset"  # headers of a chunk
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}\Z", re.ASCII)
@@ -49,44 +46,55 @@ class StreamIndex(msgspec.Struct):
 class StreamStore:
     """Versions under names of their own: one that was left half-written is never taken for another."""
 
+    name = "stream"
+
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
 
-    def publish(self, tensors: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
-        """See `WeightStore.publish`. A version that is there already is written once more."""
-        with self._writing(lineage, version) as (folder, name):
-            manifest = write_model(folder, tensors, source)
-            with folder.file(MANIFEST) as file:
-                file.write(manifest)
-        return WeightsPublished(lineage, version, digest_of(manifest), "stream", name)
-
-    def publish_delta(self, delta: Delta, *, run: str, base: str, lineage: int, version: int) -> WeightsPublished:
-        """See `WeightStore.publish_delta`."""
-        message = WeightsPublished(lineage, version, delta.digest, "stream", "", base=base)
-        with self._writing(lineage, version) as (folder, message.location):
-            write_delta(folder, delta, run=run, base=base, key=message.key)
-        return message
-
     @contextmanager
-    def _writing(self, lineage: int, version: int) -> Iterator[tuple[_StreamFolder, str]]:
-        """Give a folder to fill, and its name; it is all stored behind the block."""
-        name = f"lineage{lineage}-v{version:06d}-{secrets.token_hex(8)}"
-        folder = _StreamFolder(self._chunks, name)
-        try:
-            yield folder, name
+    def share(self, attempt: Attempt, rank: int) -> Iterator[Filling]:
+        """See `WeightStore.share`: the chunks of all ranks have one name, which nothing reads before its index."""
+        name = f"{attempt.name}-{attempt.token}"
+        folder = _StreamFolder(self._chunks, name, StreamIndex({}, 0))
+        filling = Filling(folder)
+        with _told(attempt):
+            yield filling
+            self._chunks.flush()
+        filling.stored = StoredFiles(rank, name, folder.index.files, folder.index.chunks)
+        crash_point("share.written")
+
+    def complete(
+        self, attempt: Attempt, digest: str, shares: Sequence[StoredFiles], describe: Describe, *, delta: bool = False
+    ) -> str:
+        """See `WeightStore.complete`. A version that is there already is there once more."""
+        index = StreamIndex({}, sum(share.chunks for share in shares))
+        for share in shares:
+            index.files |= share.files
+        name = f"{attempt.name}-{attempt.token}"
+        folder = _StreamFolder(self._chunks, name, index)
+        with _told(attempt):
+            crash_point("weights.written")
+            describe(folder)
             folder.finish()
-        except AsyncRLError as error:
-            raise CheckpointError(f"version {version} could not be stored: {error}") from error
+        return name
+
+
+@contextmanager
+def _told(attempt: Attempt) -> Iterator[None]:
+    try:
+        yield
+    except AsyncRLError as error:
+        raise CheckpointError(f"version {attempt.version} could not be stored: {error}") from error
 
 
 class _StreamFolder:
     """See `Folder`."""
 
-    def __init__(self, chunks: Chunks, name: str) -> None:
+    def __init__(self, chunks: Chunks, name: str, index: StreamIndex) -> None:
+        self.index = index
         self._chunks = chunks
         self._name = name
         self._lock = threading.Lock()
-        self._index = StreamIndex({}, 0)
 
     @contextmanager
     def file(self, name: str) -> Iterator[Sink]:
@@ -98,14 +106,14 @@ class _StreamFolder:
     def put(self, file: str, offset: int, body: bytes) -> None:
         """Store a chunk of a file."""
         with self._lock:
-            self._index.chunks += 1
-            self._index.files[file] = max(self._index.files.get(file, 0), offset + len(body))
+            self.index.chunks += 1
+            self.index.files[file] = max(self.index.files.get(file, 0), offset + len(body))
         self._chunks.put(self._name, {FILE: file, OFFSET: str(offset)}, body)
 
     def finish(self) -> None:
         """Store the index, once all chunks are stored."""
         self._chunks.flush()
-        self._chunks.put(self._name, {}, msgspec.msgpack.encode(self._index))
+        self._chunks.put(self._name, {}, msgspec.msgpack.encode(self.index))
         self._chunks.flush()
 
 

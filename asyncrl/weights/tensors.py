@@ -7,6 +7,7 @@ lock of the interpreter.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -27,6 +28,7 @@ _BLOCK_BYTES = 1 << 22  # hashed and written while it lies in the processor's ca
 _FILE_BYTES = 1 << 29  # above that another file begins: one file is written by one thread
 _THREADS = min(16, os.cpu_count() or 1)
 _ALIGNED = 8  # bytes: where the tensors of a file begin
+_RANK = re.compile(r"-rank\d+\Z")  # see `stem_of_share`
 _DTYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -57,7 +59,12 @@ class HostTensor(NamedTuple):
 
 
 Files = Mapping[str, Sequence[HostTensor]]
-"""Tensors by the stem of the file that holds them: `model` for `model.safetensors`."""
+"""Tensors by the stem of the file that holds them: `model` for `model.safetensors`; see `stem_of_share`."""
+
+
+def stem_of_share(stem: str, rank: int, ranks: int) -> str:
+    """Return the stem of the file that holds the tensors which one of several ranks writes: `model-rank1`."""
+    return f"{stem}-rank{rank}" if ranks > 1 else stem
 
 
 class TensorRecord(msgspec.Struct, frozen=True):
@@ -76,6 +83,16 @@ class FileRecord(msgspec.Struct, frozen=True):
     xxh3: str  # xxh3_64, hex
 
 
+class WrittenFile(msgspec.Struct, frozen=True):
+    """One file of tensors that is written."""
+
+    name: str
+    stem: str  # of all files that hold tensors of its kind: "model"
+    record: FileRecord
+    bytes: int  # of its tensors
+    tensors: list[TensorRecord]
+
+
 class Written(NamedTuple):
     """Files that are on disk, and the tensors in them."""
 
@@ -85,6 +102,7 @@ class Written(NamedTuple):
 
 class _Part(NamedTuple):
     name: str  # of the file
+    stem: str
     tensors: Sequence[HostTensor]
 
 
@@ -96,25 +114,63 @@ def write_tensors(folder: Folder, files: Files) -> Written:
     Raises:
         OSError: the disk refused it.
     """
-    parts = [part for stem, tensors in files.items() for part in _parts(stem, tensors)]
-    results = at_once(partial(_write_part, folder), parts)
-    records = {part.name: record for part, (record, _) in zip(parts, results, strict=True)}
-    for stem in files:
-        own = [part for part in parts if part.name.startswith(f"{stem}-")]
-        if own:
-            places = {tensor.name: part.name for part in own for tensor in part.tensors}
-            total = sum(tensor.content.nbytes for part in own for tensor in part.tensors)
+    written = write_files(folder, files)
+    return Written(manifest_of_files(written), records_of(written) | write_indexes(folder, written))
+
+
+def write_files(folder: Folder, files: Files) -> list[WrittenFile]:
+    """Write tensors into a folder in one pass, which hashes them; `write_indexes` completes them.
+
+    Raises:
+        OSError: the disk refused it.
+    """
+    return at_once(partial(_write_part, folder), [part for stem, held in files.items() for part in _parts(stem, held)])
+
+
+def write_indexes(folder: Folder, written: Sequence[WrittenFile]) -> dict[str, FileRecord]:
+    """Write an index for each stem whose tensors are in several files; returns their records.
+
+    Raises:
+        OSError: the disk refused it.
+    """
+    records: dict[str, FileRecord] = {}
+    for stem in dict.fromkeys(file.stem for file in written):
+        own = [file for file in written if file.stem == stem]
+        if [file.name for file in own] != [f"{stem}.safetensors"]:
+            places = {tensor.name: file.name for file in own for tensor in file.tensors}
+            total = sum(file.bytes for file in own)
             index = msgspec.json.encode({"metadata": {"total_size": total}, "weight_map": places})
             name = f"{stem}.safetensors.index.json"
-            with folder.file(name) as file:
-                file.write(index)
+            with folder.file(name) as sink:
+                sink.write(index)
             records[name] = FileRecord(len(index), xxhash.xxh3_64_hexdigest(index))
-    return Written(_manifest([record for _, found in results for record in found]), records)
+    return records
+
+
+def records_of(written: Sequence[WrittenFile]) -> dict[str, FileRecord]:
+    """Return the records of files by their names."""
+    return {file.name: file.record for file in written}
+
+
+def manifest_of_files(written: Sequence[WrittenFile]) -> bytes:
+    """Return the manifest of all tensors in files."""
+    return manifest_of_records([record for file in written for record in file.tensors])
 
 
 def manifest_of(files: Files) -> bytes:
     """Return the manifest of tensors: a line of JSON for each, in the order of their names."""
-    return _manifest(at_once(_hashed, [tensor for tensors in files.values() for tensor in tensors]))
+    return manifest_of_records(tensor_records(files))
+
+
+def tensor_records(files: Files) -> list[TensorRecord]:
+    """Return the lines of a manifest, in the order of the tensors."""
+    return at_once(_hashed, [tensor for tensors in files.values() for tensor in tensors])
+
+
+def manifest_of_records(records: Sequence[TensorRecord]) -> bytes:
+    """Return the manifest that has these lines: the same in whatever files, and of whatever ranks, the tensors are."""
+    ordered = sorted(records, key=lambda record: record.name)
+    return b"".join(msgspec.json.encode(record) + b"\n" for record in ordered)
 
 
 def first_not_finite(files: Files) -> str:
@@ -178,13 +234,15 @@ def _parts(stem: str, tensors: Sequence[HostTensor]) -> list[_Part]:
             size = 0
         parts[-1].append(tensor)
         size += tensor.content.nbytes
-    if len(parts) == 1:
-        return [_Part(f"{stem}.safetensors", parts[0])]
-    count = len(parts)
-    return [_Part(f"{stem}-{number:05d}-of-{count:05d}.safetensors", part) for number, part in enumerate(parts, 1)]
+    whole, count = _RANK.sub("", stem), len(parts)
+    if count == 1:
+        return [_Part(f"{stem}.safetensors", whole, parts[0])]
+    return [
+        _Part(f"{stem}-{number:05d}-of-{count:05d}.safetensors", whole, part) for number, part in enumerate(parts, 1)
+    ]
 
 
-def _write_part(folder: Folder, part: _Part) -> tuple[FileRecord, list[TensorRecord]]:
+def _write_part(folder: Folder, part: _Part) -> WrittenFile:
     header = _header(part.tensors)
     digest, records, size = xxhash.xxh3_64(header), list[TensorRecord](), len(header)
     with folder.file(part.name) as file:
@@ -197,7 +255,7 @@ def _write_part(folder: Folder, part: _Part) -> tuple[FileRecord, list[TensorRec
                 file.write(block)
             size += tensor.content.nbytes
             records.append(TensorRecord(tensor.name, tensor.dtype, tensor.shape, own.hexdigest()))
-    return FileRecord(size, digest.hexdigest()), records
+    return WrittenFile(part.name, part.stem, FileRecord(size, digest.hexdigest()), size - len(header), records)
 
 
 def _header(tensors: Sequence[HostTensor]) -> bytes:
@@ -248,8 +306,3 @@ def _is_finite(tensor: HostTensor) -> bool:
     kind, mask = exponent
     blocks = (np.frombuffer(block, kind) & mask for block in _blocks(tensor))
     return not any(bool((block == mask).any()) for block in blocks)
-
-
-def _manifest(records: Sequence[TensorRecord]) -> bytes:
-    ordered = sorted(records, key=lambda record: record.name)
-    return b"".join(msgspec.json.encode(record) + b"\n" for record in ordered)

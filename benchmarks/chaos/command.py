@@ -14,11 +14,11 @@ import msgspec
 
 from actors.prompter.data_order import DataOrder
 from asyncrl.cli.target import add_settings
+from asyncrl.config.load import load_config
 from asyncrl.files import write_json
-from asyncrl.run.connect import opened
+from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.faults import Target, parse_targets
-from asyncrl.run.find import FoundRun
 from asyncrl.state.audit.reading import audit_run
 from benchmarks.chaos.campaign import Campaign, Plan
 from benchmarks.chaos.injections import Injection
@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
-    targets = parse_targets(arguments.targets, all_targets())
+    config = load_config(arguments.config or "demo", overrides=arguments.set).config
+    targets = parse_targets(arguments.targets, all_targets(config))
     if not arguments.stall > 0:
         raise ChaosError(f"--stall {arguments.stall:g}: expected more than 0 seconds")
     report, root = asyncio.run(_chaos(arguments, targets))

@@ -5,18 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
+from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.run.faults import Target, signal_targets
 
 AT_THE_END = ("learner.exported",)  # points that a run passes only when it finishes
 
 
-def all_targets() -> list[Target]:
-    """Everything that can be done to anybody.
+def all_targets(config: Config | None = None) -> list[Target]:
+    """Everything that can be done to anybody in a run of a config, of one with all defaults unless it is given.
 
     `asyncrl up` has no supervisor, so it is killed and resumed, never left frozen.
     """
-    points = [Target(role, point) for point, roles in POINTS.items() for role in roles]
+    config = config or Config()
+    there = {"groupreward": config.group_workers, "sessions": config.session_keepers, "judge": config.judges}
+    absent = [role for role, count in there.items() if not count]  # what is drawn for those is lost
+    points = [Target(role, point) for point, roles in POINTS.items() for role in roles if role not in absent]
     return [*signal_targets(), Target("up", "kill"), Target("up", "wake"), *points]
 
 

@@ -10,11 +10,12 @@ from typing import Any, NamedTuple, TypeAlias
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import MESSAGE_ID, TIME_TO_LIVE, WRITER
-from asyncrl.run.processes import NATS, RANK, SERVER
+from asyncrl.run.faults import NATS, RANK, SERVER
 from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
+from topics.groups import GROUP_GRADED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import topic_of
 from topics.topic import (
@@ -36,14 +37,18 @@ from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     TRAJECTORY_PROGRESSED,
+    TRAJECTORY_SUBMITTED,
     ProgressStored,
 )
+from topics.turns import TURN_JUDGED
 from topics.weights import TRAINING_FINISHED, TrainingFinished
 from topics.wire import decode
 
 _WORK: dict[str, tuple[Topic[Any], ...]] = {  # the message that shows that a worker works
     "rollout": (PROGRESS_STORED, TRAJECTORY_PROGRESSED, TRAJECTORY_GENERATED),
-    "reward": (TRAJECTORY_GRADED, TRAJECTORY_FAILED),
+    "reward": (TRAJECTORY_GRADED, TRAJECTORY_SUBMITTED, TRAJECTORY_FAILED),
+    "groupreward": (GROUP_GRADED, TRAJECTORY_GRADED),
+    "judge": (TURN_JUDGED,),
 }
 _ADVANCES = (TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TRAJECTORY_FAILED, EVAL_SCORED, BATCH_TRAINED, TRAINING_FINISHED)
 _KEEPERS = {stream.keeper: stream for stream in STREAMS if stream.keeper}
@@ -116,10 +121,9 @@ class Witness:
         """Return when a role recovered after an injection: the server's clock, ns.
 
         A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
-        rollout or reward worker when a process of the role has started and a result of the role is stored after that;
-        an engine when it is ready; a rank of the learner when the step after the one under way is trained; the
-        recorder when it has started; a server when a message is stored, in a cluster on the learner's log; `up` when a
-        batch is trained.
+        worker when a process of its role has started and a result of the role is stored after that; an engine when it
+        is ready; a rank of the learner when the step after the one under way is trained; the recorder when it has
+        started; a server when a message is stored, in a cluster on the learner's log; `up` when a batch is trained.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._sign(role, since_ns), future))

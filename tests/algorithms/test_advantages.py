@@ -29,7 +29,7 @@ def test_none_takes_rewards_as_they_are():
     assert one_group([1.0, -2.0], kind="none").tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "centered"])
+@pytest.mark.parametrize("kind", ["grpo", "centered", "rloo"])
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.1] * 3, [0.7] * 7])
 def test_a_group_of_equal_rewards_has_no_advantage(kind, rewards):
     assert one_group(rewards, kind=kind).tolist() == [0.0] * len(rewards)
@@ -43,3 +43,73 @@ def test_grpo_advantages_do_not_change_when_rewards_are_scaled_and_shifted():
 def test_a_reward_that_is_no_number_is_refused():
     with pytest.raises(ValueError, match="finite"):
         one_group([0.0, math.nan], kind="grpo")
+
+
+UNEVEN = [[1.0, 0.0, 0.0], [0.5], [2.0, 2.0], [0.0, 1.0, 1.0, 4.0, -1.0]]
+
+
+def scalar_rloo(rewards):
+    """Each reward against the mean of the others."""
+    if len(rewards) < 2:
+        return [0.0]
+    return [r - (sum(rewards) - r) / (len(rewards) - 1) for r in rewards]
+
+
+def deviation(values):
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
+
+
+def scalar_reinforce_pp(groups):
+    every = [r for group in groups for r in group]
+    mean, scale = sum(every) / len(every), deviation(every) + 1e-6
+    return [[(r - mean) / scale for r in group] for group in groups]
+
+
+def scalar_baseline(groups):
+    centered = [[r - sum(group) / len(group) for r in group] for group in groups]
+    scale = deviation([value for group in centered for value in group]) + 1e-6
+    return [[value / scale for value in group] for group in centered]
+
+
+def scalar_less_others(groups):
+    means = [sum(group) / len(group) for group in groups]
+    others = [means[:at] + means[at + 1 :] for at in range(len(groups))]
+    return [[r - sum(rest) / len(rest) for r in group] for group, rest in zip(groups, others, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "scalar"),
+    [
+        ("less_others", scalar_less_others),
+        ("rloo", lambda groups: [scalar_rloo(group) for group in groups]),
+        ("reinforce_pp", scalar_reinforce_pp),
+        ("reinforce_pp_baseline", scalar_baseline),
+    ],
+)
+def test_estimators_follow_their_formulas_on_uneven_groups(kind, scalar):
+    found = group_advantages(UNEVEN, [kind] * len(UNEVEN))
+
+    for values, expected in zip(found, scalar(UNEVEN), strict=True):
+        assert values.tolist() == pytest.approx(expected, rel=1e-12, abs=1e-12)
+
+
+def test_the_only_group_of_a_batch_has_its_reward_less_nothing():
+    [values] = group_advantages([[0.5]], ["less_others"])
+
+    assert values.tolist() == [0.5]
+
+
+def test_batch_statistics_are_of_the_groups_that_name_the_estimator():
+    others = group_advantages([*UNEVEN, [100.0, -100.0]], ["reinforce_pp"] * len(UNEVEN) + ["centered"])
+    alone = group_advantages(UNEVEN, ["reinforce_pp"] * len(UNEVEN))
+
+    assert [values.tolist() for values in others[:-1]] == [values.tolist() for values in alone]
+    assert others[-1].tolist() == [100.0, -100.0]
+
+
+@pytest.mark.parametrize("kind", ["reinforce_pp", "reinforce_pp_baseline", "rloo"])
+def test_a_batch_of_equal_rewards_has_no_advantage(kind):
+    for rewards in ([[0.1] * 3, [0.1] * 7], [[0.7]]):
+        found = group_advantages(rewards, [kind] * len(rewards))
+        assert [values.tolist() for values in found] == [[0.0] * len(group) for group in rewards]

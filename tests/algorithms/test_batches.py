@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from topics.batches import Objective
 from topics.trajectories import Segment
@@ -39,6 +40,20 @@ def test_every_segment_becomes_a_row_with_its_trajectorys_advantage_and_weight()
     assert [row.weights[0] for row in rows] == [np.float32(1 / tokens) for tokens in (16, 16, 12, 4, 8)]
     assert {(row.temperature, row.estimator) for row in rows} == {(0.7, "centered")}
     assert rows[1].tokens is GROUPS[0][0].segments[1].tokens
+
+
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_group_statistics_count_trajectories_and_not_their_segments(advantage):
+    whole = segment(2, [3, 3, 3, 4])
+    parts = [segment(2, [3]), segment(3, [3]), segment(2, [3, 4])]
+    found = []
+    for first in ([whole], parts):
+        members = [GradedTrajectory("p0-2", first, 2.0), *GROUPS[0]]
+        rows, _ = rows_of([members, GROUPS[1]], advantage=advantage)
+        found.append({row.trajectory_id: (row.advantages[1], row.weights[1]) for row in rows})
+        assert len({(row.trajectory_id, row.advantages[1], row.weights[1]) for row in rows}) == 5
+
+    assert found[0] == found[1]
 
 
 def test_each_group_of_a_batch_has_its_own_estimator_and_temperature():

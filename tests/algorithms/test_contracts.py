@@ -11,11 +11,16 @@ import torch
 
 from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
 from asyncrl.algorithms.aggregation import AGGREGATIONS, token_weights
+from asyncrl.algorithms.contract import advantage_problem, chosen, loss_problem, some_tokens
 from asyncrl.algorithms.corrections import CORRECTIONS
 from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.held_losses import DIVERGENCES
+from asyncrl.algorithms.kl import KL_ESTIMATORS
 from asyncrl.algorithms.losses import LOSSES, loss_of
+from asyncrl.algorithms.masks import MASKS
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.algorithms.schedules import SCHEDULES
+from asyncrl.algorithms.sequences import LEVELS
 from asyncrl.algorithms.token_loss import Loss, Tokens
 from topics.batches import Objective
 from topics.trajectories import Reference, TrajectoryGraded
@@ -26,6 +31,10 @@ TABLES = {
     "advantage": ADVANTAGES,
     "aggregation": AGGREGATIONS,
     "correction": CORRECTIONS,
+    "correction_level": LEVELS,
+    "mask": MASKS,
+    "kl_estimator": KL_ESTIMATORS,
+    "divergence": DIVERGENCES,
     "filter": FILTERS,
     "schedule": SCHEDULES,
 }
@@ -33,11 +42,11 @@ TABLES = {
 
 def example() -> type[Loss]:
     """The loss that CONTRIBUTING.md adds, from the file that it shows."""
-    (text,) = re.findall(r"```python\n(.*?class Cispo.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
-    spec = importlib.util.spec_from_loader("cispo", loader=None)
+    (text,) = re.findall(r"```python\n(.*?class Sapo.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    spec = importlib.util.spec_from_loader("sapo", loader=None)
     module = importlib.util.module_from_spec(spec)
     exec(text, module.__dict__)
-    return module.Cispo
+    return module.Sapo
 
 
 class SequenceRatio(Loss, frozen=True):
@@ -57,31 +66,25 @@ class SequenceRatio(Loss, frozen=True):
         return loss, {"tokens": trained.sum()}
 
 
+WIDE = {"sequence_floor": 0.02, "sequence_cap": 50.0, "second_moment_cap": 4.0, "max_in_queue_lag": 2}
 LOSS_CASES = {
     **{name: loss() for name, loss in LOSSES.items()},
     "decoupled, recomputed": LOSSES["decoupled"](proximal="recomputed", correction="mask"),
+    **{
+        f"decoupled, {level}, {proximal}": LOSSES["decoupled"](correction_level=level, proximal=proximal)
+        for level, proximal in (("geometric", "interpolated"), ("product", "recomputed"))
+    },
+    "ppo, dual clip": LOSSES["ppo"](dual_clip=3.0),
+    "dppo, kl": LOSSES["dppo"](divergence="kl"),
+    **{f"ppo, {name}": LOSSES["ppo"](masks=[name], **WIDE) for name in MASKS},
+    **{
+        f"reinforce, {name}": LOSSES["reinforce"](kl=0.1, kl_estimator=name, kl_unbiased=True) for name in KL_ESTIMATORS
+    },
+    "cispo, entropy": LOSSES["cispo"](entropy=0.01, masks=list(MASKS), **WIDE),
     "the example": example()(),
     "of this test": SequenceRatio(),
 }
 EVERY_LOSS = pytest.mark.parametrize("loss", LOSS_CASES.values(), ids=LOSS_CASES)
-
-
-def some_tokens(rng: np.random.Generator, loss: Loss, *, rows: int = 6) -> tuple[torch.Tensor, Tokens]:
-    """Tokens of a few rows, each third without weight, with the columns that a loss needs."""
-    owner = np.repeat(np.arange(rows), rng.integers(1, 6, rows))
-    size = len(owner)
-    weights = np.where(np.arange(size) % 3 == 2, 0.0, rng.uniform(0.01, 0.1, size))
-    logprobs, behaviour = -rng.exponential(size=size), -rng.exponential(size=size)
-    columns = {name: torch.tensor(-rng.exponential(size=size), dtype=torch.float32) for name in loss.needs}
-    of_tokens = (torch.tensor(values, dtype=torch.float32) for values in (behaviour, rng.normal(size=size), weights))
-    return torch.tensor(logprobs, dtype=torch.float32), Tokens(*of_tokens, torch.tensor(owner), columns)
-
-
-def chosen(tokens: Tokens, where: torch.Tensor) -> Tokens:
-    """Some of the tokens, with their rows counted from 0."""
-    rows = torch.unique(tokens.rows[where], return_inverse=True)[1]
-    columns = {name: column[where] for name, column in tokens.columns.items()}
-    return Tokens(*(values[where] for values in tokens[:3]), rows, columns)
 
 
 def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> tuple[float, torch.Tensor, dict[str, torch.Tensor]]:
@@ -89,6 +92,11 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> tuple[float,
     total, sums = loss(logprobs, tokens)
     total.backward()
     return total.item(), logprobs.grad, sums
+
+
+@EVERY_LOSS
+def test_a_loss_keeps_the_contract_that_check_tries_on_users_own(loss):
+    assert loss_problem(loss) == ""
 
 
 @EVERY_LOSS
@@ -136,8 +144,9 @@ def test_micro_batches_in_any_order_add_up(loss):
 def test_a_loss_is_finite_at_extremes_and_empty(loss):
     values, signs = torch.tensor([0.0, -1e-8, -30.0, -1e4]), torch.tensor([-1e4, 1e4])
     logprobs, behaviour, advantages = (grid.flatten() for grid in torch.meshgrid(values, values, signs, indexing="ij"))
-    columns = {name: behaviour.flip(0) for name in loss.needs}
-    tokens = Tokens(behaviour, advantages, torch.full_like(behaviour, 0.1), torch.arange(len(behaviour)), columns)
+    columns = {name: behaviour.flip(0) for name in (*loss.needs, "entropy")}
+    rows = torch.arange(len(behaviour))
+    tokens = Tokens(behaviour, advantages, torch.full_like(behaviour, 0.1), rows, rows, rows // 2, columns)
 
     for some in (slice(None), slice(0, 0)):
         total, gradient, sums = computed(loss, logprobs[some], chosen(tokens, torch.arange(len(logprobs))[some]))
@@ -170,6 +179,7 @@ def test_an_advantage_belongs_to_its_member_whatever_the_order(estimator):
     found = estimator.of_groups(groups)
     turned = estimator.of_groups([group[::-1] for group in groups[::-1]])
 
+    assert advantage_problem(estimator) == ""
     assert [values.shape for values in found] == [group.shape for group in groups]
     for values, other in zip(found, turned[::-1], strict=True):
         assert values == pytest.approx(other[::-1], rel=1e-9, abs=1e-12)
@@ -220,8 +230,8 @@ def grade(member: int, reward: float) -> TrajectoryGraded:
 def test_a_filter_judges_a_group_in_any_order(drops):
     groups = [[grade(member, reward) for member, reward in enumerate(rewards)] for rewards in ([0, 1], [1], [0.5] * 4)]
 
-    assert {type(drops(group)) for group in groups} == {bool}
-    assert [drops(group) for group in groups] == [drops(group[::-1]) for group in groups]
+    assert {type(drops()(group)) for group in groups} == {bool}
+    assert [drops()(group) for group in groups] == [drops()(group[::-1]) for group in groups]
 
 
 @pytest.mark.parametrize("factor", SCHEDULES.values(), ids=SCHEDULES)

@@ -1,6 +1,6 @@
 import numpy as np
 
-from asyncrl.algorithms.lag import fresh_mask, fresh_share, lag_histogram, token_lags
+from asyncrl.algorithms.lag import fresh_mask, fresh_share, lag_histogram, split_lags, token_lags
 from topics.trajectories import Segment, count_versions
 
 VERSIONS = np.array([-1, -1, 2, 3, 3, 5, 9], np.int32)
@@ -14,6 +14,15 @@ def test_lag_is_counted_from_the_version_the_batch_is_applied_to():
 
 def test_a_batch_sampled_by_the_weights_it_updates_has_no_lag():
     assert token_lags(np.array([0], np.int32), step=1).tolist() == [0]
+
+
+def test_lag_in_the_queue_is_that_of_the_newest_token_and_the_rest_was_in_flight():
+    in_queue, in_flight = split_lags(np.array([-1, 2, 3, 5], np.int32), step=8)  # applied to version 7
+
+    assert in_queue.tolist() == [0, 2, 2, 2]
+    assert in_flight.tolist() == [0, 3, 2, 0]
+    for versions in (VERSIONS, VERSIONS[:1], VERSIONS[:0]):
+        assert sum(split_lags(versions, step=6)).tolist() == token_lags(versions, step=6).tolist()
 
 
 def test_older_tokens_lose_their_mask_and_supervised_ones_keep_it():

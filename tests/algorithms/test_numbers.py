@@ -1,7 +1,8 @@
+import numpy as np
 import pytest
 
 from asyncrl.algorithms.aggregation import token_weights
-from asyncrl.algorithms.packing import micro_batches, padding_share
+from asyncrl.algorithms.packing import first_fit, padded_batches
 from asyncrl.algorithms.schedules import learning_rate_factor
 
 COUNTS = [[2, 6], [0, 4, 8]]
@@ -36,24 +37,28 @@ def test_weights_add_up_to_one(kind):
     assert total == pytest.approx(1.0)
 
 
-def test_micro_batches_are_cut_from_rows_sorted_by_length():
-    batches = micro_batches([3, 9, 4, 9, 1, 2], micro_batch_tokens=12)
-    assert [rows.tolist() for rows in batches] == [[1], [3], [2, 0, 5], [4]]
+def test_packed_micro_batches_are_filled_by_first_fit():
+    assert [rows.tolist() for rows in first_fit([3, 9, 4, 9, 1, 2], 12)] == [[1, 0], [3, 5, 4], [2]]
+    assert [rows.tolist() for rows in first_fit([5, 50, 5], 10)] == [[1], [0, 2]]  # a row over the budget goes alone
+    assert first_fit([], 10) == []
 
 
-def test_a_row_over_the_budget_goes_alone():
-    assert [rows.tolist() for rows in micro_batches([5, 50, 5], micro_batch_tokens=10)] == [[1], [0, 2]]
+def test_padded_micro_batches_are_cut_from_rows_sorted_by_length():
+    assert [rows.tolist() for rows in padded_batches([3, 9, 4, 9, 1, 2], 12)] == [[1], [3], [2, 0, 5], [4]]
+    assert [rows.tolist() for rows in padded_batches([5, 50, 5], 10)] == [[1], [0, 2]]
+    assert padded_batches([], 10) == []
 
 
-def test_no_rows_make_no_micro_batches():
-    assert micro_batches([], micro_batch_tokens=10) == []
-
-
-def test_padding_share_is_what_the_longest_row_adds():
-    batches = micro_batches([4, 2, 2, 1], micro_batch_tokens=8)
-    assert [rows.tolist() for rows in batches] == [[0, 1], [2, 3]]
-    assert padding_share([[4, 2], [2, 1]]) == pytest.approx(1 - 9 / 12)
-    assert padding_share([]) == 0.0
+@pytest.mark.parametrize(("cut", "size"), [(first_fit, sum), (padded_batches, lambda sizes: len(sizes) * max(sizes))])
+def test_micro_batches_hold_every_row_once_within_the_budget(cut, size):
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        lengths = np.exp(rng.normal(4, 1.5, rng.integers(1, 60))).astype(int) + 1
+        batches = cut(lengths.tolist(), 600)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+        assert all(size(lengths[batch].tolist()) <= 600 or len(batch) == 1 for batch in batches)
+    with pytest.raises(ValueError, match="micro_batch_tokens is 0"):
+        cut([1], 0)
 
 
 def test_warm_up_climbs_to_the_full_rate():

@@ -17,6 +17,7 @@ from benchmarks import fleet as fleet_bench
 from benchmarks.bus import Sizes, bench_bus
 from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
+from benchmarks.learner import bench_learner, mixed_lengths
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
 from benchmarks.rollouts import bench_rollouts
@@ -85,10 +86,33 @@ async def test_engines_that_join_and_leave_lose_and_double_nothing(monkeypatch: 
 async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
     server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": ""}
 
-    figures = await bench_rollouts(concurrent=[4], seconds=1.0, rounds=2, tokens=10, turns=2, tool_s=0.01, **server)
+    figures = await bench_rollouts(
+        concurrent=[4], seconds=1.0, rounds=2, workers=2, tokens=10, turns=2, tool_s=0.01, **server
+    )
 
     assert figures.keys() == {"asyncrl_4_tokens_per_s", "bare_4_tokens_per_s", "share_4_of_bare"}
     assert all(value > 0 for value in figures.values())
+
+
+def test_mixed_lengths_fill_a_step():
+    lengths = mixed_lengths(32_768, 8192)
+    assert sum(lengths) >= 32_768 and min(lengths) >= 64 and max(lengths) <= 8192
+
+
+@pytest.mark.slow
+def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_figures(
+    capfd: pytest.CaptureFixture[str],
+):
+    sizes = {"tokens": 128, "micro_batch_tokens": 64, "rounds": 1, "ranks": 1}
+    how = {"shape": "tiny", "device": "cpu", "rows": ["mixed"], "kinds": ["bare", "asyncrl"]}
+
+    figures = bench_learner(**sizes, **how, options=[])
+    failed = bench_learner(**sizes, **how, options=["packing=no_such"])
+
+    assert {"tiny_asyncrl_mixed_mfu", "tiny_bare_mixed_first_step_s", "tiny_mixed_share_of_bare"} <= figures.keys()
+    assert all(value > 0 for value in figures.values())
+    assert failed.keys() == {name for name in figures if name.startswith("tiny_bare")}
+    assert "KeyError: 'no_such'" in capfd.readouterr().err
 
 
 @pytest.mark.slow

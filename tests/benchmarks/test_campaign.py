@@ -1,25 +1,32 @@
 """`asyncrl chaos CONFIG`: whole runs whose processes are killed and frozen, and what it concludes from their topics."""
 
 import asyncio
+import contextlib
 import json
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusError
 from asyncrl.cli.main import run
 from asyncrl.crash import POINTS
 from benchmarks.chaos.report import violations_by_sense
 from benchmarks.chaos.targets import all_targets, each_point
 from benchmarks.chaos.witness import Samples, missing
-from harness.runs import SHORT, all_processes, command
+from harness.audited import messages_on
+from harness.runs import SHORT, command
 from harness.scripted import FLAT, SCRIPTED
 from harness.stage import until
 from harness.stories import Story
+from topics.batches import BATCH_TRAINED
+from topics.topic import TRAINING
 
 SLOW = pytest.mark.slow
 SETTINGS = {
@@ -77,11 +84,13 @@ def reward(completion):
 """
 
 
-async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | None = None) -> dict[str, Any]:
+async def stalled(
+    folder: Path, words: list[str], freeze: Callable[[Path], Awaitable[None]] | None = None
+) -> dict[str, Any]:
     """Run `asyncrl chaos` on a run that will stand still; returns its report, once all processes are gone.
 
     Args:
-        freeze: stops processes of the run, once it returns that it did.
+        freeze: stops processes of the run, once they are there.
     """
     folder.mkdir()
     (folder / "short.toml").write_text(SCRIPTED)
@@ -93,10 +102,13 @@ async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | N
     injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
     running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=300))
     if freeze is not None:
-        await until(freeze, "the run's processes", 120)
+        freezing = asyncio.create_task(freeze(folder))
+        await asyncio.wait({running, freezing}, return_when=asyncio.FIRST_COMPLETED)
+        assert freezing.done(), f"it ended before: {running.result()}"
+        freezing.result()
     code, output = await running
     assert code == 1, output
-    assert {line for pid, line in processes(folder).items() if "asyncrl" in line} == set()
+    assert {line for line in processes(folder).values() if "asyncrl" in line} == set()
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
     assert f"verdict: stalled {'before the first step' if report['stall']['step'] is None else 'at step'}" in output
     assert re.search(r"no step, result or grade since \d\d:\d\d:\d\d UTC \(\d+ s\): ", output), output
@@ -107,12 +119,10 @@ async def stalled(folder: Path, words: list[str], freeze: Callable[[], bool] | N
 def processes(folder: Path) -> dict[int, str]:
     """Command lines of the living processes that work in a folder."""
     found = {}
-    for pid, line, _ in all_processes():
-        try:
-            if Path(os.readlink(f"/proc/{pid}/cwd")) == folder:
-                found[pid] = line
-        except OSError:
-            continue  # it ended in this moment
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended in this moment
+            if (process / "cwd").readlink() == folder:
+                found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
     return found
 
 
@@ -127,16 +137,35 @@ def freeze(folder: Path, *words: str) -> bool:
     return True
 
 
+async def before_training(folder: Path) -> None:
+    """Stop `asyncrl up` once there is a learner."""
+    await until(lambda: any("main learner" in line for line in processes(folder).values()), "its learner", 200)
+    assert freeze(folder, "main up")
+
+
+async def in_warmup(folder: Path) -> None:
+    """Stop a worker and all that could replace it once a batch was trained.
+
+    The recorder's file does not tell: it is killed from that batch on, and on a loaded machine before it wrote any.
+    """
+    root = folder / "runs" / "short"
+
+    async def trained() -> bool:
+        with contextlib.suppress(BusError):  # its server or its topics are not there yet
+            bus = await Bus.connect(BusAddress.read(root / "nats.json"), "short", name="test")
+            try:
+                return bool((await messages_on(bus, TRAINING)).on(BATCH_TRAINED))
+            finally:
+                await bus.close()
+        return False
+
+    await until((root / "nats.json").exists, "the address of its server", 200)
+    await until(trained, "its first batch", 200)
+    await until(lambda: freeze(folder, "main up", "main supervisor", "main rollout"), "its processes", 200)
+
+
 @SLOW
 async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tmp_path: Path):
-    def training(folder: Path) -> bool:
-        return any("main learner" in line for line in processes(folder).values()) and freeze(folder, "main up")
-
-    def warming(folder: Path) -> bool:
-        metrics = folder / "runs" / "short" / "metrics.jsonl"
-        trains = metrics.exists() and '"step"' in metrics.read_text()
-        return trains and freeze(folder, "main up", "main supervisor", "main rollout")
-
     few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
     few += ["buffer.max_lag=8", "learner.keep_versions=10"]  # no group becomes too old: five batches come of the rows
     first, data, warm, last = await asyncio.gather(
@@ -148,9 +177,9 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
         stalled(
             tmp_path / "c",
             ["nats.stream_max_mb=0", "warmup.steps=9000", "learner.scripted_step_s=0.1"],
-            lambda: warming(tmp_path / "c"),
+            in_warmup,
         ),
-        stalled(tmp_path / "d", ["warmup.steps=0"], lambda: training(tmp_path / "d")),
+        stalled(tmp_path / "d", ["warmup.steps=0"], before_training),
     )
     assert first["stall"]["step"] is None and first["injections"] == []
     assert any("reward hanging: reward-1: grades p0000" in found for found in first["stall"]["findings"])
@@ -172,7 +201,7 @@ def test_a_limit_that_no_run_can_keep_is_refused(capsys: pytest.CaptureFixture[s
 
 
 def by_sense(*issued: str, again: str = "") -> tuple[list[str], list[str], list[str]]:
-    """What is lost, duplicated and wrong in a run in which these trajectories were issued, one for a second attempt."""
+    """Count what is lost, duplicated and wrong where these trajectories were issued, one for a second attempt."""
     story = Story()
     for name in issued:
         story.issued(name)

@@ -94,8 +94,31 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
         assert by_sequence == newest
         assert newest is not None
         assert decode(StopRequested, newest.data).reason == f"reason {number}"
-    assert await read_message(bus, ACTORS, 1000) is None
+    assert await read_message(bus, ACTORS, 1000, stored=False) is None
     assert await read_newest(bus, FLEET) is None
+
+
+async def test_a_stored_message_is_awaited_from_a_leader_that_has_not_applied_it_yet(
+    cluster: EmbeddedCluster, bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    first = await publish(bus, StopRequested("first"))
+    asked = asyncio.Event()
+    api = Bus.api
+
+    async def observed(self: Bus, subject: str, *rest: object) -> dict[str, object]:
+        answer = await api(self, subject, *rest)
+        if subject.startswith("STREAM.INFO."):
+            asked.set()
+        return answer
+
+    monkeypatch.setattr(Bus, "api", observed)
+    reading = asyncio.create_task(read_message(bus, ACTORS, first + 1))
+    async with asyncio.timeout(LIMIT_S):
+        await asked.wait()  # the log was found to end before it
+        assert await publish(bus, StopRequested("second")) == first + 1
+        record = await reading
+    assert record is not None
+    assert decode(StopRequested, record.data).reason == "second"
 
 
 async def test_a_keeper_appends_several_decisions_at_once_and_goes_on_when_its_leader_dies(

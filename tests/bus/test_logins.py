@@ -43,7 +43,7 @@ async def refusal(address: BusAddress) -> str:
 
 
 async def logs_in(address: BusAddress) -> bool:
-    """Whether a login succeeds, and JetStream answers."""
+    """Return whether a login succeeds, and JetStream answers."""
     bus = await Bus.connect(address, "mine")
     await bus.api("INFO")
     await bus.close()
@@ -301,6 +301,7 @@ async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_do
     await server.start()
     settings = {"run": "mine", "engine": {"kind": "scripted"}, "learner": {"trainer": "scripted"}}
     stage = Stage(tmp_path / "run", server, msgspec.convert(settings, Config))
+    stage.make_model()  # without one the rollout worker could end the run first
     BusAddress(server.address.url, "mine-reward", "wrong").save(stage.files.credentials / "reward.json")
     try:
         owner = await Bus.connect(server.address, "mine")

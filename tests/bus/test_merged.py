@@ -16,7 +16,7 @@ COUNT = 150  # of each log, several times what is held of it
 
 
 class Heard:
-    """What was handed over."""
+    """Records that were handed over."""
 
     def __init__(self):
         self.names, self.times, self.bodies, self.refused = [], [], [], []

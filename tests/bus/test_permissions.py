@@ -23,7 +23,19 @@ from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
 from topics.table import QUEUES, TOPICS, queues_of
-from topics.topic import ACTORS, BLOBS, DEAD, ENGINES, LEDGER_BLOBS, STREAMS, TRAINING, TRAJECTORIES, WEIGHTS, Stream
+from topics.topic import (
+    ACTORS,
+    BLOBS,
+    DEAD,
+    ENGINES,
+    LEDGER_BLOBS,
+    SESSIONS,
+    STREAMS,
+    TRAINING,
+    TRAJECTORIES,
+    WEIGHTS,
+    Stream,
+)
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
@@ -94,13 +106,13 @@ def hears(role: str, topic) -> bool:
 
 
 def reads(role: str, stream: Stream) -> bool:
-    """Whether a role follows a log by a consumer of its own; work from a queue needs none."""
+    """Return whether a role follows a log by a consumer of its own; work from a queue needs none."""
     worked_off = [queue.topic for queue in queues_of(role)]
     return any(hears(role, topic) for topic in TOPICS if topic.stream is stream and topic not in worked_off)
 
 
 def knows(role: str, stream: Stream) -> bool:
-    """Whether a role has anything to do with a stream."""
+    """Return whether a role has anything to do with a stream."""
     return any(hears(role, topic) or role in topic.publishers for topic in TOPICS if topic.stream is stream)
 
 
@@ -197,13 +209,19 @@ async def test_the_promises_by_name(served: Served):
     assert "STREAM.CREATE" not in text.split("prompter  (")[1]
 
 
+def test_what_faces_the_network_reads_no_decisions_about_turns():
+    assert not [call for call in permissions("gateway", ["r1"]).publish if SESSIONS.full_name("r1") in call]
+
+
 def test_nothing_is_ever_unpickled():
     unsafe = re.compile(r"^\s*(?:import|from) (?:pickle|marshal|shelve|dill|joblib)\b|torch\.load\(", re.MULTILINE)
     root = Path(__file__).parents[2]
     files = [file for folder in ("topics", "actors", "asyncrl") for file in (root / folder).rglob("*.py")]
 
     assert len(files) > 50
-    assert not [file for file in files if unsafe.search(file.read_text())]
+    # SGLang takes tensors as pickles only; `shared` reads those of its own making, with the classes that they hold.
+    unpickling = [str(file.relative_to(root)) for file in files if unsafe.search(file.read_text())]
+    assert unpickling == ["asyncrl/weights/shared.py"]
 
 
 # --- one clear error, at once

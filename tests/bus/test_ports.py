@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.config.hints import hints
 from asyncrl.ports import Listen, free_port, listen_problem
 from asyncrl.run.make_model import LaunchError
-from asyncrl.run.resume_overrides import longer
+from asyncrl.run.resume import longer
 from harness.configs import from_settings, the_problem
 from harness.runs import SHORT, command
 

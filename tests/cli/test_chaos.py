@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.cli import checkout
+from asyncrl.cli import bench
 from asyncrl.cli.chaos import Plan, inject
 from asyncrl.cli.main import run as run_command
 from asyncrl.errors import AsyncRLError
@@ -43,7 +43,7 @@ async def test_options_of_a_campaign_are_refused_with_a_run_that_is_up(tmp_path:
 def test_without_a_source_checkout_there_are_neither_campaigns_nor_benchmarks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(checkout, "_CHECKOUT", tmp_path)
+    monkeypatch.setattr(bench, "_CHECKOUT", tmp_path)
 
     assert [run_command(["chaos", "demo"]), run_command(["bench", "bus"])] == [2, 2]
     assert run_command(["chaos", "--run", "none", "--targets", "up"]) == 1

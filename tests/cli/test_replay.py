@@ -8,23 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from actors.learner.payloads import fetch_trajectories
 from actors.learner.retraining import ReplayError, TrainingLog
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
+from asyncrl import load_dump
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.cli.fork import begins_after, forked_config
 from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.config.load import ConfigError, load_config
-from asyncrl.config.settings import Config, StartSettings
+from asyncrl.config.settings import Config, CreateModelSettings, StartSettings
+from asyncrl.run.directory import RunFiles
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from asyncrl.training.comparison import ReplayedStep, first_difference, medians
+from asyncrl.training.create import create_model
 from asyncrl.training.objective import objective_of, with_other_settings
+from asyncrl.training.trainers import open_trainer
 from harness.audited import messages_on
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
@@ -94,6 +99,10 @@ def test_a_replay_puts_its_settings_in_place_of_the_runs_and_keeps_what_else_was
     changed = with_other_settings(packed, config, other)
     assert changed.objective.filters == ["zero_variance"]
     assert [(group.prompt_id, group.estimator) for group in changed.groups] == [("p000000", "centered")]
+    window = ["learner.filters=['pass_rate']", "learner.filter_options.pass_rate.below=0.5"]
+    assert with_other_settings(packed, config, replay_config(config, window)[0]).groups == []
+    with pytest.raises(ReplayError, match=r"garbage reads a metric that the run did not compute"):
+        replay_config(config, ["learner.filters=['garbage']"])
     with pytest.raises(ReplayError, match=r"no batch has the groups that zero_variance dropped; .* only adds"):
         replay_config(other, ["learner.filters=[]"])
 
@@ -124,6 +133,15 @@ def test_a_fork_goes_on_behind_every_prompt_that_was_packed():
         begins_after(log, small_config(), 4)
     with pytest.raises(LaunchError, match="--at 0: run run has trained no step of RL yet that it could be forked at"):
         begins_after(TrainingLog(), msgspec.convert({"warmup": {"steps": 4}}, Config), 0)
+
+
+def test_a_fork_has_the_stages_up_to_its_first_prompt():
+    log = log_of(first=["p000004", "p000000"], second=["p000031"])
+    run = small_config(start={"prompt": 2, "stages": {"1": "old"}})
+    stages = [(3, "wide"), (3, "sums"), (5, "wide"), (6, "sums")]
+
+    assert begins_after(log, run, 1, stages).stages == {"1": "old", "3": "sums", "5": "wide"}
+    assert begins_after(log, run, 2, stages).stages == {"1": "old", "3": "sums", "5": "wide", "6": "sums"}
 
 
 def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
@@ -189,13 +207,17 @@ def reward(completion: str) -> float:
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """A finished run; checkpoints are at the steps 0, 8, 9 and once from 4 to 7; the last two are kept."""
+    """A finished run with reference and teacher; checkpoints are at the steps 0, 8, 9 and once from 4 to 7; the last
+    two are kept."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "graded.py").write_text(REWARD)
+    create_model(folder / "teacher", alphabet=CreateModelSettings().alphabet, seed=5)
     length = [f"learner.steps={STEPS}", "learner.checkpoint_every=4", "nats.keep=run"]
+    roles = ["reference.kl_coef=0.01", "reference.refresh_every=3", "teacher.model=teacher", "teacher.coef=0.001"]
+    settings = [*length, *(f"learner.{role}" for role in roles), "reward.function=graded.py:reward"]
 
     async def play() -> Run:
-        async with up(folder, *length, "reward.function=graded.py:reward") as run:
+        async with up(folder, *settings) as run:
             for step in (1, 3, 6):
                 await run.reaches(lambda step=step: step in run.steps(), f"step {step}", 120)
                 kill(run.actor("learner-1"))
@@ -208,6 +230,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @SLOW
 async def test_a_learner_that_was_killed_has_the_weights_of_an_undisturbed_one(killed: Run):
     assert killed.out.count("learner-1 started again") >= 3
+    assert all({"reference_kl", "teacher_kl"} <= row.keys() for row in killed.rows() if row["step"] > 0)
     code, output = await command(killed.folder, "replay", "short")
 
     assert code == 0, output
@@ -228,6 +251,33 @@ async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed
     assert read_checkpoint(Path(found["files"]["checkpoint"])).digest == found["steps"][0]["published"]
     code, output = await command(killed.folder, "replay", "short", "--to", "10")
     assert (code, output) == (1, "--to 10: the run trained the steps -3 to 9\n")
+
+
+@SLOW
+async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path: Path):
+    code, output = await command(killed.folder, "dump", "short", "--step", "9", "-o", str(tmp_path / "dump"))
+    assert (code, output) == (0, f"{tmp_path / 'dump'}\n")
+    dump = load_dump(tmp_path / "dump")
+    config, trained = RunFiles(killed.root).read_config(), dump.trained
+    trainer = open_trainer(config, RunFiles(killed.root).model_path(config.model), RunFiles(killed.root).base)
+    (checkpoint,) = killed.root.glob("checkpoints/step000008-*")
+    trainer.load(checkpoint)
+
+    found = trainer.step(dump.rows, dump.objective)
+
+    assert trained is not None and found == {name: trained.metrics[name] for name in found}
+    assert trained.metrics.keys() - found.keys() == {"train_s", "wait_s"}
+    assert {"loss", "grad_norm", "reference_kl", "teacher_kl", "ess"} <= found.keys()
+    samples = [json.loads(line) for line in (tmp_path / "dump" / "samples.jsonl").read_text().splitlines()]
+    assert np.mean([sample["reward"] for sample in samples]) == pytest.approx(trained.rewards[0])
+    assert all(sample["prompt"] for sample in samples) and any(sample["completion"] for sample in samples)
+    members = [member for group in dump.batch.groups for member in group.members]
+    assert [length for member in members for length in member.lengths] == [len(row.tokens) for row in dump.rows]
+    assert sum(int(row.mask.sum()) for row in dump.rows) == sum(trained.lags.values())
+    code, output = await command(killed.folder, "dump", "short", "--step", "9", "-o", str(tmp_path / "dump"))
+    assert (code, output) == (1, f"{tmp_path / 'dump'} exists; name another folder with --out\n")
+    code, output = await command(killed.folder, "dump", "short", "--step", "10")
+    assert code == 1 and output.startswith("batch 10 is not on the log; "), output
 
 
 @SLOW
@@ -261,6 +311,11 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_reported(killed: Run, tmp
     assert code == 0, output
     assert output.startswith("run short: from checkpoint step000008-lineage0-")
     assert re.search(r"; the tokens of batch [5-8] and before are trimmed, steps 9 to 9\n", output)
+
+    code, output = await command(tmp_path, "dump", "short", "--step", "1")
+    assert (code, output.count("\n")) == (1, 1)
+    gone = r"batch 1: the tokens of p\d+-\d \(message \d+\) are gone; nats.keep = run keeps all tokens of a run\n"
+    assert re.fullmatch(gone, output), output
 
     (kept,) = killed.root.glob("checkpoints/step000008-*/model.safetensors")
     kept.rename(kept.with_suffix(".away"))

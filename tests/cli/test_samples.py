@@ -13,7 +13,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.telemetry.samples import Sample, SampleRow, SamplesFile
+from asyncrl.state.samples import Sample, SampleRow, SamplesFile
 from harness.runs import command
 from harness.stage import Stage, until
 from harness.tokenizers import make_model

@@ -1,4 +1,4 @@
-"""Which settings cannot hold together, which files must be there, and what a config is hinted at."""
+"""Which settings cannot hold together, and which files must be there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from contextlib import nullcontext
 import pytest
 
 from asyncrl.config.check import contradictions
-from asyncrl.config.hints import busy_share, hints
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
@@ -18,10 +17,13 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
 
 # Contradictions
 
+TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=a.py:b", "eval.prompts=0"]
+
 
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
+        (["live.share=0.5"], "live.share gateway.count"),
         (["rollout.group_size=1"], "rollout.group_size learner.advantage learner.loss"),
         (["rollout.group_size=1", "learner.advantage=centered"], "rollout.group_size learner.advantage learner.loss"),
         (
@@ -56,15 +58,82 @@ from harness.configs import SOUND, from_settings, made_model, problems, the_prob
         (["eval.prompts=0", "weights.gate_metric=accuracy"], "weights.gate_metric eval.prompts"),
         (["buffer.max_lag=3"], "learner.keep_versions buffer.max_lag"),
         (["learner.publish_every=4"], "learner.publish_every buffer.max_lag"),
+        (["learner.filter_options.pass_rate.above=0.1"], "learner.filter_options.pass_rate.above learner.filters"),
+        (
+            [
+                "learner.filters=['pass_rate']",
+                "learner.filter_options.pass_rate.above=0.5",
+                "learner.filter_options.pass_rate.below=0.5",
+            ],
+            "learner.filter_options.pass_rate.above learner.filter_options.pass_rate.below",
+        ),
+        (
+            ["learner.filters=['length']", "learner.filter_options.length.most_tokens=1"],
+            "learner.filter_options.length.most_tokens learner.filter_options.length.least_tokens",
+        ),
+        (
+            ["rollout.group_size=1", "learner.advantage=none", "learner.filters=['pass_rate']"],
+            "learner.filters rollout.group_size",
+        ),
+        (["task.curriculum.last=9"], "task.curriculum.last task.curriculum.option"),
+        (
+            ["task.curriculum.option=digits", "task.curriculum.first=9", "task.curriculum.last=9"],
+            "task.curriculum.last task.curriculum.first task.curriculum.option",
+        ),
+        (
+            ["task.curriculum.option=letters", "task.curriculum.last=9", "task.options={letters=3}"],
+            "task.options task.curriculum.option",
+        ),
+        (["reward.scope=group"], "reward.function reward.scope"),
+        (["reward.scope=group", "reward.function=a.py:b", "buffer.stale=reissue"], "buffer.stale reward.scope"),
+        (["learner.turn_discount=0.5"], "learner.turn_discount learner.advantage"),
+        (["reward.tournament=swiss", "reward.function=a.py:b"], "reward.tournament reward.scope"),
+        ([*TOURNAMENT, "rollout.group_size=1", "learner.advantage=none"], "reward.tournament rollout.group_size"),
+        ([*TOURNAMENT, "eval.prompts=4"], "reward.tournament eval.samples"),
+        ([*TOURNAMENT, "reward.tournament_limit_s=600"], "reward.tournament_limit_s buffer.group_deadline_s"),
+        (["reward.overlong.longest_tokens=9"], "reward.overlong.longest_tokens reward.overlong.penalty"),
+        (
+            ["reward.overlong.penalty=1"],
+            "reward.overlong.interval_tokens reward.overlong.longest_tokens reward.overlong.penalty",
+        ),
+        (["learner.filter_options.garbage.most=2"], "learner.filter_options.garbage.most"),
         (["learner.loss_options.clip_low=0.1"], "learner.loss_options.clip_low"),
         (["learner.loss=ppo", "learner.loss_options.clip_low=2"], "learner.loss_options.clip_low"),
+        (["learner.loss=ppo", "learner.loss_options.dual_clip=1"], "learner.loss_options.dual_clip"),
+        (["learner.loss=ppo", "learner.loss_options.masks=['lag']"], "learner.loss_options.masks"),
+        (["learner.loss=ppo", "learner.loss_options.opsm_cap=0.1"], "learner.loss_options.opsm_cap"),
+        (["learner.loss=ppo", "learner.loss_options.kl_unbiased=true"], "learner.loss_options.kl_unbiased"),
+        (
+            ["learner.loss_options.correction=none", "learner.loss_options.correction_cap=3"],
+            "learner.loss_options.correction_cap",
+        ),
         (["learner.loss=ppo", "learner.loss_options.correction_cap=3"], "learner.loss_options.correction_cap"),
         (["learner.loss_options.correction_cap=0"], "learner.loss_options.correction_cap"),
         (["learner.betas=[0.9, 1]"], "learner.betas"),
         (["learner.device=gpu"], "learner.device"),
+        (["learner.advantage=zero"], "learner.advantage learner.teacher.model"),
+        (["learner.lora.rank=4", "learner.lora.targets=['wq']"], "learner.lora.targets"),
         (["reward.function="], "reward.function task.rollout"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
-        (["weights.update=in_place", "engine.router.count=1"], "weights.update engine.router.count"),
+        (["weights.direct=nccl", "engine.kind=sglang", "engine.gpus=[1]"], "weights.direct learner.device"),
+        (["weights.direct=gloo", "engine.kind=sglang"], "engine.kind weights.direct learner.device"),
+        (["weights.direct=ipc", "learner.device=cuda"], "engine.kind weights.direct learner.device"),
+        (
+            ["weights.direct=ipc", "engine.kind=external", "engine.addresses=['http://a:1']"],
+            "engine.addresses weights.direct",
+        ),
+        (
+            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.arguments=['--tp-size=2']"],
+            "engine.arguments weights.direct",
+        ),
+        (
+            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.gpus=[1]"],
+            "engine.gpus weights.direct",
+        ),
+        (
+            ["weights.direct=nccl", "learner.device=cuda:1", "engine.kind=sglang", "engine.gpus=[1]"],
+            "engine.gpus weights.direct",
+        ),
         (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:x']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:1', 'http://a:1']"], "engine.addresses"),
@@ -109,6 +178,7 @@ def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_i
     "overrides",
     [
         ["rollout.group_size=1", "learner.advantage=none"],
+        ["learner.advantage=zero", "learner.teacher.model=elsewhere", "rollout.group_size=1"],
         ["learner.trainer=scripted"],
         ["engine.kind=scripted", "learner.trainer=scripted"],
         ["engine.kind=scripted"],
@@ -118,6 +188,8 @@ def test_settings_that_cannot_hold_together_are_refused_at_the_override_if_one_i
         ["learner.publish_every=2"],
         ["learner.loss=ppo", "learner.loss_options.clip_low=0.1", "learner.loss_options.clip_high=0.5"],
         ["learner.loss_options.correction_cap=3", "learner.loss_options.correction=mask"],
+        ["learner.loss_options.proximal=interpolated", "learner.loss_options.clip_low=0.1"],
+        ["learner.loss=gspo", "learner.loss_options.masks=['opsm']", "learner.loss_options.opsm_cap=0.1"],
         ["learner.steps=0", "rollout.temperature=0"],
         ["buffer.max_lag=0", "learner.keep_versions=2"],
         ["model.path=somewhere", "rollout.max_new_tokens=5000"],
@@ -135,14 +207,6 @@ def test_a_contradiction_names_both_values_and_what_to_do():
     assert problem.message == (
         'learner.advantage = "grpo" compares the members of a group, but rollout.group_size = 1; '
         'raise it to 2 or more, or set learner.advantage = "none"'
-    )
-
-
-def test_an_option_of_another_loss_is_refused_with_those_that_there_are():
-    problem = the_problem("demo", "learner.loss_options.clip_low=0.1")
-
-    assert problem.message == (
-        'loss "decoupled" has no such option, its options are proximal, correction, correction_cap'
     )
 
 
@@ -278,8 +342,8 @@ def test_chat_rows_need_a_chat_template(model, written, tmp_path):
 
 def test_a_misspelt_reward_is_answered_with_the_nearest():
     assert the_problem("demo", "reward.function=exat", files=True).message == (
-        'found "exat", expected exact, math, reasoning-gym, path/to/file.py:function or package.module:function; '
-        "did you mean exact?"
+        'found "exat", expected exact, math, dapo, deepscaler, f1, gpqa, reasoning-gym, '
+        "path/to/file.py:function or package.module:function; did you mean exact?"
     )
 
 
@@ -327,43 +391,3 @@ def test_a_made_model_must_have_room_for_prompt_and_answer():
     problem = the_problem("demo", "task.options.letters=60", files=True)
 
     assert "which takes 123 tokens with its answer, but model.create.context = 64" in problem.message
-
-
-# Hints
-
-
-def test_enough_open_groups_keep_all_slots_busy_and_need_no_hint():
-    assert hints(from_settings("rollout.slots=256", "rollout.group_size=8", "buffer.batch_groups=64").config) == []
-
-
-def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share():
-    config = from_settings("rollout.workers=8", "engine.count=8").config
-
-    assert busy_share(config) == 64 / 256
-    assert hints(config) == [
-        "at most 25% of the rollout slots (256 groups) will be busy: (max_lag + 1) * batch_groups = 128 groups may be "
-        "open; buffer.max_lag = 5 would keep all busy"
-    ]
-
-
-def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
-    with_lag = ["rollout.workers=8", "engine.count=8", "learner.keep_versions=9"]
-
-    assert hints(from_settings(*with_lag, "buffer.max_lag=5").config) == []
-    assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").config)) == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "start"),
-    [
-        (["engine.max_running=128"], "256 rollout slots share 128 running requests"),
-        (["buffer.group_deadline_s=60"], "workers.stall_s = 120 s is not below buffer.group_deadline_s = 60 s"),
-        (["warmup.lr_warmup_steps=63"], "warmup.lr_warmup_steps = 63 exceeds the 62 steps"),
-        (["model.path=x", "model.create.hidden=8"], "model.create is not used"),
-        (["task.source=rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, rows.jsonl@[0:100]"),
-    ],
-)
-def test_what_works_otherwise_than_it_seems_is_hinted_at(overrides, start):
-    (hint,) = hints(from_settings(*overrides).config)
-
-    assert hint.startswith(start)

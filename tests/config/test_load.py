@@ -48,7 +48,10 @@ def test_a_config_finds_its_files_beside_itself(written, tmp_path):
 def test_an_unknown_name_is_answered_with_the_shipped_configs():
     problem = the_problem("demmo")
 
-    assert problem.message == "no such file, and the shipped configs are addition, custom, demo; did you mean demo?"
+    assert (
+        problem.message
+        == "no such file, and the shipped configs are addition, custom, demo, live-demo; did you mean demo?"
+    )
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
@@ -88,7 +91,8 @@ def test_every_problem_is_in_one_error_in_the_order_of_lines(written):
         f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
         f"{path}:3: learner.lr: found -1 (integer), expected number > 0",
         f"{path}:4: learner.stepz: unknown setting; did you mean learner.steps?",
-        f'{path}:5: learner.loss: found "poo" (string), expected one of "decoupled", "ppo", "sft"; did you mean "ppo"?',
+        f'{path}:5: learner.loss: found "poo" (string), expected one of "cispo", "decoupled", "dppo", "gspo", "ppo", '
+        '"reinforce", "sft", "path/to/file.py:name"; did you mean "ppo"?',
         f"{path}:7: rollout.group_size: found 1.5 (number), expected integer >= 1",
         f"{path}:9: warmup.batch_rows: 32 rows do not divide warmup.batch_rows = 100; "
         "a batch is made of whole trajectories",
@@ -134,7 +138,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
     [
         ("learner.stepps", "did you mean learner.steps?"),
         ("learner.max_lag", "did you mean buffer.max_lag?"),
-        ("lr", "did you mean warmup.lr or learner.lr?"),
+        ("lr", "did you mean warmup.lr or learner.lr or learner.critic.lr?"),
         ("learnr.lr", "did you mean learner?"),
         ("learner.max_lagg", "did you mean buffer.max_lag?"),
         ("recorder.zzzzzz", "expected one of plot, samples, samples_mb"),

@@ -13,6 +13,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from asyncrl.algorithms.contract import some_tokens
+from asyncrl.algorithms.losses import LOSSES
+from asyncrl.algorithms.sums import metrics
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, ServerFull
@@ -31,10 +34,12 @@ from harness.audited import audited_clean, topics_left_by
 from harness.configs import the_problem
 from harness.disks import leave_free, small_disk
 from harness.runs import Run, address_of, command, resume, up
-from harness.scripted import SCRIPTED
+from harness.scripted import FLAT, SCRIPTED
 from harness.stage import Connect, Stage, until
+from topics.batches import BatchTrained
 from topics.topic import GRADES, PROMPTS, STREAMS, TRAJECTORIES
-from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, Outcome, Segment, TrajectoryGenerated
+from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, TURNS, Outcome, Segment, TrajectoryGenerated
+from topics.wire import encode
 
 SLOW = pytest.mark.slow
 
@@ -55,6 +60,19 @@ def test_payload_follows_from_the_longest_trajectory():
     assert room.full == (3 + 2 * 20) * room.batch
 
 
+@pytest.mark.parametrize("max_lag", [0, 1, 5, 100])
+def test_the_figures_of_a_step_by_lag_take_no_more_than_is_counted(max_lag: int):
+    logprobs, tokens = some_tokens(np.random.default_rng(0), LOSSES["ppo"](), rows=300)
+    lags = tokens.rows % (max_lag + 1)
+    _, sums = LOSSES["ppo"]()(logprobs, tokens._replace(in_queue=lags, in_flight=lags))
+    trainers = ("loss", "grad_norm", "learning_rate", "rows", "rows_skipped", "padding_share", "entropy", "train_s")
+    figures = metrics(sums) | dict.fromkeys(trainers, 0.1)
+    message = BatchTrained(9, 0, "rl", figures, dict.fromkeys(range(9), 10**6), 0, [0.5, 0.1], 512, 10**6)
+
+    counted = needs(config_of(buffer={"max_lag": max_lag}, learner={"publish_every": 10**6}), 0)["TRAINING"].step
+    assert len(encode(message)) < counted < 2 * len(encode(message))
+
+
 async def test_the_largest_trajectory_with_all_that_its_function_may_give_takes_no_more_than_is_counted(
     bus: Bus, stage: Callable[..., Stage]
 ):
@@ -73,7 +91,7 @@ async def test_the_largest_trajectory_with_all_that_its_function_may_give_takes_
             segments=[segment],
             completion="a" * 400,
             versions=[],
-            outcome=Outcome(0.5, metrics, artefacts),
+            outcome=Outcome(0.5, metrics, artefacts, [0.1] * TURNS),
         ),
     )
     stored = (await stream_states(bus, [TRAJECTORIES]))["TRAJECTORIES"]["bytes"] - before
@@ -256,7 +274,7 @@ async def test_a_server_without_room_is_reported_in_megabytes_and_keeps_nothing(
             await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
-    assert refused.value.wanted == 3 * 30 * MB + 9 * 10 * MB
+    assert refused.value.wanted == 3 * 30 * MB + 11 * 10 * MB
     assert 99 * MB < refused.value.room < 105 * MB  # the server counts in MiB
     assert re.search(r"MB on the NATS server, which has 10[45] MB for them: its max_file_store", str(error.value))
     assert "nats.ledger_max_mb (0 sizes each stream by itself) or learner.steps; learner.steps = 1" in str(error.value)
@@ -334,25 +352,21 @@ async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path:
             assert run.summary["steps"] == 120
         await audited_clean(tmp_path)
         async with topics_left_by(run) as bus:
-            held = await held_bytes(bus)
+            held, states = await held_bytes(bus), await stream_states(bus, [PROMPTS, GRADES])
         config = msgspec.json.decode((run.root / "config.json").read_bytes(), type=Config)
         needed = (await asyncio.to_thread(plan, config, tmp_path)).needs
-        grown = {name: held[name].stored / needed[name].least for name in ("PROMPTS", "GRADES", "BATCHES")}
-        assert all(0.7 < share < 1.1 for share in grown.values()), grown
-
-
-HALF_FLAT = """
-import random
-
-def reward(completion, label):
-    return 0.0 if label == "flat" else random.random()
-"""
+        # A loaded machine drops groups for their age, whose prompts are replaced, and grades twice where leases lapse.
+        trained = run.summary["trajectories_trained"]
+        more = {name: max(1.0, state["messages"] / trained) for name, state in states.items()}
+        logs = ("PROMPTS", "GRADES", "BATCHES")
+        grown = {name: held[name].stored / needed[name].least / more.get(name, 1.0) for name in logs}
+        assert all(0.7 < share < 1.1 for share in grown.values()), (grown, more)
 
 
 @SLOW
 async def test_a_run_that_stands_still_on_a_full_log_goes_on_with_more_room(tmp_path: Path):
     """Half of the groups are dropped: the log of prompts grows twice as fast as the settings say."""
-    (tmp_path / "flat.py").write_text(HALF_FLAT)
+    (tmp_path / "flat.py").write_text(FLAT)
     rows = [{"prompt": "^ab=", "label": "flat" if number % 2 else "ba"} for number in range(64)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = ["task.source=rows.jsonl", "task.options={}", "reward.function=flat.py:reward", "learner.steps=45"]

@@ -271,7 +271,10 @@ def test_an_error_about_a_parquet_file_without_prompt_lists_its_columns(tmp_path
 def test_unknown_data_is_refused_with_what_is_known(tmp_path, spec):
     text = refused(tmp_path, spec)
 
-    assert f"unknown data {spec!r}; known are FILE.jsonl, FILE.parquet, reverse, sum, reasoning-gym:NAME" in text
+    assert (
+        f"unknown data {spec!r}; known are FILE.jsonl, FILE.parquet, reverse, sum, reasoning-gym:NAME, FILE.py:FUNCTION"
+        in text
+    )
 
 
 @pytest.mark.parametrize("spec", ["rows.jsonl", "reverse", "sum", "reasoning-gym:leg_counting"])

@@ -35,7 +35,7 @@ YES = {"role": "assistant", "content": "yes"}
 
 
 def texts_of(tokenizer: TaskTokenizer, tokens: Any, mask: Any) -> str:
-    """What the mask marks, special tokens included."""
+    """Return the text that the mask marks, special tokens included."""
     raw: Tokenizer = tokenizer._tokenizer
     return raw.decode([int(token) for token, marked in zip(tokens, mask, strict=True) if marked], False)
 
@@ -95,7 +95,7 @@ def test_marked_assistant_text_is_masked_as_transformers_does_it(tmp_path):
     make_model(tmp_path, template=MARKED)
     messages = [SYSTEM, USER, ANSWER, AGAIN, YES]
 
-    tokens, mask = TaskTokenizer.load(tmp_path).encode_supervised(PromptRow(messages))
+    ((tokens, mask),) = TaskTokenizer.load(tmp_path).encode_supervised(PromptRow(messages))
 
     expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
         messages, return_dict=True, return_assistant_tokens_mask=True
@@ -184,7 +184,7 @@ def test_an_answer_is_the_label_and_the_end_token(tmp_path):
 def test_a_supervised_text_row_masks_its_answer(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
-    tokens, mask = tokenizer.encode_supervised(PromptRow("^abc=", "cba"))
+    ((tokens, mask),) = tokenizer.encode_supervised(PromptRow("^abc=", "cba"))
 
     assert mask.tolist() == [0] * 5 + [1] * 4
     assert tokenizer.decode(tokens) == "^abc=cba"
@@ -194,7 +194,7 @@ def test_a_supervised_text_row_masks_its_answer(tmp_path):
 def test_a_chat_without_assistant_is_answered_by_its_label(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
-    tokens, mask = tokenizer.encode_supervised(PromptRow([USER], "two"))
+    ((tokens, mask),) = tokenizer.encode_supervised(PromptRow([USER], "two"))
 
     prompt = tokenizer.encode_prompt(PromptRow([USER]), max_tokens=None)
     assert tokens[: len(prompt)].tolist() == prompt.tolist()
@@ -204,7 +204,7 @@ def test_a_chat_without_assistant_is_answered_by_its_label(tmp_path):
 def test_what_the_assistant_writes_is_masked_up_to_its_end_token(tmp_path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
 
-    tokens, mask = tokenizer.encode_supervised(PromptRow([SYSTEM, USER, ANSWER, AGAIN, YES]))
+    ((tokens, mask),) = tokenizer.encode_supervised(PromptRow([SYSTEM, USER, ANSWER, AGAIN, YES]))
 
     assert texts_of(tokenizer, tokens, mask) == " It is 2 😀. <|im_end|>yes<|im_end|>"
 
@@ -213,7 +213,7 @@ def test_the_first_token_of_a_row_is_never_masked_as_trainable(tmp_path):
     template = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
 
-    tokens, mask = tokenizer.encode_supervised(PromptRow([YES, AGAIN, YES]))
+    ((tokens, mask),) = tokenizer.encode_supervised(PromptRow([YES, AGAIN, YES]))
 
     assert mask[0] == 0
     assert texts_of(tokenizer, tokens[1:], mask[1:]) == "es<|im_end|>yes<|im_end|>"
@@ -223,7 +223,7 @@ def test_a_template_that_rewrites_earlier_messages_needs_marks(tmp_path):
     template = "{% for m in messages %}[{{ m.content if loop.last else '...' }}]{% endfor %}"
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
 
-    with pytest.raises(TokenizerError, match=r"writes message 1 differently .* \{% generation %\}"):
+    with pytest.raises(TokenizerError, match=r"writes what is before message 1 differently .* \{% generation %\}"):
         tokenizer.encode_supervised(PromptRow([USER, ANSWER, AGAIN]))
 
 

@@ -22,6 +22,7 @@ from harness.models import make_endless_model
 from harness.stage import until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.trajectories import Answer
+from topics.weights import WeightsRefused
 from topics.wire import Int32Array
 
 CONTEXT = 128  # of the server
@@ -89,7 +90,7 @@ async def sampling(model: Path, address: str) -> AsyncIterator[Sampling]:
 
 
 def cut(answer: Answer, tokens: int) -> Answer:
-    """What is known of an answer after so many tokens."""
+    """Return the progress of an answer after so many tokens."""
     part = slice(0, tokens)
     return Answer(
         "generate",
@@ -144,6 +145,7 @@ class Scripted:
     """A second implementation of what a fleet samples from: its answers are given by the test."""
 
     exact = True
+    apart = False
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[int], int, str | None]] = []  # tokens, budget, weights
@@ -314,6 +316,23 @@ async def test_the_least_loaded_engine_with_the_version_is_chosen_and_exactly_it
     servers.start("one", 2)
     with pytest.raises(VersionAbsent, match="no engine has version 0 now; the oldest that is ready is 1"):
         await servers.generate(wanted=Wanted(0, exact=True))
+
+
+async def test_a_version_whose_bytes_every_engine_refused_is_not_waited_for():
+    servers = Servers()
+    for address in ("one", "two"):
+        servers.start(address, 0)
+    waiting = asyncio.create_task(servers.fleet.choose(Wanted(3, exact=True)))
+    servers.fleet.refuse(WeightsRefused("one", 0, 3, 9, "its folder is gone"))
+    await asyncio.sleep(0)
+    servers.start("one", 0)
+    assert not waiting.done()  # the other one may have it
+    servers.fleet.refuse(WeightsRefused("two", 0, 3, 9, "its folder is gone"))
+
+    with pytest.raises(VersionAbsent, match="one could not take version 3: its folder is gone"):
+        await waiting
+    servers.start("two", 3)
+    assert (await servers.fleet.choose(Wanted(3, exact=True))).engine_id == "two"
 
 
 async def test_members_of_a_group_go_to_one_engine_and_groups_spread_over_all():

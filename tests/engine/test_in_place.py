@@ -11,7 +11,7 @@ import pytest
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
-from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.generator import Generator, Manner, Watch
 from benchmarks.engine import served
 from harness.models import make_endless_model
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
@@ -46,7 +46,7 @@ class Counting(Watch):
 def open_generator(address: str) -> tuple[Fleet, Generator]:
     fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=never)
     fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
-    return fleet, Generator(fleet, ModelInfo("any", 64, 1024), str, counts={}, in_place=True)
+    return fleet, Generator(fleet, ModelInfo("any", 64, 1024), str, counts={}, manner=Manner(in_place=True))
 
 
 async def test_a_request_goes_on_under_the_new_weights_and_its_tokens_name_them(tmp_path: Path):

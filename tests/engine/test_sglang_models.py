@@ -1,18 +1,23 @@
-"""Bodies of requests against SGLang's own classes."""
+"""Bodies of requests, and command lines, against SGLang's own classes."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
 
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings, RouterSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import EngineHome, SGLangControl
 from asyncrl.engine.embedded import schema
 from asyncrl.engine.embedded.request import Sampling
-from harness.sglang_real import ABSENT, FOUND, environment
+from asyncrl.weights.described import Described, GroupPlace
+from benchmarks.engine import save_random_model
+from harness.sglang_real import ABSENT, FOUND, arguments, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not FOUND, reason=ABSENT)]
 
@@ -21,6 +26,10 @@ CLASSES = {
     "/pause_generation": "PauseGenerationReqInput",
     "/continue_generation": "ContinueGenerationReqInput",
     "/update_weights_from_disk": "UpdateWeightFromDiskReqInput",
+    "/update_weights_from_tensor": "UpdateWeightsFromTensorReqInput",
+    "/update_weights_from_distributed": "UpdateWeightsFromDistributedReqInput",
+    "/init_weights_update_group": "InitWeightsUpdateGroupReqInput",
+    "/destroy_weights_update_group": "DestroyWeightsUpdateGroupReqInput",
     "/abort_request": "AbortReq",
     "sampling_params": "SamplingParams",
 }
@@ -49,12 +58,28 @@ print("FOUND" + json.dumps(found))
 """
 
 
+PARSE = """
+import json, sys
+from sglang.srt.server_args import prepare_server_args
+
+lines, names = json.load(sys.stdin)
+read = [prepare_server_args(line) for line in lines]
+print("FOUND" + json.dumps([{name: getattr(one, name) for name in names} for one in read]))
+"""
+
+
 def ask_sglang(bodies: list[tuple[str, Any]]) -> dict[str, dict[str, Any]]:
     """Fields of SGLang's classes with their defaults, by path; an error where it refuses a body."""
+    found: dict[str, dict[str, Any]] = run_with_sglang(ASK, CLASSES, bodies)
+    return found
+
+
+def run_with_sglang(program: str, *given: Any) -> Any:
+    """Return what a program prints as JSON where SGLang can be imported."""
     done = subprocess.run(
-        [sys.executable, "-c", ASK],
+        [sys.executable, "-c", program],
         env=os.environ | environment(),
-        input=msgspec.json.encode([CLASSES, bodies]),
+        input=msgspec.json.encode(given),
         capture_output=True,
         check=False,
         timeout=300,
@@ -84,6 +109,12 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
         for mode in ("abort", "in_place", "retract"):
             await client.pause(mode)
         await client.update_weights("/models/x", "v1", flush_cache=False)
+        await client.update_from_memory(b"packed", "v1")
+        place = GroupPlace("nccl", "127.0.0.1", 1, "group", 3)
+        await client.join_group(place)
+        for version in (None, "v1"):
+            await client.update_from_group(place.name, [Described("a", "bfloat16", [2, 3], 12)], version)
+        await client.leave_group(place.name)
         await client.continue_generation()
         await client.abort("one")
         await client.abort_all()
@@ -112,6 +143,10 @@ def test_the_embedded_engines_bodies_have_sglangs_names_and_defaults():
         "/generate": schema.GenerateBody,
         "/pause_generation": schema.PauseBody,
         "/update_weights_from_disk": schema.UpdateBody,
+        "/update_weights_from_tensor": schema.FromMemoryBody,
+        "/update_weights_from_distributed": schema.FromGroupBody,
+        "/init_weights_update_group": schema.GroupBody,
+        "/destroy_weights_update_group": schema.LeaveBody,
         "/abort_request": schema.AbortBody,
         "sampling_params": schema.SamplingBody,
     }
@@ -126,3 +161,48 @@ def test_the_embedded_engines_bodies_have_sglangs_names_and_defaults():
         name: (ours[name], value) for name, value in theirs.items() if value is not None and ours[name] != value
     }
     assert different == DIFFERENT
+
+
+def test_sglang_reads_the_command_lines_of_its_servers(tmp_path: Path):
+    save_random_model(tmp_path, vocab=64, hidden=32, layers=2)
+    (tmp_path / "key").write_text("secret")
+    given = {
+        "plain": ["--stream-interval", "8"],
+        "parallel": ["--tp-size", "2", "--pp-size=2"],
+        "attention": ["--tp", "4", "--dp-size", "2", "--enable-dp-attention"],
+        "first": ["--disaggregation-mode", "prefill", "--disaggregation-transfer-backend", "nixl"],
+        "second": ["--disaggregation-mode=decode", "--disaggregation-transfer-backend=nixl"],
+    }
+    pools = {name: EngineGroup(kind="sglang", arguments=[*arguments(), *extra]) for name, extra in given.items()}
+    settings = EngineSettings(groups=pools, context=100, router=RouterSettings(1))
+    homes = [
+        EngineHome(f"engine-{name}-2", settings, tmp_path, tmp_path / f"{name}.log", tmp_path / "key") for name in given
+    ]
+    servers = [SGLangControl(home) for home in homes]
+    expected = {
+        "tp_size": [1, 2, 4, 1, 1],
+        "pp_size": [1, 2, 1, 1, 1],
+        "dp_size": [1, 1, 2, 1, 1],
+        "disaggregation_mode": ["null", "null", "null", "prefill", "decode"],
+        "disaggregation_transfer_backend": ["mooncake", "mooncake", "mooncake", "nixl", "nixl"],
+        "stream_interval": [8, 16, 16, 16, 16],  # the last of two alike counts
+        "port": [int(server.address.rpartition(":")[2]) for server in servers],
+    }
+    everywhere = {
+        "host": "127.0.0.1",
+        "api_key": "secret",
+        "model_path": str(tmp_path),
+        "weight_version": "none",
+        "max_running_requests": 256,
+        "context_length": 100,
+        "incremental_streaming_output": True,
+    }
+    names = [*expected, *everywhere, "disaggregation_bootstrap_port"]
+
+    read = run_with_sglang(PARSE, [server.arguments()[2:] for server in servers], names)
+
+    assert {name: [one[name] for one in read] for name in expected} == expected
+    assert [{name: one[name] for name in everywhere} for one in read] == [everywhere] * len(read)
+    assert read[3]["disaggregation_bootstrap_port"] == 8999  # of the second server of its group
+    needed = [group.gpus_needed for group in pools.values()]
+    assert needed == [one["tp_size"] * one["pp_size"] for one in read]

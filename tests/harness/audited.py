@@ -19,9 +19,9 @@ from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import decode
 
 
-async def audited_clean(folder: Path) -> None:
-    code, output = await command(folder, "audit", "short", "--deep")
-    assert (code, "run short: clean" in output.splitlines()) == (0, True), output
+async def audited_clean(folder: Path, name: str = "short") -> None:
+    code, output = await command(folder, "audit", name, "--deep")
+    assert (code, f"run {name}: clean" in output.splitlines()) == (0, True), output
 
 
 @asynccontextmanager
@@ -57,7 +57,7 @@ def assert_consistent(run: Run, *, steps: int, warmup_steps: int) -> None:
 
 
 class Messages:
-    """What was said on a log, in order."""
+    """Return the messages of a log, in order."""
 
     def __init__(self, records: list[Record]) -> None:
         self._records = records

@@ -1,6 +1,8 @@
 """A buffer's fold that is fed by hand."""
 
-from actors.buffer.fold import BufferFold, Plan
+from actors.buffer.fold import BufferFold
+from actors.buffer.plan import Plan
+from asyncrl.config.held_out import HeldOut
 from harness.folds import Feed
 from topics.batches import Objective
 
@@ -16,6 +18,8 @@ def feed(**changes):
         drop_stale=False,
         reissue=False,
         deadline_s={"warmup": 100.0, "rl": 100.0, "eval": 100.0},
-        objective=lambda step: Objective(),
+        objective=lambda step, stage: Objective(),
+        held_out={"": HeldOut("", 3, 1, 0.0, 8, (), 1.0)},
+        stages=[],
     )
     return Feed(BufferFold(plan._replace(**changes)))

@@ -13,6 +13,14 @@ from asyncrl.config.load import ConfigError, LoadedConfig, Problem, load_config
 from asyncrl.engine.embedded.config import read_shape
 from asyncrl.run.preflight import check_surroundings
 
+TWO_TASKS = """
+run = "short"
+tasks.words.source = "reverse"
+tasks.words.options = { letters = 4 }
+tasks.words.share = 2
+tasks.sums.source = "sum"
+tasks.sums.options = { digits = 1 }
+"""
 SOUND = "rollout.max_new_tokens = 11\n"
 
 

@@ -112,7 +112,7 @@ def packed_grade(r: Recorded) -> int:
 
 
 def grade_before(r: Recorded) -> None:
-    """Somebody graded it before, and otherwise; the batch holds the second grade."""
+    """Grade it twice, differently; the batch holds the second grade."""
     number = packed_grade(r)
     first = r.messages(TRAJECTORY_GRADED)[number]
     at = r.places(TRAJECTORY_GRADED)[number]

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from topics import wire
+from topics.turns import KeyAdded
 
 ARRAYS = {wire.Int32Array: "<i4", wire.Float32Array: "<f4", wire.UInt8Array: "u1"}
 
@@ -27,6 +28,9 @@ def example(kind: Any) -> Any:
         return example(arguments[0])
     if kind in ARRAYS:
         return np.arange(1, 4).astype(ARRAYS[kind])
+    if kind is KeyAdded:
+        limits = {"requests_per_minute": 7, "tokens_per_day": 7, "private": True}
+        return KeyAdded(key_id="k1", tenant="anna", digest="09af" * 16, **limits)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: example(hints[field.name]) for field in msgspec.structs.fields(kind)})

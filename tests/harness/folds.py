@@ -3,7 +3,7 @@
 from asyncrl.bus.log import Record
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import ONLY_TASK, PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import topic_for
 from topics.trajectories import (
     TRAJECTORY_DROPPED,
@@ -96,8 +96,11 @@ class Feed:
             self.issued(name, size=size)
         return self.publish(TRAJECTORY_FAILED, failure(name, reason, size=size))
 
-    def packed(self, step, *prompt_ids, stage="rl"):
-        groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)]) for name in prompt_ids]
+    def packed(self, step, *prompt_ids, stage="rl", tasks=()):
+        groups = [
+            BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)], task=task)
+            for name, task in zip(prompt_ids, tasks or [ONLY_TASK] * len(prompt_ids), strict=True)
+        ]
         return self.publish(BATCH_PACKED, BatchPacked(step, stage, groups, step - 2))
 
     def trained(self, step, *, stage="rl"):

@@ -12,6 +12,7 @@ def config(**tables):
         "rollout": {"group_size": 2},
         "buffer": {"batch_groups": 2, "max_lag": 1},
         "learner": {"steps": 5},
+        "eval": {"prompts": 4},
     }
     return msgspec.convert({**base, **tables}, Config)
 

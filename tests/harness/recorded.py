@@ -14,17 +14,29 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import unpack
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
-from asyncrl.state.audit.audit import Findings, audit
+from asyncrl.state.audit.audit import Findings, Queue, audit
 from asyncrl.state.audit.ledger import Ledger
-from asyncrl.state.audit.open_work import Queue
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.table import BY_NAME, topic_of
-from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Topic
+from topics.topic import (
+    ACTORS,
+    BATCHES,
+    DEAD,
+    ENGINES,
+    FLEET,
+    GRADES,
+    PROMPTS,
+    SESSIONS,
+    TRAINING,
+    TRAJECTORIES,
+    TURNS,
+    Topic,
+)
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 from topics.wire import Message, encode
 
 FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
-LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
+LOGS = (*FIRST, TURNS, SESSIONS, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 
 class Recorded:
@@ -51,7 +63,7 @@ class Recorded:
         return Recorded({name: list(records) for name, records in self.logs.items()}, self.run, self.base)
 
     def until(self, time_ns: int) -> Recorded:
-        """What had been stored at a moment."""
+        """Records that had been stored at a moment."""
         logs = {name: [record for record in log if record.time_ns <= time_ns] for name, log in self.logs.items()}
         return Recorded(logs, self.run, self.base)
 

@@ -40,7 +40,7 @@ def generated(number: int) -> TrajectoryGenerated:
 
 
 async def is_done(bus: Bus, name: str) -> bool:
-    """Whether all work of a queue was delivered and acknowledged.
+    """Return whether all work of a queue was delivered and acknowledged.
 
     The count of what waits may be older than the last message that was stored, so that message's sequence is compared.
     """

@@ -77,7 +77,7 @@ class Run:
             pytest.fail(f"not within {limit_s:.0f} s: {what}")
 
     def interrupt(self) -> None:
-        """What Ctrl-C does."""
+        """Interrupt a command as Ctrl-C does."""
         self.process.send_signal(signal.SIGINT)
 
     @property
@@ -104,7 +104,7 @@ class Run:
         return [row["step"] for row in self.rows() if row["stage"] == "rl"]
 
     def log(self, actor_id: str) -> str:
-        """What an actor wrote into its log."""
+        """Return what an actor wrote into its log."""
         return (self.root / "logs" / f"{actor_id}.log").read_text()
 
     def processes(self) -> dict[int, str]:
@@ -235,7 +235,7 @@ def at_server(server: EmbeddedServer, folder: Path) -> list[str]:
 
 
 def address_of(run: Run) -> BusAddress:
-    """How to reach the topics of a run."""
+    """Return the address of a run's topics."""
     return BusAddress.read(run.root / "nats.json")
 
 

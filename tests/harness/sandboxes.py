@@ -45,7 +45,7 @@ async def outcomes(grader: Grader, completions: list[str]) -> list[Any]:
 
 
 def is_alive(pid: float) -> bool:
-    """Whether the process runs; one that has ended may still wait for its parent to notice."""
+    """Return whether the process runs; one that has ended may still wait for its parent to notice."""
     stat = Path(f"/proc/{int(pid)}/stat")
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
 

@@ -47,7 +47,7 @@ Serve = Callable[[Asked], Awaitable[dict[str, Any]]]
 
 
 class LikeSGLang:
-    """What the server has been asked and told; `serve` gives the answer to one generation, or raises a `Fault`."""
+    """Requests to the server and commands for it; `serve` gives the answer to one generation, or raises a `Fault`."""
 
     def __init__(self) -> None:
         self.address = ""

@@ -24,6 +24,8 @@ ON_CPU = (
     "--dtype float32 --skip-server-warmup"
 )
 STREAMED = "--incremental-streaming-output"
+EXACT = "float32" in os.environ.get("ASYNCRL_SGLANG_ARGUMENTS", ON_CPU)
+"""False for kernels of GPUs, which ask for bfloat16 and heads of at least 64."""
 
 
 def arguments() -> list[str]:

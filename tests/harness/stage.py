@@ -11,6 +11,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.logins import save_logins
 from asyncrl.bus.permissions import login_roles
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
@@ -19,11 +20,17 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.telemetry.logs import open_log
+from asyncrl.training.create import create_model
 
 LEASE_S = 1.0
 DEADLINE_S = 60.0  # no wait of a test is longer; a loaded machine takes many times as long as an idle one
 Connect = Callable[..., Awaitable[Bus]]
 Unretrieved = Callable[[], list[str]]  # faults of tasks that nobody looked at
+
+
+async def provision_leased(bus: Bus, lease_s: float) -> None:
+    """Make the streams and queues of a run, or give the queues another lease: the one that its workers renew."""
+    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=lease_s)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, deadline_s: float = DEADLINE_S) -> None:
@@ -57,12 +64,10 @@ class Stage:
 
     def make_model(self) -> None:
         """The untrained model that the config describes."""
-        from asyncrl.training.create import create_model  # loads torch, which most tests do without
-
         create_model(self.files.model, alphabet=self.config.model.create.alphabet, seed=self.config.seed)
 
     def context(self, role: str, bus: Bus) -> Context:
-        """What an actor of this run is given when it plays inside the test's own process."""
+        """Return the context of an actor of this run inside the test's own process."""
         credentials = self.files.credentials / f"{role}.json"
         log = open_log(actor=f"{role}-1")
         return Context(role, f"{role}-1", self.config, self.files, bus, log, credentials)

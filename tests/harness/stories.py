@@ -13,6 +13,7 @@ from asyncrl.state.audit.ledger import Ledger
 from harness.folds import failure
 from topics.actors import KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.ids import stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
@@ -36,7 +37,7 @@ LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 
 class Story:
-    """What was said in a run, log by log; it can be told otherwise."""
+    """Messages of a run, log by log, which can be changed."""
 
     def __init__(self):
         self.logs = {stream.name: [] for stream in STREAMS}
@@ -63,7 +64,7 @@ class Story:
     def messages(self, topic):
         return [entry[1] for entry in self.logs[topic.stream.name] if entry and entry[0] is topic]
 
-    def findings(self, *, deep=False, queues=None, logs=LOGS, first_result=0, legible=()):
+    def findings(self, *, deep=False, queues=None, logs=LOGS, first_result=0, legible=(), ended=()):
         ledger, counts = Ledger(first_result=first_result), Counter()
         for stream in logs:
             writer = {WRITER: "story"} if stream.keeper else {}
@@ -78,6 +79,7 @@ class Story:
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
                     ledger.apply(topic, None if bodyless else message, record)
         ledger.legible.update(legible)
+        ledger.ended.update(ended)
         return audit(ledger, queues or {})
 
     def wrong(self, **options):
@@ -92,7 +94,7 @@ class Story:
 
     def issued(self, name, *, attempt=0):
         prompt_id, member = name.split("-")
-        stage = "rl" if name.startswith("p") else "warmup"
+        stage = stage_of(name)
         self.publish(
             PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")], attempt=attempt, stage=stage)
         )
@@ -160,7 +162,7 @@ def result(name, versions, attempt=0):
         prompt_id=prompt_id,
         member=int(member),
         group_size=2,
-        stage="rl" if name.startswith("p") else "warmup",
+        stage=stage_of(name),
         rows=[],
         segments=[segment],
         completion="",

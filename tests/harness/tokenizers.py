@@ -35,12 +35,57 @@ TEMPLATE = """
 """
 
 
-def make_model(folder: Path, *, template: str | None = TEMPLATE, bos: bool = False, eos: Any = "<|im_end|>") -> Path:
+# In the shape of Qwen3's: reasoning is written behind the last question alone, and in the last message always.
+QWEN3 = """
+{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- set reasoning = message.reasoning_content if message.reasoning_content is string else '' %}
+        {%- if loop.index0 > ns.last and (loop.last or reasoning) %}
+            {{- '<think>\n' + reasoning + '\n</think>\n\n' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- for call in message.tool_calls or [] %}
+            {{- '<tool_call>' + (call | tojson) + '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>user\n<tool_response>' + message.content + '</tool_response><|im_end|>\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
+"""
+# In the shape of Llama 3's: one text for any number of messages.
+LLAMA3 = """
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\n\n' + message.content | trim + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}
+"""
+_SPECIAL = ("<|im_start|>", "<|im_end|>", "<|end|>")
+LLAMA3_SPECIAL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+
+
+def make_model(
+    folder: Path,
+    *,
+    template: str | None = TEMPLATE,
+    bos: bool = False,
+    eos: Any = "<|im_end|>",
+    special: tuple[str, ...] = _SPECIAL,
+) -> Path:
     """A byte-level tokenizer trained on a few words, saved as transformers saves one."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|im_start|>", "<|im_end|>", "<|end|>"]
     trainer = trainers.BpeTrainer(
         vocab_size=330,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
@@ -54,7 +99,12 @@ def make_model(folder: Path, *, template: str | None = TEMPLATE, bos: bool = Fal
         )
     tokenizer.enable_truncation(4)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos, "model_max_length": 512}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": eos,
+        "bos_token": special[0],
+        "model_max_length": 512,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)

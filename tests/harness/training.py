@@ -1,11 +1,17 @@
 """Rows to train on, objectives, and copies of a trainer's weights."""
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
+from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import write_tensors
@@ -63,8 +69,15 @@ def filled(row, name, value):
     return dataclasses.replace(row, **{name: np.full(len(row.tokens), value, np.float32)})
 
 
+def prepared_by(trainer, rows, objective):
+    """Rows as the passes with a gradient get them."""
+    return trainer.with_gradient(trainer.with_advantages(rows, objective), loss_of(objective))
+
+
 def copies(trainer):
-    return {one.name: host_tensor(one).clone() for one in trainer.copy_weights().files().get("model", [])}
+    """Weights of a trainer; of one of several ranks those that it writes."""
+    held = [one for tensors in trainer.copy_weights().files().values() for one in tensors]
+    return {one.name: host_tensor(one).clone() for one in held}
 
 
 def host_tensor(one):
@@ -72,5 +85,43 @@ def host_tensor(one):
     return torch.from_numpy(one.content).view(getattr(torch, one.dtype)).view(one.shape)
 
 
+def of_all_ranks(folder, stem):
+    """Tensors of the files STEM*.safetensors, which the ranks of a group left."""
+    found = {}
+    for path in folder.glob(f"{stem}*.safetensors"):
+        found |= load_file(path)
+    return found
+
+
 def save(trainer, directory):
     write_tensors(DiskFolder(directory), trainer.copy_state().files())
+
+
+def run_ranks(script, ranks, *arguments):
+    """Return what rank 0 of a group prints: each process runs the script with its rank, their number and these."""
+    return run_group(["-c", script], ranks, ranks, *arguments)
+
+
+def run_group(program, ranks, *arguments, deadline_s=120):
+    """Return what rank 0 of a group prints: each process runs python's program with its rank and these."""
+    root = str(Path(__file__).parents[2])
+    # The loopback: whatever the machine's own name resolves to, the ranks find one another.
+    path = os.pathsep.join([root, f"{root}/tests"])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *program, str(rank), *map(str, arguments)],
+            cwd=root,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        output = [process.communicate(timeout=deadline_s)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * ranks
+    return output[0]

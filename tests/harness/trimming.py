@@ -28,18 +28,27 @@ class Owner(TrimmerFold):
 
 
 @contextlib.asynccontextmanager
+async def keeping(context, owner):
+    """A supervisor's keeper, which folds its log into `owner`."""
+    keeper = Keeper(context, FLEET, owner)
+    await keeper.start()
+    try:
+        yield keeper
+    finally:
+        await keeper.close()
+
+
+@contextlib.asynccontextmanager
 async def trimming(stage, bus):
     """A trimmer at work, and what its supervisor's log says."""
     context, owner = stage.context("supervisor", bus), Owner(stage.config)
-    keeper = Keeper(context, FLEET, owner)
-    await keeper.start()
-    task = context.tasks.start(Trimmer(context, keeper, owner).run())
-    try:
-        yield owner
-        assert not context.faults
-    finally:
-        task.cancel()
-        await keeper.close()
+    async with keeping(context, owner) as keeper:
+        task = context.tasks.start(Trimmer(context, keeper, owner).run())
+        try:
+            yield owner
+            assert not context.faults
+        finally:
+            task.cancel()
 
 
 async def announce(bus, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import FunctionError
-from asyncrl.rewards.functions import load_function
+from asyncrl.functions import load_function
 
 
 @pytest.fixture(autouse=True)

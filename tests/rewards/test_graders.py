@@ -24,7 +24,10 @@ async def opened(base: Path, spec: str, *, time_limit_s: float = 30.0) -> AsyncI
 
 
 async def test_an_unknown_reward_is_refused_with_those_there_are(tmp_path):
-    with pytest.raises(GraderError, match="unknown reward 'exakt'; known are exact, math, reasoning-gym"):
+    with pytest.raises(
+        GraderError,
+        match="unknown reward 'exakt'; known are exact, math, dapo, deepscaler, f1, gpqa, ifbench, ifeval,",
+    ):
         await open_grader("exakt", base=tmp_path)
 
 

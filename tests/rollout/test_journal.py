@@ -44,6 +44,13 @@ class Text:
         return " ".join(map(str, tokens.tolist()))
 
 
+def recorded_in(recordings: list[dict[str, Answer]]) -> Journal:
+    journal = Journal()
+    for recording in recordings:
+        journal.extend(recording)
+    return journal
+
+
 async def play(function, journal, *turns):
     branch_tasks(asyncio.get_running_loop())
     host = Host(journal, *turns)
@@ -58,7 +65,7 @@ async def play(function, journal, *turns):
 
 async def again(function, host):
     """Run the function again from what was kept."""
-    return await play(function, Journal(host.kept))
+    return await play(function, recorded_in(host.kept))
 
 
 async def test_two_random_generators_differ_and_are_the_same_again():
@@ -217,15 +224,15 @@ def test_one_version_stands_for_all_tokens_of_a_message():
         journal.published(published[-1])
     assert [news["0"].versions.tolist() for news in published] == [[7], [8]]
 
-    assert Journal(published).answers["0"].versions.tolist() == [7, 7, 7, 8, 8, 8]
-    assert Journal([{"0": recorded(7, 7, 8)}]).news() == {}
-    assert Journal([{"0": recorded(7, 7, 8)}]).answers["0"].versions.tolist() == [7, 7, 8]
+    assert recorded_in(published).answers["0"].versions.tolist() == [7, 7, 7, 8, 8, 8]
+    assert recorded_in([{"0": recorded(7, 7, 8)}]).news() == {}
+    assert recorded_in([{"0": recorded(7, 7, 8)}]).answers["0"].versions.tolist() == [7, 7, 8]
 
 
 @pytest.mark.parametrize("damaged", [recorded(7, 8), recorded(), recorded(7, logprobs=2)])
 def test_progress_with_other_numbers_of_versions_or_log_probs_is_refused(damaged):
     with pytest.raises(WireError, match="call 0: 3 tokens"):
-        Journal([{"0": damaged}])
+        recorded_in([{"0": damaged}])
 
 
 async def test_outcomes_add_up_and_a_replay_keeps_the_values_that_were_recorded():
@@ -286,3 +293,39 @@ async def test_an_outcome_that_may_not_be_kept_is_an_error_of_the_function(given
 
     with pytest.raises(ValueError, match=words):
         await play(scored, Journal())
+
+
+async def test_rewards_of_turns_are_those_of_the_first_run_and_name_the_tokens_of_each_turn():
+    given = []
+
+    async def function(context):
+        first = await context.generate(np.array([1, 2], np.int32))
+        await context.generate(np.concatenate([np.array([1, 2], np.int32), first.tokens, np.array([7], np.int32)]))
+        await context.generate(np.array([9], np.int32))  # a rewritten history
+        given.append(0.25 * (1 + len(given)))
+        context.outcome(turn_rewards=[0.0, given[-1], 1.0], metrics={"tests": 3})
+        context.outcome(metrics={"more": 1})
+        await context.tool("keep", lambda: None)
+
+    _, context, host = await play(function, Journal())
+    _, resumed, _ = await again(function, host)
+
+    assert given == [0.25, 0.5]
+    outcome = context.outcome_given()
+    assert (outcome.turn_rewards, outcome.reward) == ([0.0, 0.25, 1.0], 1.25)
+    assert resumed.outcome_given() == outcome
+    assert [segment.turns for segment in context.segments()] == [[(0, 1), (1, 1)], [(2, 1)]]
+    assert [segment.turns for segment in resumed.segments()] == [[(0, 1), (1, 1)], [(2, 1)]]
+
+
+async def test_rewards_of_turns_are_as_many_as_turns():
+    async def function(context):
+        await context.generate(np.array([1], np.int32))
+        with pytest.raises(ValueError, match="513 turn rewards, expected at most 512"):
+            context.outcome(turn_rewards=[0.0] * 513)
+        context.outcome(1.0, turn_rewards=[0.5, 0.5])
+
+    _, context, _ = await play(function, Journal())
+
+    with pytest.raises(ValueError, match="found 2 turn rewards, expected one for each of 1 calls"):
+        context.outcome_given()

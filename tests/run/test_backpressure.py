@@ -83,7 +83,7 @@ def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
 
 
 class Sizes:
-    """What the processes of a run take."""
+    """CPU seconds and memory of a run's processes."""
 
     def __init__(self, run, roles):
         self._pids = {role: run.actor(f"{role}-1") for role in roles}
@@ -102,7 +102,7 @@ class Sizes:
 
 
 async def fleet_log(run):
-    """What the supervisor of a run that is over has said."""
+    """Return what the supervisor of a run that is over has published."""
     async with topics_left_by(run) as bus:
         return await messages_on(bus, FLEET)
 
@@ -187,12 +187,13 @@ async def test_a_run_that_is_killed_while_it_trims_goes_on(tmp_path: Path, monke
     """The supervisor dies once at each point between two effects of a trim, then everybody dies."""
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "crash"))
     points = [
-        arm(tmp_path / "crash", name, "supervisor") for name in ("trim.purged", "prune.inside", "trim.blobs_purged")
+        arm(tmp_path / "crash", name, "supervisor")
+        for name in ("trim.purged", "prune.inside", "trim.blobs_purged", "trim.announced")
     ]
     async with up(tmp_path, "learner.steps=120", "learner.scripted_step_s=0.05", config=SCRIPTED) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point", 400)
         at = len(run.steps())
-        await run.reaches(lambda: len(run.steps()) > at + 5, "some steps of the fourth supervisor")
+        await run.reaches(lambda: len(run.steps()) > at + 5, "some steps of the fifth supervisor")
         kill(run.process.pid)
     async with resume(tmp_path, "short") as run:
         assert await run.ended() == 0, run.story

@@ -11,6 +11,7 @@ from asyncrl.bus.publish import publish
 from harness.audited import messages_on
 from harness.results import is_done
 from harness.stage import Stage, until
+from harness.user_code import HOLD
 from topics.engines import EngineReady
 from topics.evals import EVAL_SCORED, EvalRequested, EvalScored
 from topics.prompts import PROMPT_ISSUED
@@ -18,15 +19,9 @@ from topics.topic import BATCHES, GRADES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 
 PROMPTS_EACH = 8
-FUNCTIONS = """
-import asyncio
-from pathlib import Path
-
-async def hold(folder, number):
-    Path(folder, f"called-{number}").touch()
-    while not Path(folder, "answer").exists():
-        await asyncio.sleep(0.01)
-
+FUNCTIONS = (
+    HOLD
+    + """
 async def rollout(row, context):
     tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
     tokens += (await context.generate(tokens)).tokens.tolist()
@@ -45,6 +40,7 @@ async def reward(completion, metadata):
         await asyncio.sleep(0.01)
     return {"reward": number % 2, "number": number}
 """
+)
 
 
 @pytest.fixture
@@ -132,11 +128,34 @@ async def test_an_evaluation_is_scored_once_though_each_role_is_killed_in_its_mi
     assert {(one.temperature, one.task, len(one.rows)) for one in issued} == {(0.0, "task", 1)}
 
 
+async def test_without_an_engine_of_its_own_it_ends_with_a_reason_while_training_goes_on(
+    bus: Bus, stage: Callable[..., Stage]
+):
+    made = stage(
+        engine={"groups": {"train": {"kind": "scripted"}, "held": {"kind": "scripted"}}},
+        rollout={"slots": 8, "group_size": 2},
+        buffer={"batch_groups": 2},
+        eval={"prompts": PROMPTS_EACH, "engines": "held", "deadline_s": 2.0},
+    )
+    made.make_model()
+    await publish(bus, EngineReady("engine-train-1", "scripted:1", 0, 0, "made", 16))
+    await ask(bus)
+    for role in ("prompter", "rollout", "reward", "buffer"):
+        await made.start(role)
+    await until(lambda: trained_ones(bus), "training goes on")
+    await until(lambda: scored(bus), "the evaluation ends")
+
+    [score] = await scores(bus)
+    assert (score.failed, score.versions) == (PROMPTS_EACH, {})
+    assert score.reason == "8 of 8 answers have no grade: they were open at eval.deadline_s"
+    assert await of_evaluation(bus, TRAJECTORIES, TRAJECTORY_GENERATED) == set()
+
+
 async def scored(bus: Bus) -> bool:
     return bool(await scores(bus))
 
 
 async def trained_ones(bus: Bus) -> bool:
-    """Whether trajectories of training were graded."""
+    """Return whether trajectories of training were graded."""
     grades = (await messages_on(bus, GRADES)).on(TRAJECTORY_GRADED)
     return sum(one.stage == "rl" for one in grades) >= 4

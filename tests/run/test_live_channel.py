@@ -72,7 +72,7 @@ async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in
         await steps_more(run, 12)
 
         async def pruned() -> bool:
-            """Whether versions right after those that were promoted are gone."""
+            """Return whether versions right after those that were promoted are gone."""
             return not {row["version"] for row in await versions(tmp_path)} & {second + 1, second + 2}
 
         await until(pruned, "versions that were never live are pruned")

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from asyncrl.config.load import load_config
 from asyncrl.data.model_dir import tensor_shapes
 from asyncrl.engine.embedded.config import read_shape
 from asyncrl.run.preflight import check_surroundings
-from harness.configs import SHAPE, SOUND, made_model, the_problem
+from asyncrl.training.create import create_model
+from harness.configs import SHAPE, SOUND, made_model, problems, the_problem
 
 OWN = "model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n"
 ROW = {"prompt": "aa", "label": "a"}
@@ -45,6 +48,62 @@ def test_a_whole_model_is_found_whole(rows, written, tmp_path):
     made_model(tmp_path)
 
     assert load_config(written(OWN + "warmup.steps = 1\n"), further=check_surroundings).base == tmp_path
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(rows, written, tmp_path):
+    made_model(tmp_path)
+    teacher = tmp_path / "teacher"
+    teacher.mkdir()
+    made_model(teacher)
+    config = written(OWN + "learner.teacher.model = 'teacher'\n")
+    load_config(config, further=check_surroundings)
+
+    tokenizer = (teacher / "tokenizer.json").read_text()
+    (teacher / "tokenizer.json").write_text(tokenizer.replace('"a":1', '"b":1').replace('"a": 1', '"b": 1'))
+    problem = the_problem(config, files=True)
+    assert problem.key == "learner.teacher.model"
+    assert "teacher: token 1 is 'b', of the trained model it is 'a'; it must have the" in problem.message
+    critic = written(OWN + "learner.advantage = 'gae'\nlearner.critic.model = 'teacher'\n")
+    assert the_problem(critic, files=True).message == problem.message
+    (teacher / "model.safetensors").unlink()
+    assert "model.safetensors holds no whole weights" in the_problem(critic, files=True).message
+
+
+@pytest.mark.parametrize("table", ["teacher", "critic"])
+def test_a_further_model_that_takes_shorter_rows_is_refused(rows, written, tmp_path, table):
+    made_model(tmp_path)
+    (tmp_path / "other").mkdir()
+    made_model(tmp_path / "other")
+    shape = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 9}))
+    text = OWN + f"learner.{table}.model = 'other'\n" + ("learner.advantage = 'gae'\n" if table == "critic" else "")
+
+    problem = the_problem(written(text), files=True)
+    assert problem.key == f"learner.{table}.model"
+    assert re.search(r"a row would take 10 tokens, but the model at .*other takes 9; lower", problem.message)
+    load_config(written(text.replace("max_new_tokens = 9", "max_new_tokens = 8")), further=check_surroundings)
+
+
+def test_adapters_beside_projections_that_the_model_has_not_are_refused(rows, written, tmp_path):
+    made_model(tmp_path)
+    config = written(OWN + "learner.lora.rank = 4\nlearner.lora.targets = ['q_proj', 'up_proj']\n")
+    load_config(config, further=check_surroundings)
+
+    weights = load_file(tmp_path / "model.safetensors")  # as a model of another family has them
+    save_file(
+        {name.replace("q_proj", "qkv_proj"): one for name, one in weights.items()}, tmp_path / "model.safetensors"
+    )
+    found = {one.key: one.message for one in problems(config, files=True)}["learner.lora.targets"]
+    assert (
+        "have no q_proj; their projections are down_proj, gate_proj, k_proj, o_proj, qkv_proj, up_proj, v_proj" in found
+    )
+
+
+def test_a_teacher_knows_the_characters_of_a_made_model(written, tmp_path):
+    create_model(tmp_path / "other", alphabet="^=abc", seed=0)
+    config = written(SOUND + "learner.teacher.model = 'other'\nmodel.create.alphabet = '^=acb'\ntask.source = 'sum'\n")
+    (found,) = [one for one in problems(config, files=True) if one.key == "learner.teacher.model"]
+    assert "other: token 6 is 'b', of the trained model it is 'c'" in found.message
 
 
 @pytest.mark.parametrize(
@@ -203,6 +262,16 @@ def test_a_reward_that_is_nowhere_is_refused(function):
 
 def test_less_memory_than_python_takes_is_refused():
     assert "found 50 MB, Python alone takes 128" in the_problem("demo", "reward.memory_mb=50", files=True).message
+
+
+def test_calls_of_many_completions_are_for_functions_of_ones_own(written, tmp_path):
+    (tmp_path / "r.py").write_text("def reward(completion):\n    return [1.0] * len(completion)\n")
+    config = written(SOUND + "task.source = 'sum'\n")
+    assert "no reward is a function of yours" in the_problem(config, "reward.batch=8", files=True).message
+    own = written(SOUND + "task.source = 'sum'\nreward.function = 'r.py:reward'\nreward.batch = 8\n")
+    load_config(own, further=check_surroundings)
+    problem = the_problem(own, "reward.in_flight=4", files=True)
+    assert problem.message.startswith("found 8, but a worker holds reward.in_flight = 4")
 
 
 # The machine

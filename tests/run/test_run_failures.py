@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.buffer.fold import BufferFold, Plan
+from actors.buffer.fold import BufferFold
+from actors.buffer.plan import Plan
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import BufferSettings, Config, WarmupSettings
@@ -71,7 +72,7 @@ def nothing(folder: Path) -> None:
         ),
         (lambda at: rows(at, {"prompt": "^ab="}), ROWS, "  line 1: the reward needs a label"),
         (lambda at: rows(at, {"prompt": "^" + 60 * "a" + "=", "label": "a"}), SHORT_ROWS, "which takes 69 tokens"),
-        (lambda at: rows(at, {"prompt": CHAT, "label": "a"}), ROWS, "a made model has no chat template"),
+        (lambda at: rows(at, {"prompt": CHAT, "label": "a"}), ROWS, "the made model has no chat template"),
     ],
 )
 def test_what_is_wrong_with_the_files_of_a_config_stops_it_before_it_starts(

@@ -3,13 +3,14 @@
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
-from asyncrl.run.faults import IN_A_ROW, Rests, Target, TargetError, drawn, parse_targets
-from asyncrl.run.processes import SERVER, parts
+from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, parse_targets, parts
 from benchmarks.chaos.targets import all_targets
 
 
@@ -18,7 +19,10 @@ def test_targets_are_named_by_role_by_kind_and_by_point():
         Target("nats", "kill"),
         Target("learner", "learner.stepped"),
     ]
-    assert {target.role for target in parse_targets("@work.published", all_targets())} == set(POINTS["work.published"])
+    assert {target.role for target in parse_targets("@work.published", all_targets())} == {"rollout", "reward"}
+    every = {"reward": {"scope": "group"}, "gateway": {"count": 1}, "live": {"judge": {"kind": "rule"}}}
+    wider = all_targets(msgspec.convert(every, Config))
+    assert {target.role for target in parse_targets("@work.published", wider)} == {*POINTS["work.published"]}
     assert {target.family for target in parse_targets("learner@", all_targets())} == {"crash"}
     assert {target.kind for target in parse_targets(SERVER, all_targets())} == {"kill", "freeze", "wake"}
     assert parse_targets("", all_targets()) == all_targets()

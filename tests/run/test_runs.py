@@ -14,6 +14,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import PACKAGE
 from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
+from harness.models import made_model
 from harness.runs import Run, address_of, at_server, command, kill, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
@@ -60,7 +61,7 @@ async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
 
 
 def exported_answer(directory: Path, prompt: str) -> str:
-    """What an exported model answers, greedily, for anybody who loads it with transformers alone."""
+    """Return the greedy answers of an exported model, loaded with transformers alone."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -143,6 +144,29 @@ async def test_warm_up_alone_is_supervised_training(tmp_path: Path):
     assert [row["version"] for row in run.rows("eval")] == [0]
     assert (Path(run.summary["exported_model"]) / "config.json").is_file()
     assert "plot" not in run.summary
+
+
+async def test_conversations_of_a_file_are_trained_before_the_rl_of_a_task(tmp_path: Path):
+    made_model(tmp_path / "a-model")
+    template = "{% for m in messages %}{{ m.role[0] + '=' + m.content + '<eos>' }}{% endfor %}"
+    template += "{% if add_generation_prompt %}a={% endif %}"
+    (tmp_path / "a-model" / "chat_template.jinja").write_text(template)
+    turns = [("user", "^abc="), ("assistant", "cba"), ("user", "again"), ("assistant", "abc")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    flagged = [*messages[:3], {**messages[3], "train": False}]
+    lines = [json.dumps({"messages": messages}), json.dumps({"messages": flagged})]
+    (tmp_path / "talk.jsonl").write_text("\n".join(lines))
+    settings = ["model.path=a-model", "warmup.source=talk.jsonl", "warmup.turns=last", "learner.steps=1"]
+    async with up(tmp_path, *settings, "task.options.letters=3", "rollout.max_new_tokens=6", "eval.prompts=0") as run:
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=1, warmup_steps=4)
+    losses = [row["loss"] for row in run.rows() if row["stage"] == "warmup"]
+    assert losses[-1] < losses[0]
+    # every second row trains abc, every other one cba, each with its end
+    assert run.summary["warmup_tokens"] == 4 * 32 * 4
+    code, output = await command(tmp_path, "audit", "--deep")
+    assert code == 0, output
 
 
 async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Path):

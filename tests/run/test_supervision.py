@@ -11,11 +11,11 @@ import pytest
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import ConfigError
-from asyncrl.config.settings import Config, SupervisionSettings
+from asyncrl.config.settings import Config
+from asyncrl.config.supervision_settings import SupervisionSettings
 from asyncrl.process import RestartPolicy
-from asyncrl.run.connect import opened
+from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import is_locked
-from asyncrl.run.find import FoundRun
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.state.run_state import RunState
@@ -235,7 +235,7 @@ async def test_a_run_whose_topics_are_being_read_is_not_resumed_and_its_reader_i
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("buffer.max_lag=1", "goes on with the settings it began with; only learner.steps and task.epochs"),
+        ("buffer.max_lag=1", "goes on with the settings it began with; only learner.steps, task.epochs,"),
         ("task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
         ("learner.steps=6", "the run began with 7 steps; they may only be raised"),
     ],

@@ -8,6 +8,7 @@ import pytest
 from asyncrl.config.tasks import Mixture
 from asyncrl.run.directory import RunFiles
 from harness.audited import messages_on
+from harness.configs import TWO_TASKS
 from harness.runs import command, kill, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
@@ -16,21 +17,15 @@ from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 
 pytestmark = pytest.mark.slow
 
-CONFIG = """
-run = "short"
-[tasks.words]
-source = "reverse"
-options = { letters = 4 }
-share = 2
-temperature = 0.8
-[tasks.sums]
-source = "sum"
-options = { digits = 1 }
-rollout = "own.py:rollout"
-reward = "own.py:reward"
-group_size = 3
-temperature = 1.3
-advantage = "centered"
+CONFIG = (
+    TWO_TASKS
+    + """
+tasks.words.temperature = 0.8
+tasks.sums.rollout = "own.py:rollout"
+tasks.sums.reward = "own.py:reward"
+tasks.sums.group_size = 3
+tasks.sums.temperature = 1.3
+tasks.sums.advantage = "centered"
 [warmup]
 steps = 4
 batch_rows = 32
@@ -50,6 +45,7 @@ prompts = 6
 [nats]
 keep = "run"
 """
+)
 OWN = """
 async def rollout(row, context):
     await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None), max_new_tokens=5)

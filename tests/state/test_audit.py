@@ -5,56 +5,16 @@ from itertools import permutations
 import pytest
 
 from asyncrl.bus.publish import publish
-from asyncrl.state.audit.open_work import Queue
+from asyncrl.state.audit.audit import Queue
 from asyncrl.state.audit.reading import audit_run
+from harness.ordinary_run import told
 from harness.runs import command
-from harness.stories import FIRST, LOGS, Story, result
-from topics.actors import DEAD_LETTER, RUN_OPENED, SKIP_REQUESTED, DeadLetter, RunOpened, SkipRequested
+from harness.stories import FIRST, LOGS, result
+from topics.actors import DEAD_LETTER, DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
-from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.promotions import PROMOTION_REQUESTED, WEIGHTS_PROMOTED, PromotionRequested, WeightsPromoted
-from topics.streams import STREAM_TRIMMED, StreamTrimmed
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
-
-SETTINGS = {
-    "buffer": {"max_lag": 1, "batch_groups": 1},
-    "warmup": {"batch_rows": 1, "rows_per_trajectory": 1},
-    "workers": {"lease_s": 1},
-}
-
-
-def told():
-    """A run with a little of everything, in which nothing is wrong."""
-    story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 1, SETTINGS))
-    story.issued("w000000-0")
-    story.graded("w000000-0", (-1, -1, -1))
-    story.trained(0, story.packed(0, "w000000-0"), 1)
-    story.published(0)
-    for prompt in range(5):
-        story.issued(f"p00000{prompt}-0")
-        story.issued(f"p00000{prompt}-1")
-    story.graded("p000000-0")
-    story.graded("p000000-1")
-    sequence = story.packed(1, "p000000-0", "p000000-1")
-    story.trained(1, sequence)
-    story.published(1)
-    story.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 1, "0-1", "there", sequence))
-    story.graded("p000001-0", (0, 0, 1))
-    story.graded("p000001-1", (1, 1, 1), 0.0)
-    story.trained(2, story.packed(2, "p000001-0", "p000001-1"), lags={0: 4, 1: 2})
-    story.published(2)
-    story.failed("p000002-0")  # a group that failed
-    story.failed("p000002-1")
-    story.publish(GROUP_DROPPED, GroupDropped("p000002", "failed", 2))
-    story.failed("p000003-0")  # a batch that waits; one member of its group has an end of its own
-    story.graded("p000003-1", (1, 1, 2))
-    story.dropped("p000003-0")
-    story.packed(3, "p000003-1")
-    story.generated("p000004-0", (2, 2))  # open: one waits for its grade, one is being sampled
-    return story
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
 
 def test_a_run_in_which_nothing_is_wrong_is_clean():
@@ -209,130 +169,6 @@ def test_a_queue_that_holds_less_than_what_is_open_has_lost_some_of_it():
     assert story.wrong(queues={"reward": reward}) == [("lost", "queue reward")]
     assert story.wrong(queues={"reward": reward._replace(unacknowledged=9)}) == [("lost", "queue reward")]
     assert story.wrong(queues={"reward": reward._replace(waiting=1)}) == []
-
-
-# --- what is unusual and right
-
-
-def test_a_step_trained_again_on_a_newer_line_counts_once():
-    story = told()
-    sequence = story.messages(BATCH_TRAINED)[1].batch_sequence
-    story.published(1, lineage=1)
-    story.trained(1, sequence, lineage=1)
-    assert story.wrong() == []
-    assert story.findings().trained_batches == 2  # what lineage 0 trained after it is in no weights
-
-    story.trained(2, story.messages(BATCH_TRAINED)[2].batch_sequence, lags={0: 4, 1: 2}, lineage=1)
-    findings = story.findings()
-    assert findings.violations == []
-    assert (findings.trained_batches, findings.trained) == (3, 5)
-
-    story.trained(1, sequence, lineage=0)
-    assert story.wrong() == [("trained twice", "batch 1")]
-
-
-def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
-    story = told()
-    story.graded("p000004-1")
-    story.dropped("p000004-1", "lag")
-    story.issued("p000004-1", attempt=1)
-    assert story.wrong() == []
-    assert story.findings().open == {"rollout": 1, "reward": 1}
-
-    story.graded("p000004-1", (1, 1, 1), attempt=1)
-    story.dropped("p000004-1", "lag", attempt=1)
-    story.dropped("p000004-1", "deadline", attempt=2)  # before it was issued a third time
-    assert story.wrong() == []
-    story.dropped("p000004-1", "deadline", attempt=2)
-    assert story.wrong() == [("ended twice", "p000004-1 (attempt 2)")]
-
-
-def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
-    story = told()
-    story.trained(3, len(story.logs["BATCHES"]), 1)
-    story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
-    assert story.wrong() == [("unasked skip", "batch 3")]
-
-    story.publish(SKIP_REQUESTED, SkipRequested(3))
-    findings = story.findings()
-    assert findings.violations == []
-    assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
-
-
-def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
-    story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 0, SETTINGS))
-    for version in range(3):
-        story.published(version)
-    for name in ("p000000-0", "p000000-1"):
-        story.issued(name)
-        story.graded(name, (0, 1, 2))
-    story.trained(1, story.packed(1, "p000000-0", "p000000-1"), lags={0: 6})
-
-    untrained = [("untrained version", f"version {version} of lineage 0") for version in (1, 2)]
-    assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
-
-
-def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
-    story = told()
-    story.publish(EVAL_SCORED, EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
-    score = len(story.logs["BATCHES"])
-    moves = [("command", 1, 1), ("command", 2, 2), ("rollback", 1, None), ("gate", 2, None)]
-    for by, version, asked in moves:
-        request = story.publish(PROMOTION_REQUESTED, PromotionRequested(asked)) if by != "gate" else score
-        story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, version, f"0-{version}", by, request))
-    assert story.wrong() == []
-
-    first = len(story.messages(WEIGHTS_PROMOTED)) + 2  # behind the claim
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "other", "rollback", request))
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "command", 1))  # message 1 claims the log
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "gate", score - 1))
-    places = [f"message {first + number} of FLEET" for number in range(3)]
-    kinds = ["foreign weights", "unasked promotion", "unasked promotion", "unasked promotion"]
-    assert story.wrong() == list(zip(kinds, [places[0], *places], strict=True))
-
-
-def test_late_and_forged_claims_end_nothing():
-    story = told()
-    story.failed("p000000-0")
-    story.failed("p000077-0")
-    story.graded("p000078-0", (55,))
-
-    assert story.wrong() == []
-
-
-def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
-    story = told()
-    story.unsay(TRAJECTORY_GENERATED, 1)
-    assert story.wrong() == [("lost", "p000000-0")]
-
-    story.publish(
-        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
-    )
-    assert story.wrong() == []
-    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
-    assert story.wrong() == [("lost", "p000001-0")]
-
-
-def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
-    story = told()
-    story.publish(
-        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
-    )
-    story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
-    assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
-
-    story.times[CHECKPOINT_SAVED.name, 1], story.times[BATCH_PACKED.name, 3] = 50, 60
-    assert story.wrong() == []
-
-
-def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
-    story = told()
-    story.unsay(TRAJECTORY_GENERATED, 5)
-    story.publish(STREAM_TRIMMED, StreamTrimmed("TRAJECTORIES", 7, 6, 1000))
-
-    assert story.wrong(first_result=3) == []
-    assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why
 
 
 # --- on a real server

@@ -8,9 +8,8 @@ import pytest
 
 from actors.prompter.data_order import DataOrder
 from asyncrl.bus.connection import Bus
-from asyncrl.run.connect import opened
-from asyncrl.run.find import FoundRun
-from asyncrl.state.audit.open_work import Queue
+from asyncrl.run.connect import FoundRun, opened
+from asyncrl.state.audit.audit import Queue
 from asyncrl.state.audit.reading import audit_run
 from harness.corruptions import CORRUPTIONS, STEPS, remove_group
 from harness.recorded import Recorded
@@ -23,7 +22,7 @@ from topics.actors import (
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import BY_NAME
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
+from topics.trajectories import TRAJECTORY_GENERATED
 from topics.wire import encode
 
 pytestmark = pytest.mark.slow
@@ -137,9 +136,9 @@ def test_work_that_was_acknowledged_before_anything_came_of_it_is_lost(middle: R
 
 
 def test_tokens_that_are_gone_before_a_checkpoint_has_them_are_lost(middle: Recorded):
-    graded = middle.messages(TRAJECTORY_GRADED)[-1].trajectory_id  # of one that has no grade yet nobody has heard
+    packed = middle.messages(BATCH_PACKED)[-1].groups[0].members[0].trajectory_id  # of a batch that is not trained yet
 
-    middle.remove(TRAJECTORY_GENERATED, lambda result: result.trajectory_id == graded)
+    middle.remove(TRAJECTORY_GENERATED, lambda result: result.trajectory_id == packed)
 
     assert middle.kinds() == {"lost"}
 

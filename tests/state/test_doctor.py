@@ -8,7 +8,7 @@ from rich.console import Console
 
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose, headline
-from asyncrl.state.findings import ADVICE
+from asyncrl.state.facts import ADVICE
 from asyncrl.state.parts import Disk, Letter
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import render
@@ -28,7 +28,7 @@ from topics.actors import (
     RunOpened,
     Waiting,
 )
-from topics.engines import EngineGone, EngineUpdating
+from topics.batches import BATCH_TRAINED, Anomaly, BatchTrained, Carrier
 from topics.groups import GroupDropped
 from topics.stalls import STALL_ENDED, STALL_FOUND, Cause, StallEnded, StallFound
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
@@ -157,102 +157,6 @@ def test_work_that_nobody_asks_for_is_found():
     assert told.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
-def test_a_server_that_does_not_answer_is_a_dead_engine():
-    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
-    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
-
-    assert told.found() == [("engine dead", "engine-1")]
-    assert told.evidence() == "the server at http://e has not answered for 7 s"
-
-
-def test_an_engine_that_left_is_dead():
-    told = MadeState().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
-
-    assert told.found() == [("engine dead", "engine-1")]
-
-
-def test_an_engine_whose_actor_dies_is_dead():
-    told = MadeState().engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
-    told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
-
-    assert told.found() == [("engine dead", "engine-1")]
-
-
-def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
-    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=4)))
-    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
-    told.vitals("engine-1")
-    assert told.found() == [("engine dead", "engine")]
-
-    told.state.opened_ns = int((NOW_S - 100) * 1e9)
-    told.state.steps = []
-    assert told.found() == []  # the first start takes its time
-
-
-def test_servers_that_start_during_the_warm_up_are_not_dead():
-    told = MadeState(last_step_s=NOW_S - 65).vitals(
-        "rollout-1", work("p000007-0", waiting=Waiting("version", version=0))
-    )
-    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 70)
-    told.vitals("engine-1")
-    told.state.opened_ns = int((NOW_S - 71) * 1e9)
-    told.state.engines["engine-1"].ready_ns = 0
-    assert told.state.steps[-1].time_ns > told.state.opened_ns
-    assert told.found() == []
-
-    told.state.opened_ns -= int(told.state.config.engine.start_deadline_s * 1e9)
-    assert told.found() == [("engine dead", "engine")]
-
-
-def test_a_server_that_answers_and_samples_nothing_is_paused():
-    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50, requests=12)
-    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
-
-    assert told.found() == [("engine paused", "engine-1")]
-    assert "holds 12 requests and has sampled no token for 49 s; p000007-0 waits for 60 s" in told.evidence()
-
-
-def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
-    told = MadeState().vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 50)
-    told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE), work("p000008-0"))
-    assert told.found() == [("engine paused", "engine-1"), ("rollout hanging", "rollout-1")]
-
-    soon = MadeState(last_step_s=NOW_S - 9).vitals("rollout-1", work("p000007-0", quiet_s=5, waiting=AT_ENGINE))
-    assert soon.found() == []  # the engine's own signs may come a little later
-
-
-def test_a_version_that_no_engine_loads_is_found():
-    told = MadeState().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
-
-    assert told.found() == [("version not loaded", "engine-1")]
-    assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
-
-
-def test_an_engine_that_dies_of_a_version_is_found_with_its_last_error():
-    told = MadeState().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
-    told.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 5)
-    told.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
-
-    assert told.found() == [("version not loaded", "engine-1")]
-    assert told.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
-
-
-def test_no_engine_is_blamed_while_the_warm_up_stands_still():
-    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=0)))
-    told.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
-    told.vitals("engine-1")
-    told.state.version = None
-
-    assert "engine dead" not in [cause for cause, _ in told.found()]
-
-
-def test_work_for_a_version_that_was_never_published_is_found():
-    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=9)))
-
-    assert told.found() == [("version not loaded", "version 9")]
-    assert "engines have 5 at most, the newest published is 5" in told.evidence()
-
-
 def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
     told = MadeState().publish(weights.WEIGHTS_UNCHANGED, weights.WeightsUnchanged(0, 6, "0:5:d"))
     told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"))
@@ -261,6 +165,29 @@ def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
 
     told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 7, "e", "files", "there"))
     assert told.found() == [("unexplained", "demo")]
+
+
+def test_a_step_beyond_an_asserted_bound_is_a_finding_until_one_is_within():
+    told = MadeState()
+    told.state.config.learner.assertions.k3 = 0.1
+    for step, gap in ((6, 0.5), (7, 0.05)):
+        message = BatchTrained(step, 0, "rl", {"mismatch_k3": gap}, {}, 0, [0.0, 0.3], 1, 1)
+        told.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(step)
+        if step == 6:
+            assert told.found() == [("assertion broken", "learner")]
+            assert told.evidence() == "mismatch_k3 of step 6 is 0.5 nats, learner.assertions.k3 = 0.1"
+
+    assert "assertion broken" not in [cause for cause, _ in told.found()]
+
+
+def test_a_step_that_is_an_anomaly_is_a_finding_that_names_trajectories():
+    told, anomaly = MadeState(), Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
+    message = BatchTrained(6, 0, "rl", {}, {}, 0, [0.0, 0.3], 1, 1, anomaly=anomaly)
+    told.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(6)
+
+    assert told.found() == [("step anomalous", "learner")]
+    expected = "step 6: loss 9, usual is 0 to 1; carried by p000004-1 (gradient norm 50.25, loss 8.5)"
+    assert told.evidence() == expected
 
 
 def test_a_learner_that_is_slower_than_ever_is_behind():
@@ -274,6 +201,14 @@ def test_a_learner_that_is_slower_than_ever_is_behind():
 
     told.packed(6, at_s=NOW_S - 60).trained(5, at_s=900, train_s=50.0)
     assert told.found() == []
+
+
+def test_a_learner_that_waits_for_its_teacher_names_it():
+    told = MadeState().packed(6, at_s=NOW_S - 60)
+    told.vitals("learner-1", doing=Activity("awaiting teacher", 6), doing_s=60.0)
+
+    assert [cause for cause, _ in told.found()] == ["teacher away"]
+    assert told.evidence() == "the learner waits for the teacher's log-probs of batch 6 for 60 s"
 
 
 def test_a_learner_that_does_not_live_is_behind():

@@ -69,7 +69,7 @@ async def rollout(row, context):
 
 
 async def examined(folder: Path) -> dict[str, str]:
-    """What the doctor finds now: evidence by cause."""
+    """Return the doctor's findings: evidence by cause."""
     code, output = await command(folder, "doctor", "--json")
     values = json.loads(output)
     assert code == bool(values["findings"])
@@ -221,7 +221,7 @@ async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(t
 
 
 async def well(folder: Path) -> bool:
-    """Whether the doctor finds nothing."""
+    """Return whether the doctor finds nothing."""
     return not await examined(folder)
 
 

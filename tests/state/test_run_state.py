@@ -6,11 +6,9 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
-from asyncrl.state.evaluation_text import evaluation_text
-from asyncrl.state.parts import one_line
+from asyncrl.state.parts import evaluation_text, one_line
 from asyncrl.state.run_state import RunState
-from asyncrl.state.screen import bar, duration, render, sparkline
-from asyncrl.state.show import Lines
+from asyncrl.state.screen import Lines, bar, duration, render, sparkline
 from asyncrl.state.status import run_status
 from asyncrl.state.summary import summary_text
 from harness.folds import failure

@@ -1,13 +1,10 @@
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
+import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
@@ -15,36 +12,23 @@ from asyncrl.algorithms.losses import LOSSES, loss_of
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.training.checkpoint import CheckpointError
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.create import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import DiskFolder
+from harness.roles import ALPHABET, SHAPE
 from harness.training import (
     copies,
     filled,
     policy,
     policy_rows,
+    prepared_by,
     save,
     sft,
     supervised_rows,
 )
 from topics.batches import Objective
-
-ALPHABET = "abcdefghijklmnopqrstuvwxyz="
-SHAPE = ModelShape(hidden=32, head_dim=16, ffn=64, context=32)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("model") / "tiny"
-    create_model(directory, alphabet=ALPHABET, seed=0, shape=SHAPE)
-    return directory
-
-
-@pytest.fixture
-def trainer(model):
-    return TorchTrainer(model)
 
 
 def assert_same_bits(first, second):
@@ -105,12 +89,30 @@ def gradient(trainer, rows, objective):
     return {name: parameter.grad for name, parameter in trainer._policy.model.named_parameters()}
 
 
+def test_the_gradient_of_the_entropy_is_that_of_the_whole_distribution(model, trainer):
+    rows = [filled(row, "advantages", 0.0) for row in policy_rows(np.random.default_rng(2), 6)]
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for row in rows:
+        logits = network(input_ids=torch.from_numpy(row.tokens).long()[None]).logits[0, :-1] / row.temperature
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        (-0.1 * row.weights[0] * (torch.from_numpy(row.mask)[1:] * entropy).sum()).backward()
+
+    objective = Objective(loss="ppo", loss_options={"entropy": 0.1})
+    found = gradient(trainer, rows, objective)
+
+    for name, parameter in network.named_parameters():
+        assert torch.allclose(found[name], parameter.grad, rtol=1e-3, atol=1e-7), name
+    assert trainer.step(rows, objective)["rows_skipped"] == 0
+    assert trainer.step(rows, Objective(loss="ppo"))["rows_skipped"] == 6
+
+
+@pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 64, 4096])
-def test_the_gradient_does_not_depend_on_micro_batches_or_skipped_rows(model, micro_batch_tokens):
+def test_the_gradient_does_not_depend_on_micro_batches_or_skipped_rows(model, micro_batch_tokens, packing):
     rows = policy_rows(np.random.default_rng(2), 24)
     expected = reference_gradient(model, rows)
     norm = float(torch.nn.utils.get_total_norm(expected.values()))
-    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens))
+    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens, packing=packing))
 
     found = trainer.step(rows, policy(0.0))
 
@@ -139,7 +141,7 @@ def test_columns_are_filled_by_the_weights_before_the_update(model):
         assert in_the_pass.step(rows, policy()) == before_it.step(rows, recomputed)
     assert_same_bits(copies(in_the_pass), copies(before_it))
 
-    prepared = before_it.prepare(rows, loss_of(recomputed))
+    prepared = prepared_by(before_it, rows, recomputed)
     assert [row.trajectory_id for row in prepared] == [row.trajectory_id for row in rows if row.advantages.any()]
     nll = before_it.step(rows, Objective(loss="sft"))["nll"]
     every = before_it._filled(rows, ["proximal"])
@@ -162,7 +164,9 @@ def test_a_loss_of_ones_own_reads_columns_of_the_rows_or_of_another_scorer(model
     monkeypatch.setitem(LOSSES, "distillation", Distillation)
     objective, rows = Objective(loss="distillation"), policy_rows(np.random.default_rng(2), 6)
 
-    with pytest.raises(RowError, match=r'p0: the objective needs the column "teacher", .* fills only proximal'):
+    with pytest.raises(
+        RowError, match=r'p0: the objective needs the column "teacher", .* fills only proximal, reference'
+    ):
         trainer.step(rows, objective)
     given = [dataclasses.replace(row, columns={"teacher": np.full(len(row.tokens), -1.0, np.float32)}) for row in rows]
     assert trainer.step(given, objective)["grad_norm"] > 0
@@ -171,14 +175,14 @@ def test_a_loss_of_ones_own_reads_columns_of_the_rows_or_of_another_scorer(model
 
 
 def test_an_advantage_of_tokens_is_made_of_columns(trainer, monkeypatch):
-    def of_row(row):
+    def of_row(row, _objective):
         return row.advantages - row.columns["proximal"]
 
     monkeypatch.setitem(ADVANTAGES, "of tokens", Estimator(list, of_row=of_row, needs=("proximal",)))
     rows = policy_rows(np.random.default_rng(2), 6)
     rows[:4] = [dataclasses.replace(row, estimator="of tokens") for row in rows[:4]]
 
-    made = trainer.prepare(rows, loss_of(policy()))
+    made = prepared_by(trainer, rows, policy())
 
     assert [row.trajectory_id for row in made] == ["p0", "p1", "p2", "p3", "p4", "p5"]
     assert made[4:] == rows[4:]
@@ -232,13 +236,30 @@ def test_a_loss_that_is_no_number_names_its_trajectory_and_leaves_the_weights(mo
         one.step(rows, policy())
     before = copies(trainer)
 
-    with pytest.raises(NonFiniteLoss, match=r"loss .* 1 of 5 rows, of trajectories p4;"):
+    with pytest.raises(NonFiniteLoss, match=r"loss .* 1 of 5 rows tried alone, of trajectories p4;"):
         trainer.step([*rows[:4], filled(rows[4], *broken), *rows[5:]], policy())
 
     assert_same_bits(before, copies(trainer))
     for one in (trainer, untouched):
         one.step(rows, policy())
     assert_same_bits(copies(untouched), copies(trainer))
+
+
+def test_rows_without_a_trained_token_change_nothing(model):
+    rows = policy_rows(np.random.default_rng(4), 8)
+    nothing = [
+        dataclasses.replace(row, mask=np.zeros_like(row.mask)) for row in policy_rows(np.random.default_rng(5), 3)
+    ]
+    plain, beside = TorchTrainer(model), TorchTrainer(model)
+
+    expected, found = plain.step(rows, policy()), beside.step([*rows, *nothing], policy())
+
+    assert found == {**expected, "rows": 11.0, "rows_skipped": expected["rows_skipped"] + 3}
+    assert_same_bits(copies(plain), copies(beside))
+    before = copies(TorchTrainer(model))
+    trainer = TorchTrainer(model)
+    assert trainer.step(nothing, policy())["grad_norm"] == 0.0  # a whole batch of them: a step like every other
+    assert_same_bits(before, copies(trainer))
 
 
 def test_a_row_the_model_cannot_read_is_refused(trainer):
@@ -260,7 +281,7 @@ def test_an_exported_directory_is_a_model(model, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert_same_bits(copies(trainer), loaded.state_dict())
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 29]) == "ab="
-    assert check_model_directory(tmp_path / "out") == ("Qwen3ForCausalLM", 30, 32)
+    assert check_model_directory(tmp_path / "out") == ("Qwen3ForCausalLM", 30, 32, 0)
 
 
 def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
@@ -274,6 +295,19 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
     assert {parameter.dtype for parameter in rounded._policy.parameters()} == {torch.float32}
 
 
+@pytest.mark.parametrize("packing", ["packed", "padded"])
+def test_dropout_of_a_model_is_never_applied(model, tmp_path, packing):
+    shutil.copytree(model, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"attention_dropout": 0.5}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    rows = policy_rows(np.random.default_rng(8), 9)
+    plain, dropping = (TorchTrainer(path, TorchSettings(packing=packing)) for path in (model, tmp_path / "model"))
+
+    expected, found = plain.step(rows, policy()), dropping.step(rows, policy())
+
+    assert found == expected
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 def test_recomputing_activations_changes_nothing(model, trainer):
     rows = policy_rows(np.random.default_rng(8), 9)
@@ -281,67 +315,3 @@ def test_recomputing_activations_changes_nothing(model, trainer):
     sparing = TorchTrainer(model, TorchSettings(recompute=True))
     sparing.step(rows, policy())
     assert_same_bits(copies(sparing), copies(trainer))
-
-
-SHARDED = """
-import faulthandler, sys
-from datetime import timedelta
-from pathlib import Path
-import numpy as np, torch.distributed as dist
-from asyncrl.training.torch_trainer import TorchTrainer
-from tests.harness.training import policy, policy_rows, copies, save
-from torch.distributed.tensor import DTensor
-from safetensors.torch import save_file
-rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-faulthandler.dump_traceback_later(100)  # says where a rank hangs, before the test gives up
-store = dist.FileStore(str(out / "store"), ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-trainer = TorchTrainer(model)
-assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
-batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2)]
-share = slice(0, 24) if ranks == 1 else (slice(0, 3), slice(3, 24))[rank]
-for rows in batches:
-    found = trainer.step(rows[share], policy())
-state = out / "state"
-if rank == 0:
-    state.mkdir()
-dist.barrier()
-save(trainer, state)
-dist.barrier()
-trainer.load(state)
-weights = copies(trainer)
-if rank == 0:
-    print(found["loss"], found["grad_norm"], found["ess"], found["ratio_max"])
-    save_file(weights, out / "weights.safetensors")
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_sharded_training_equals_plain_training(model, trainer, tmp_path, ranks):
-    root = str(Path(__file__).parents[2])
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SHARDED, str(rank), str(ranks), str(model), str(tmp_path)],
-            cwd=root,
-            stdout=subprocess.PIPE,
-            text=True,
-            # The loopback: whatever the machine's own name resolves to, the ranks find one another.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        output = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks
-
-    for seed in (1, 2):
-        expected = trainer.step(policy_rows(np.random.default_rng(seed), 24), policy())
-    found = [float(value) for value in output[0].split()]
-    assert found == pytest.approx([expected[key] for key in ("loss", "grad_norm", "ess", "ratio_max")], rel=1e-3)
-    sharded = load_file(tmp_path / "weights.safetensors")
-    for name, tensor in copies(trainer).items():
-        assert torch.allclose(sharded[name], tensor, atol=2e-4), name

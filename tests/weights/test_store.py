@@ -1,33 +1,76 @@
 """What every weight store does; a second one that keeps versions in memory passes as well."""
 
+import json
+import os
+import random
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
+from asyncrl.weights.shares import Attempt, Filling, Sized, StoredFiles, owners
 from asyncrl.weights.store import STORES, StorePlace, WeightStore
-from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of
-from topics.weights import WeightsPublished
+from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, stem_of_share
+from asyncrl.weights.verify import check_version
+from asyncrl.weights.versions import FullShare, complete, new_attempt, publish, write_share
+
+INDEX = "model.safetensors.index.json"
 
 
 class MemoryStore:
     """Versions that last as long as the process."""
 
-    def __init__(self, place: StorePlace) -> None:
-        self.names: set[str] = set()
+    name = "memory"
 
-    def publish(self, tensors, source, *, lineage, version):
-        digest = digest_of(manifest_of(tensors))
-        self.names.add(f"{lineage}-{version}-{digest}")
-        return WeightsPublished(lineage, version, digest, "memory", f"{lineage}-{version}-{digest}")
+    def __init__(self, place: StorePlace) -> None:
+        self._files: dict[tuple[Attempt, int], MemoryFolder] = {}
+        self.versions: dict[str, MemoryFolder] = {}
+
+    @contextmanager
+    def share(self, attempt, rank):
+        filling = Filling(MemoryFolder())
+        yield filling
+        self._files[attempt, rank] = filling.folder
+        filling.stored = StoredFiles(
+            rank, attempt.name, {name: len(held) for name, held in filling.folder.files.items()}
+        )
+
+    def complete(self, attempt, digest, shares, describe, *, delta=False):
+        folder = MemoryFolder()
+        for share in shares:
+            folder.files |= self._files.pop((attempt, share.rank)).files
+        describe(folder)
+        self.versions[f"{attempt.name}-{digest}"] = folder
+        return f"{attempt.name}-{digest}"
+
+
+class MemoryFolder:
+    """See `Folder`."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytearray] = {}
+
+    @contextmanager
+    def file(self, name):
+        self.files[name] = bytearray()
+        yield Written(self.files[name])
+
+
+class Written:
+    """See `Sink`."""
+
+    def __init__(self, content: bytearray) -> None:
+        self.write = content.extend
 
 
 class MemoryChunks:
     """Chunks that last as long as the process."""
 
-    chunk_bytes = 100
+    chunk_bytes = 200
 
     def __init__(self) -> None:
         self.stored: list[tuple[str, dict[str, str], bytes]] = []
@@ -41,23 +84,87 @@ class MemoryChunks:
 
 
 def tensors(value: float) -> dict[str, list[HostTensor]]:
-    array = np.full((2, 3), value, np.float32)
-    return {"model": [HostTensor("w", "float32", [2, 3], np.frombuffer(array.tobytes(), np.uint8))]}
+    return {"model": [tensor(name, value) for name in ("w", "v", "u")]}
+
+
+def tensor(name: str, value: float) -> HostTensor:
+    array = np.full((2, 3), value + ord(name), np.float32)
+    return HostTensor(name, "float32", [2, 3], np.frombuffer(array.tobytes(), np.uint8))
+
+
+def shares_of(store: WeightStore, value: float) -> tuple[Attempt, list[FullShare]]:
+    """A version that two ranks wrote, but for its end."""
+    attempt, held = new_attempt(0, int(value)), tensors(value)["model"]
+    return attempt, [
+        write_share(store, attempt, {stem_of_share("model", rank, 2): held[rank::2]}, rank) for rank in (0, 1)
+    ]
 
 
 @pytest.mark.parametrize("made", [*STORES.values(), MemoryStore])
 def test_what_every_store_does(made: Callable[[StorePlace], WeightStore], tmp_path: Path):
     store = made(StorePlace(tmp_path, MemoryChunks()))
-    published = [store.publish(tensors(version), None, lineage=0, version=version) for version in range(4)]
+    published = [publish(store, tensors(version), None, lineage=0, version=version) for version in range(4)]
 
     assert [message.digest for message in published] == [digest_of(manifest_of(tensors(v))) for v in range(4)]
     assert len({message.location for message in published}) == 4
-    assert store.publish(tensors(3), None, lineage=0, version=3).key == published[3].key
+    assert publish(store, tensors(3), None, lineage=0, version=3).key == published[3].key
+    attempt, shares = shares_of(store, 3)
+    assert complete(store, attempt, shares, None).key == published[3].key, "of two ranks as of one"
+
+
+def test_a_version_of_two_ranks_is_read_as_a_model(tmp_path: Path):
+    store = FileStore(tmp_path / "weights")
+    attempt, shares = shares_of(store, 3)
+    assert not list((tmp_path / "weights").glob("lineage*")), "nobody can read it yet"
+
+    directory = Path(complete(store, attempt, shares, None).location)
+
+    names = ["model-rank0.safetensors", "model-rank1.safetensors"]
+    assert sorted(path.name for path in directory.iterdir()) == ["manifest.jsonl", *names, INDEX]
+    index = json.loads((directory / INDEX).read_text())
+    assert index["weight_map"] == {"w": names[0], "v": names[1], "u": names[0]}
+    assert index["metadata"]["total_size"] == 72
+    check_version(directory, digest_of(manifest_of(tensors(3))))
+    assert os.listdir(tmp_path / "weights") == [directory.name]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(Path.unlink, "is missing"), (lambda path: os.truncate(path, 50), "has 50 bytes")],
+)
+def test_a_torn_share_is_refused_by_the_name_of_its_file(tmp_path: Path, spoil, words: str):
+    store = FileStore(tmp_path / "weights")
+    attempt, shares = shares_of(store, 3)
+    spoil(Path(shares[1].stored.place, "model-rank1.safetensors"))
+
+    with pytest.raises(
+        CheckpointError, match=rf"model-rank1.safetensors {words}, expected \d+ bytes; the share of rank 1"
+    ):
+        complete(store, attempt, shares, None)
+
+    assert not list((tmp_path / "weights").glob("lineage*"))
+
+
+def test_tensors_are_dealt_out_by_name_and_size_alone_and_evenly():
+    rng = random.Random(0)
+    sized = [Sized("model", f"layer{number}", rng.randrange(1, 1 << 20)) for number in range(200)]
+    sized += [Sized("adapter", f"low{number}", 1 << 22) for number in range(3)]
+    shuffled = rng.sample(sized, len(sized))
+
+    found = dict(zip(sized, owners(sized, 4, {"adapter"}), strict=True))
+
+    assert dict(zip(shuffled, owners(shuffled, 4, {"adapter"}), strict=True)) == found
+    assert {owner for one, owner in found.items() if one.stem == "adapter"} == {0}
+    loads = [
+        sum(one.bytes for one, owner in found.items() if (owner, one.stem) == (rank, "model")) for rank in range(4)
+    ]
+    assert max(loads) - min(loads) < 100
+    assert owners(sized, 1) == [0] * len(sized)
 
 
 def test_old_files_go_and_kept_ones_and_newer_ones_stay(tmp_path: Path):
     store = FileStore(tmp_path)
-    published = [store.publish(tensors(version), None, lineage=0, version=version) for version in range(4)]
+    published = [publish(store, tensors(version), None, lineage=0, version=version) for version in range(4)]
 
     kept = {Path(published[1].location).name}
     assert store.prune(kept, (0, 2)) == 2

@@ -15,6 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.weights import versions
 from asyncrl.weights.files import FileStore
 from harness.stage import Stage, until
 from topics.weights import WeightsPublished
@@ -28,7 +29,7 @@ def trainer(tmp_path: Path) -> TorchTrainer:
 
 
 def write(store: FileStore, trainer: TorchTrainer) -> WeightsPublished:
-    return store.publish(trainer.copy_weights().files(), trainer.source, lineage=0, version=3)
+    return versions.publish(store, trainer.copy_weights().files(), trainer.source, lineage=0, version=3)
 
 
 def test_a_version_is_identified_by_its_digest_and_its_tensors_lie_in_the_manifest(

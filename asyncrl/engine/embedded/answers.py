@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from asyncrl.engine.embedded.request import Request, Span
+from asyncrl.engine.embedded.request import PromptScores, Request, Span
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.schema import Asked, GenerateBody
 from asyncrl.engine.errors import EngineRefused
@@ -41,6 +43,13 @@ class Call:
             )
             for one in asked
         ]
+        self._routed_from = body.routed_experts_start_len
+        if body.return_routed_experts:
+            for request in self.requests:
+                request.routed = np.zeros((0, 0, 0), np.int32)
+        if body.scores_prompts:
+            for request in self.requests:
+                request.scores = PromptScores(body.logprob_start_len or 0, body.top_logprobs_num or 0)
 
     def start(self, *, batch: bool) -> None:
         """Submit all requests or, when one is refused, none.
@@ -125,9 +134,11 @@ class Call:
         if request.finish is not None:
             meta["e2e_latency"] = time.perf_counter() - request.submitted_s
             meta["response_sent_to_client_ts"] = time.time()
+            if request.routed is not None and request.routed.size:
+                meta["routed_experts"] = base64.b64encode(request.routed[self._routed_from :].tobytes()).decode()
         if self._logprobs:
             logprobs = request.logprobs[first:] if first else request.logprobs
-            meta["input_token_logprobs"] = []
+            meta |= _prompt_scores(request)
             meta["output_token_logprobs"] = [
                 (logprob, token, None) for logprob, token in zip(logprobs, tokens, strict=True)
             ]
@@ -142,3 +153,17 @@ class Call:
             return spans[-1].version, spans
         version = self._engine.weight_version
         return version, [*spans, Span(version, start, count)] if count else []
+
+
+def _prompt_scores(request: Request) -> dict[str, Any]:
+    """Log-probs of the prompt, in SGLang's form: the first place has none."""
+    scores = request.scores
+    if scores is None:
+        return {"input_token_logprobs": []}
+    known = scores.logprobs if scores.start < len(request.prompt) else []
+    pairs = zip([None, *known], request.prompt[scores.start :], strict=False)
+    found: dict[str, Any] = {"input_token_logprobs": [(logprob, token, None) for logprob, token in pairs]}
+    if scores.top:
+        places = [[(logprob, token, None) for logprob, token in place] for place in scores.likeliest]
+        found["input_top_logprobs"] = [None, *places]
+    return found

@@ -45,8 +45,17 @@ class RopeConfig(msgspec.Struct, frozen=True):
         return torch.lerp(frequencies / self.factor, frequencies, smooth.clamp(0.0, 1.0))
 
 
+class ExpertsConfig(msgspec.Struct, frozen=True):
+    """The shape of a mixture of experts, each of them a gated feed-forward layer."""
+
+    count: int
+    chosen: int  # experts of each token
+    intermediate: int
+    normalised: bool = True  # the chosen experts' shares sum to 1
+
+
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The shape of a dense decoder with grouped-query attention and a gated SiLU feed-forward layer."""
+    """The shape of a decoder with grouped-query attention and gated SiLU feed-forward layers, or experts instead."""
 
     architecture: str
     vocab_size: int
@@ -60,18 +69,17 @@ class ModelConfig(msgspec.Struct, frozen=True):
     tied: bool
     max_positions: int
     rope: RopeConfig
+    experts: ExpertsConfig | None = None  # of every layer
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the weights that every model of this shape has."""
-        hidden, ffn = self.hidden, self.intermediate
+        hidden = self.hidden
         found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
         layer: dict[str, tuple[int, ...]] = {
             "input_layernorm.weight": (hidden,),
             "post_attention_layernorm.weight": (hidden,),
             "self_attn.o_proj.weight": (hidden, self.heads * self.head_dim),
-            "mlp.gate_proj.weight": (ffn, hidden),
-            "mlp.up_proj.weight": (ffn, hidden),
-            "mlp.down_proj.weight": (hidden, ffn),
+            **self._feed_forward(),
         }
         for kind, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
             layer[f"self_attn.{kind}_proj.weight"] = (count * self.head_dim, hidden)
@@ -84,10 +92,24 @@ class ModelConfig(msgspec.Struct, frozen=True):
         found["model.norm.weight"] = (hidden,)
         return found if self.tied else found | {"lm_head.weight": (self.vocab_size, hidden)}
 
+    def _feed_forward(self) -> dict[str, tuple[int, ...]]:
+        """Tensors of a layer behind its attention; those of one kind follow one another, expert by expert."""
+        experts, hidden = self.experts, self.hidden
+        ffn = experts.intermediate if experts else self.intermediate
+        sizes = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
+        if experts is None:
+            return {f"mlp.{kind}.weight": size for kind, size in sizes.items()}
+        of_each = {
+            f"mlp.experts.{number}.{kind}.weight": size
+            for kind, size in sizes.items()
+            for number in range(experts.count)
+        }
+        return {"mlp.gate.weight": (experts.count, hidden), **of_each}
+
     @property
     def has_qk_norm(self) -> bool:
         """Return whether queries and keys are normalised per head before the rotation."""
-        return self.architecture == "Qwen3ForCausalLM"
+        return self.architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
     @property
     def has_qkv_bias(self) -> bool:
@@ -113,6 +135,8 @@ def read_config(directory: Path) -> ModelConfig:
         ("attention_bias", False),
         ("mlp_bias", False),
         ("use_sliding_window", False),
+        ("decoder_sparse_step", 1),
+        ("mlp_only_layers", []),
     ):
         if raw.get(key, plain) != plain:
             raise EngineError(f"model {directory}: {key} is {raw[key]!r}; the embedded engine serves only {plain!r}")
@@ -147,11 +171,25 @@ def read_shape(directory: Path) -> ModelConfig:
             tied=bool(raw.get("tie_word_embeddings", False)),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
             rope=_read_rope(raw),
+            experts=_read_experts(raw),
         )
     except KeyError as fault:
         raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
     except (ValueError, TypeError, ArithmeticError, AttributeError) as fault:
         raise EngineError(f"model {directory}: config.json holds what is no number of a model: {fault}") from fault
+
+
+def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
+    """Experts of a Qwen3-MoE; transformers 5 writes the same count as `num_local_experts`."""
+    count = raw.get("num_experts") or raw.get("num_local_experts")
+    if not count:
+        return None
+    return ExpertsConfig(
+        count=int(count),
+        chosen=int(raw["num_experts_per_tok"]),
+        intermediate=int(raw["moe_intermediate_size"]),
+        normalised=bool(raw.get("norm_topk_prob", False)),
+    )
 
 
 def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:

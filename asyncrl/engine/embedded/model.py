@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.embedded.experts import Experts
 from asyncrl.engine.embedded.weights import Layer, Weights
 from asyncrl.engine.errors import EngineError
 
@@ -68,6 +70,12 @@ class Model:
                 f"key-value store of {slots} requests x {positions} tokens does not fit in memory; "
                 "lower --max-running-requests or --context-length"
             ) from fault
+        experts = config.experts
+        # What the router chose where a token was fed, in the form of the store: [layer, 1, slot, 1, position, chosen].
+        self.routes: torch.Tensor | None = None
+        if experts is not None:
+            wide = torch.uint8 if experts.count <= 256 else torch.int16
+            self.routes = torch.zeros((config.layers, 1, slots, 1, self.positions, experts.chosen), dtype=wide)
         angles = torch.outer(torch.arange(self.positions).float(), config.rope.inverse_frequencies(config.head_dim))
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
         self._flat = [layer.view(-1, config.head_dim) for layer in self.store]
@@ -78,7 +86,19 @@ class Model:
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of one slot to another."""
-        self.store[:, :, target, :, :tokens] = self.store[:, :, source, :, :tokens]
+        for store in self.stores:
+            store[:, :, target, :, :tokens] = store[:, :, source, :, :tokens]
+
+    @property
+    def stores(self) -> list[torch.Tensor]:
+        """Return all that is kept of the tokens of a slot."""
+        return [self.store] if self.routes is None else [self.store, self.routes]
+
+    def routed(self, slot: int, tokens: int) -> npt.NDArray[np.int32]:
+        """Return the experts of the first tokens of a slot, [T, layers, K]; without experts [T, 0, 0]."""
+        if self.routes is None:
+            return np.zeros((tokens, 0, 0), np.int32)
+        return self.routes[:, 0, slot, 0, :tokens].permute(1, 0, 2).numpy().astype(np.int32)
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None = None) -> torch.Tensor:
         """One token for each of the slots 0..B-1, and on the way the keys and values of a block of prompts.
@@ -101,24 +121,34 @@ class Model:
         nothing = torch.empty(0, dtype=torch.int64)
         self._forward(nothing, nothing, block)
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None) -> torch.Tensor:
-        """[B, hidden] of the decoding rows."""
+    def read(self, block: Block) -> torch.Tensor:
+        """Logits behind each token of a block, [R * S, vocab] float32; its keys and values are stored."""
+        nothing = torch.empty(0, dtype=torch.int64)
+        return self.weights.head(self._normed(self._forward(nothing, nothing, block, whole=True))).float()
+
+    def _forward(
+        self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None, *, whole: bool = False
+    ) -> torch.Tensor:
+        """[B, hidden] of the decoding rows; with `whole` of the block's tokens, too."""
         rows = len(tokens)
         shared = self._prepare(positions, block)
         if block is not None:
             tokens = torch.cat([tokens, block.tokens.reshape(-1)])
         x = F.embedding(tokens, self.weights.embedding)
-        last = len(self.weights.layers) - 1
+        # Of the last layer's block, only keys and values are wanted; what its router chooses is, too.
+        last = len(self.weights.layers) - (0 if whole or self.routes is not None else 1)
         for index, layer in enumerate(self.weights.layers):
             qkv = self._project(x, layer, index, shared)
-            if index == last and block is not None:  # of the block, only keys and values are wanted
+            if index == last and block is not None:
                 x, qkv = x[:rows], qkv[:rows]
             attended = [self._attend_rows(qkv, index, span) for span in shared.spans]
             if index < last and block is not None:
                 attended.append(self._attend_block(qkv[rows:], index, shared, block))
             if attended:
                 x = self._finish_layer(x, torch.cat(attended) if len(attended) > 1 else attended[0], layer)
-        return x
+                if layer.experts is not None:
+                    x = self._mix(x, layer.experts, index, shared)
+        return x if whole or block is None else x[:rows]
 
     def _prepare(self, positions: torch.Tensor, block: Block | None) -> _Pass:
         rows = len(positions)
@@ -185,5 +215,15 @@ class Model:
 
     def _finish_layer(self, x: torch.Tensor, attended: torch.Tensor, layer: Layer) -> torch.Tensor:
         x = layer.out(attended).add_(x)
+        if layer.gate_up is None or layer.down is None:
+            return x
         gate, up = layer.gate_up(self._normed(x)).chunk(2, -1)
         return layer.down(F.silu(gate).mul_(up)).add_(x)
+
+    def _mix(self, x: torch.Tensor, experts: Experts, index: int, shared: _Pass) -> torch.Tensor:
+        found, chosen = experts(self._normed(x))
+        if self.routes is not None:
+            cells, per_slot = shared.cells[:, 0], self.config.kv_heads * self.positions
+            places = cells // per_slot * self.positions + cells % self.positions
+            self.routes[index].view(-1, chosen.shape[1])[places] = chosen.to(self.routes.dtype)
+        return found.add_(x)

@@ -22,11 +22,10 @@ class PrefixCache:
     block's predecessor is the request's `extra_key`: different keys share nothing.
     """
 
-    def __init__(self, store: torch.Tensor, tokens: int) -> None:
-        """Keep up to `tokens` tokens of `store` [layer, 2, slot, kv_head, position, head_dim]."""
-        layers, _, _, kv_heads, _, head_dim = store.shape
-        self._store = store
-        self._pool = torch.zeros((tokens // BLOCK, layers, 2, kv_heads, BLOCK, head_dim), dtype=store.dtype)
+    def __init__(self, stores: Sequence[torch.Tensor], tokens: int) -> None:
+        """Keep up to `tokens` tokens of stores, each [layer, kind, slot, head, position, width]."""
+        self._stores = [(store, _pool(store, tokens // BLOCK)) for store in stores]
+        self._room = tokens // BLOCK
         self._identities = itertools.count()
         self.clear()
 
@@ -37,7 +36,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything."""
         self._blocks: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # key -> identity, place in the pool
-        self._free = list(range(len(self._pool)))
+        self._free = list(range(self._room))
 
     def find(self, tokens: Sequence[int], extra_key: str | None) -> list[int]:
         """Return the blocks of the longest known prefix of `tokens`."""
@@ -59,7 +58,8 @@ class PrefixCache:
     def load(self, places: Sequence[int], slot: int) -> None:
         """Copy blocks to the start of `slot`; valid until the next `save`."""
         if places:
-            self._window(slot, len(places)).copy_(self._pool[list(places)].permute(1, 2, 3, 0, 4, 5))
+            for store, pool in self._stores:
+                _window(store, slot, len(places)).copy_(pool[list(places)].permute(1, 2, 3, 0, 4, 5))
 
     def save(self, tokens: Sequence[int], extra_key: str | None, slot: int) -> None:
         """Keep the whole blocks of `tokens`, whose keys and values stand in `slot`."""
@@ -67,7 +67,7 @@ class PrefixCache:
         keys: list[_Key] = []
         places, columns = [], []
         pieces = _blocks(tokens)
-        for column, piece in enumerate(pieces[: len(self._pool)]):
+        for column, piece in enumerate(pieces[: self._room]):
             key = (parent, piece)
             block = self._blocks.get(key)
             if block is None:
@@ -81,8 +81,9 @@ class PrefixCache:
             parent = block[0]
         self._touch(keys)
         if places:
-            window = self._window(slot, columns[-1] + 1).permute(3, 0, 1, 2, 4, 5)
-            self._pool[places] = window if len(columns) == len(window) else window[columns]
+            for store, pool in self._stores:
+                window = _window(store, slot, columns[-1] + 1).permute(3, 0, 1, 2, 4, 5)
+                pool[places] = window if len(columns) == len(window) else window[columns]
 
     def _touch(self, keys: list[_Key]) -> None:
         """The first block becomes the most recent, so that a chain is dropped from its end."""
@@ -92,10 +93,16 @@ class PrefixCache:
     def _evict(self) -> int:
         return self._blocks.popitem(last=False)[1][1]
 
-    def _window(self, slot: int, blocks: int) -> torch.Tensor:
-        """[layer, 2, kv_head, block, BLOCK, head_dim] view of the slot's first tokens."""
-        part = self._store[:, :, slot, :, : blocks * BLOCK]
-        return part.view(*part.shape[:3], blocks, BLOCK, part.shape[-1])
+
+def _pool(store: torch.Tensor, blocks: int) -> torch.Tensor:
+    layers, kinds, _, heads, _, width = store.shape
+    return torch.zeros((blocks, layers, kinds, heads, BLOCK, width), dtype=store.dtype)
+
+
+def _window(store: torch.Tensor, slot: int, blocks: int) -> torch.Tensor:
+    """[layer, kind, head, block, BLOCK, width] view of the slot's first tokens."""
+    part = store[:, :, slot, :, : blocks * BLOCK]
+    return part.view(*part.shape[:3], blocks, BLOCK, part.shape[-1])
 
 
 def _blocks(tokens: Sequence[int]) -> list[bytes]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from asyncrl.engine.errors import EngineRefused
 
@@ -27,6 +29,16 @@ class Sampling(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     sampling_seed: int | None = None
     stream_interval: int = 1
+
+
+class PromptScores(msgspec.Struct):
+    """Log-probs of a prompt from a position on, which has none itself; and of the likeliest tokens at each place."""
+
+    start: int
+    top: int = 0  # of these at each place
+    logprobs: list[float] = []  # of the tokens behind `start`
+    likeliest: list[list[tuple[float, int]]] = []  # log-prob and id, in falling order
+    open: bool = True  # not computed yet
 
 
 class Finish(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,8 +74,10 @@ class Request:
         "prompt",
         "retractions",
         "rid",
+        "routed",
         "row",
         "sampling",
+        "scores",
         "seed",
         "spans",
         "stops",
@@ -88,9 +102,11 @@ class Request:
         self.extra_key = extra_key
         self.streaming = streaming
         self.listener = listener
+        self.scores: PromptScores | None = None  # where those of the prompt are asked for
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         self.spans: list[Span] = []  # closed ones; the open one reaches from the last end to len(tokens)
+        self.routed: npt.NDArray[np.int32] | None = None  # [T, layers, K] at the end, [0, 0, 0] before, if asked for
         self.finish: Finish | None = None
         self.cached_tokens = 0
         self.retractions = 0

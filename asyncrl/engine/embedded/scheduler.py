@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -17,8 +18,10 @@ from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
 from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
+from asyncrl.engine.embedded.reading import read_prompt
 from asyncrl.engine.embedded.request import Finish, Request, check_length
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
+from asyncrl.engine.embedded.waking import Signal
 from asyncrl.engine.embedded.weights import load_weights
 from asyncrl.engine.errors import EngineError, EngineRefused
 from asyncrl.engine.stops import stop_string
@@ -27,26 +30,6 @@ PauseMode = Literal["abort", "in_place", "retract"]
 
 _PATIENCE_STEPS = 8
 _SPINS = 2
-
-
-class Signal:
-    """A condition that wakes all waiters each time it fires."""
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def fire(self) -> None:
-        """Wake the present waiters."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Return at the next `fire`."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter
 
 
 class Engine:
@@ -70,13 +53,14 @@ class Engine:
         self.dtype = dtype
         weights = load_weights(model_path, self.config, dtype)
         self.model = Model(self.config, weights, max_running, self.context_length)
-        self.cache = PrefixCache(self.model.store, max_running * self.context_length)
+        self.cache = PrefixCache(self.model.stores, max_running * self.context_length)
         self._admission = Admission(self.model, self.cache)
         self.weight_version = weight_version
         self.epoch = 0
         self.paused: PauseMode | None = None
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self.unread: deque[Request] = deque()  # of which the log-probs of the prompt come before all else
         self.requests: dict[str, Request] = {}
         self.counters = Counters()
         self.changed = Signal()
@@ -106,7 +90,7 @@ class Engine:
     @property
     def runnable(self) -> bool:
         """Return whether a step would do something."""
-        return self.paused is None and bool(self.running or self.waiting)
+        return self.paused is None and bool(self.running or self.waiting or self.unread)
 
     @property
     def idle(self) -> bool:
@@ -130,13 +114,16 @@ class Engine:
         request.accept(room=self.context_length - len(request.prompt), eos=self.eos, seed=mixed)
         self.counters.requests += 1
         self.counters.prompt_tokens += len(request.prompt)
-        if request.limit == 0:
+        if request.limit == 0 and request.scores is None:
             request.finish = Finish("length", length=0)
             request.emit()
             return
         self.requests[request.rid] = request
-        (self.waiting if self._held is None else self._held).append(request)
+        self._queue(request) if self._held is None else self._held.append(request)
         self.changed.fire()
+
+    def _queue(self, request: Request) -> None:
+        (self.unread if request.scores is not None and request.scores.open else self.waiting).append(request)
 
     def check(self, request: Request) -> None:
         """Refuse what could never run; raises as `submit` does."""
@@ -165,7 +152,7 @@ class Engine:
         if request.row >= 0:
             self._end(request, Finish("abort", message="Aborted"))
             return
-        for queue in (self.waiting, self._held):
+        for queue in (self.waiting, self.unread, self._held):
             if queue is not None and request in queue:
                 queue.remove(request)
         self._end(request, Finish("abort", message="Abort in waiting queue"))
@@ -174,7 +161,7 @@ class Engine:
         """End everything that runs or waits with what it has."""
         for row in reversed(range(len(self.running))):
             self._end(self.running[row], Finish("abort", message="Aborted"))
-        for queue in (self.waiting, self._held):
+        for queue in (self.waiting, self.unread, self._held):
             while queue:
                 self._end(queue.popleft(), Finish("abort", message="Abort in waiting queue"))
 
@@ -202,13 +189,15 @@ class Engine:
 
     def flush_cache(self) -> bool:
         """Forget all prefixes; false, and nothing done, while requests hold keys and values or are about to."""
-        if self.running or (self.waiting and self.paused is None):
+        if self.running or ((self.waiting or self.unread) and self.paused is None):
             return False
         self.cache.clear()
         return True
 
-    async def update_weights(self, directory: Path, version: str | None, *, flush: bool) -> None:
-        """Swap the weights for those in `directory`; on a fault the old ones stay.
+    async def update_weights(
+        self, source: Path | Mapping[str, torch.Tensor], version: str | None, *, flush: bool
+    ) -> None:
+        """Swap the weights for those in a directory, or for tensors by name; on a fault the old ones stay.
 
         A paused engine swaps at once. A running one first finishes what it has while later requests wait, as SGLang.
 
@@ -224,28 +213,29 @@ class Engine:
                         f"{len(self.running)} requests are paused in place and hold keys and values; "
                         "send flush_cache false, or pause with abort or retract"
                     )
-                self._swap(directory, version, flush=flush)
+                self._swap(source, version, flush=flush)
             finally:
-                self.waiting.extend(self._held or ())
-                self._held = None
+                held, self._held = self._held or (), None
+                for request in held:
+                    self._queue(request)
                 self.changed.fire()
 
     async def _drain(self) -> None:
         self._held = deque()
-        while self.paused is None and (self.running or self.waiting):
+        while self.runnable:
             await self.changed.wait()
 
-    def _swap(self, directory: Path, version: str | None, *, flush: bool) -> None:
-        started = time.perf_counter()
-        if (directory / "config.json").exists() and read_config(directory) != self.config:
-            raise EngineError(f"weights {directory}: config.json differs from the served model's, {self.model_path}")
-        weights = load_weights(directory, self.config, self.dtype)
+    def _swap(self, source: Path | Mapping[str, torch.Tensor], version: str | None, *, flush: bool) -> None:
+        started, path = time.perf_counter(), source if isinstance(source, Path) else self.model_path
+        if isinstance(source, Path) and (source / "config.json").exists() and read_config(source) != self.config:
+            raise EngineError(f"weights {source}: config.json differs from the served model's, {self.model_path}")
+        weights = load_weights(source, self.config, self.dtype)
         for request in (*self.running, *self.waiting):
             if request.streaming and request.tokens and not request.wants_emission():
                 request.emit()  # so that no event mixes tokens of two versions
             request.close_span(self.weight_version)
         self.model.weights = weights
-        self.model_path = directory
+        self.model_path = path
         self.weight_version = self.weight_version if version is None else version
         self.epoch += 1
         if flush:
@@ -266,7 +256,11 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> None:
-        """Admit what waits, then sample one token for every running request."""
+        """Read one prompt, admit what waits, then sample one token for every running request."""
+        if self.unread and len(self.running) < self.max_running:
+            self._read_prompt(self.unread.popleft())
+        if not (self.running or self.waiting):
+            return
         block = self._admit()
         running = self.running
         count = len(running)
@@ -286,6 +280,15 @@ class Engine:
         self._admitted.clear()
         for request in reversed(touched):
             self._review(request)
+
+    def _read_prompt(self, request: Request) -> None:
+        """Compute the log-probs of a prompt, in the slot behind those that run."""
+        assert request.scores is not None
+        read_prompt(self.model, request.prompt, len(self.running), request.scores)
+        if request.limit == 0:
+            self._end(request, Finish("length", length=0))
+        else:
+            self.waiting.append(request)
 
     def _hold_back_stops(self, logits: torch.Tensor) -> None:
         for request in list(self._young):
@@ -360,6 +363,8 @@ class Engine:
         if request.row >= 0:
             if request.epoch == self.epoch:
                 self.cache.save((request.prompt + request.tokens)[:-1], request.extra_key, request.row)
+            if request.routed is not None:
+                request.routed = self.model.routed(request.row, len(request.prompt) + len(request.tokens) - 1)
             self._admission.forget(request)
             self._vacate(request.row)
             request.row = -1

@@ -108,10 +108,17 @@ class GenerateBody(msgspec.Struct):
     extra_key: Name | list[Name] | None = None
     stream: bool = False
     return_logprob: bool = False
-    logprob_start_len: int | None = None
-    top_logprobs_num: int | None = None
+    return_routed_experts: bool = False
+    routed_experts_start_len: Count = 0  # tokens whose experts are left out
+    logprob_start_len: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    top_logprobs_num: Count | None = None
     token_ids_logprob: list[int] | None = None
     text: Any = None
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Return whether log-probs of the prompts are asked for."""
+        return self.return_logprob and self.logprob_start_len not in (None, -1)
 
 
 class Asked(msgspec.Struct):
@@ -136,13 +143,52 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
-class UpdateBody(msgspec.Struct):
-    """POST /update_weights_from_disk; fields that concern only a GPU are ignored."""
+class UpdateOptions(msgspec.Struct, kw_only=True):
+    """Fields of all updates; those that concern only a GPU are ignored."""
 
-    model_path: str
     weight_version: str | None = None
     flush_cache: bool = True
     abort_all_requests: bool = False
+
+
+class UpdateBody(UpdateOptions):
+    """POST /update_weights_from_disk."""
+
+    model_path: str
+
+
+class FromMemoryBody(UpdateOptions, kw_only=True):
+    """POST /update_weights_from_tensor."""
+
+    serialized_named_tensors: list[bytes]  # Base64 of one pickled list of names and tensors for each rank
+    load_format: str | None = None
+
+
+class FromGroupBody(UpdateOptions, kw_only=True):
+    """POST /update_weights_from_distributed."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    group_name: str = "weight_update_group"
+    load_format: str | None = None
+
+
+class GroupBody(msgspec.Struct):
+    """POST /init_weights_update_group."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str = "weight_update_group"
+    backend: str = "nccl"
+
+
+class LeaveBody(msgspec.Struct):
+    """POST /destroy_weights_update_group."""
+
+    group_name: str = "weight_update_group"
 
 
 def decode(raw: bytes, kind: type[Body]) -> Body:
@@ -170,14 +216,14 @@ def decode_generate(raw: bytes) -> tuple[GenerateBody, list[Asked], bool]:
         body = _GENERATE.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError) as fault:
         raise EngineRefused(str(fault)) from fault
-    for name, unserved in (
-        ("text", body.text is not None),
-        ("logprob_start_len", body.logprob_start_len not in (None, -1)),
-        ("top_logprobs_num", bool(body.top_logprobs_num)),
-        ("token_ids_logprob", bool(body.token_ids_logprob)),
-    ):
+    for name, unserved in (("text", body.text is not None), ("token_ids_logprob", bool(body.token_ids_logprob))):
         if unserved:
-            raise EngineRefused(f"{name} is not served by the embedded engine; send input_ids, take output log-probs")
+            raise EngineRefused(f"{name} is not served by the embedded engine; send input_ids, take log-probs")
+    if body.top_logprobs_num and (body.stream or not body.scores_prompts):
+        raise EngineRefused(
+            "top_logprobs_num is served by the embedded engine for prompts alone; send logprob_start_len with "
+            "return_logprob, and no stream"
+        )
     if not body.input_ids:
         raise EngineRefused("input_ids is missing or empty; give at least one token")
     batch = isinstance(body.input_ids[0], list)

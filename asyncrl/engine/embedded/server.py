@@ -20,8 +20,20 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from asyncrl.engine.embedded.answers import Call
+from asyncrl.engine.embedded.receiving import Receiver
 from asyncrl.engine.embedded.scheduler import Engine, PauseMode
-from asyncrl.engine.embedded.schema import AbortBody, PauseBody, UpdateBody, decode, decode_generate
+from asyncrl.engine.embedded.schema import (
+    AbortBody,
+    FromGroupBody,
+    FromMemoryBody,
+    GroupBody,
+    LeaveBody,
+    PauseBody,
+    UpdateBody,
+    decode,
+    decode_generate,
+)
+from asyncrl.engine.embedded.wanted import absent
 from asyncrl.engine.errors import EngineError, EngineRefused
 
 Handler = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
@@ -62,6 +74,7 @@ class EngineServer:
         self.engine = engine
         self.incremental = incremental
         self.started_s = time.time()
+        self._receiver = Receiver(engine)
         self._key = None if api_key is None else f"Bearer {api_key}".encode()
         self._routes: dict[str, tuple[str, Handler]] = {
             "/generate": ("POST", self.generate),
@@ -76,6 +89,10 @@ class EngineServer:
             "/pause_generation": ("POST", self.pause),
             "/continue_generation": ("POST", self.resume),
             "/update_weights_from_disk": ("POST", self.update_weights),
+            "/update_weights_from_tensor": ("POST", self.update_from_memory),
+            "/update_weights_from_distributed": ("POST", self.update_from_group),
+            "/init_weights_update_group": ("POST", self.join_group),
+            "/destroy_weights_update_group": ("POST", self.leave_group),
             "/abort_request": ("POST", self.abort),
             "/flush_cache": ("GET POST", self.flush),
         }
@@ -118,6 +135,10 @@ class EngineServer:
 
     async def generate(self, request: BaseRequest) -> web.StreamResponse:
         """POST /generate: one prompt or a batch, whole or streamed."""
+        if found := absent(self.engine.weight_version, request.headers):
+            answer = _error(found.status, found.message)
+            answer.headers["Retry-After"] = "1"
+            return answer
         body, asked, batch = decode_generate(await _read(request))
         call = Call(self.engine, body, asked, incremental=self.incremental)
         call.start(batch=batch)
@@ -249,6 +270,7 @@ class EngineServer:
     async def update_weights(self, request: BaseRequest) -> web.Response:
         """POST /update_weights_from_disk."""
         body = decode(await _read(request), UpdateBody)
+        self._receiver.forget()
         if body.abort_all_requests:
             self.engine.abort_all()
         try:
@@ -256,6 +278,22 @@ class EngineServer:
         except (EngineError, OSError, ValueError) as fault:  # the latter two: a path that can be none
             return _json({"success": False, "message": str(fault), "num_paused_requests": 0}, status=400)
         return _json({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
+
+    async def update_from_memory(self, request: BaseRequest) -> web.Response:
+        """POST /update_weights_from_tensor."""
+        return await _succeeded(self._receiver.from_memory(decode(await _read(request), FromMemoryBody)))
+
+    async def update_from_group(self, request: BaseRequest) -> web.Response:
+        """POST /update_weights_from_distributed."""
+        return await _succeeded(self._receiver.from_group(decode(await _read(request), FromGroupBody)))
+
+    async def join_group(self, request: BaseRequest) -> web.Response:
+        """POST /init_weights_update_group."""
+        return await _succeeded(self._receiver.join(decode(await _read(request), GroupBody)))
+
+    async def leave_group(self, request: BaseRequest) -> web.Response:
+        """POST /destroy_weights_update_group."""
+        return await _succeeded(self._receiver.leave(decode(await _read(request), LeaveBody).group_name))
 
     async def abort(self, request: BaseRequest) -> web.Response:
         """POST /abort_request; also 200 for an unknown id."""
@@ -303,6 +341,15 @@ def _seconds(request: BaseRequest, name: str) -> float:
     if not 0.0 <= seconds <= _LONGEST_WAIT_S:
         raise EngineRefused(f"{name}={raw[:80]!r}: expected a number of seconds, at most {_LONGEST_WAIT_S:.0f}")
     return seconds
+
+
+async def _succeeded(work: Awaitable[None]) -> web.Response:
+    """Answer whether something was done, as SGLang does."""
+    try:
+        await work
+    except EngineError as fault:
+        return _json({"success": False, "message": str(fault)}, status=400)
+    return _json({"success": True, "message": "Success"})
 
 
 def _raw(body: bytes, status: int = 200) -> web.Response:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.embedded.experts import Experts
 from asyncrl.engine.embedded.matrix import MappedMatrix, Matrix
 from asyncrl.engine.errors import EngineError
 
@@ -23,8 +25,9 @@ class Layer(NamedTuple):
     qkv: Matrix | MappedMatrix  # [(heads + 2 kv_heads) * head_dim, hidden]; rotated pairs of q and k are adjacent
     qk_gain: torch.Tensor | None  # [heads + kv_heads, head_dim]
     out: Matrix | MappedMatrix  # [hidden, heads * head_dim]
-    gate_up: Matrix | MappedMatrix  # [2 * intermediate, hidden]
-    down: Matrix | MappedMatrix  # [hidden, intermediate]
+    gate_up: Matrix | MappedMatrix | None  # [2 * intermediate, hidden]
+    down: Matrix | MappedMatrix | None  # [hidden, intermediate]
+    experts: Experts | None  # instead of the two
 
 
 class Weights(NamedTuple):
@@ -35,8 +38,8 @@ class Weights(NamedTuple):
     head: Matrix | MappedMatrix  # [vocab, hidden]
 
 
-def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> Weights:
-    """Read `*.safetensors` and fuse; a large model of the engine's own type is not copied but mapped.
+def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype) -> Weights:
+    """Read `*.safetensors`, or take tensors by name, and fuse; a large model of the engine's own type stays as it is.
 
     Folding the gain of an RMS norm into the next matrix, and the attention scale into the queries, changes results
     by one rounding of a weight. Query and key rows are reordered so that a rotated pair is one complex number.
@@ -46,7 +49,7 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> We
             that is not finite (those of a mapped one are checked where they are published: here each process would
             read all of them before it samples).
     """
-    named = _read_tensors(directory)
+    named, directory = (_read_tensors(source), source) if isinstance(source, Path) else (source, "received")
     hidden, head_dim = config.hidden, config.head_dim
     size = sum(tensor.numel() * tensor.element_size() for tensor in named.values())
     mapped = size >= _MAPPED_BYTES and all(tensor.dtype == dtype for tensor in named.values())
@@ -67,7 +70,7 @@ def load_weights(directory: Path, config: ModelConfig, dtype: torch.dtype) -> We
 class _Taker:
     """Hands out tensors by name, checked: in float32, or where they lie."""
 
-    def __init__(self, directory: Path, named: dict[str, torch.Tensor], *, copies: bool) -> None:
+    def __init__(self, directory: Path | str, named: Mapping[str, torch.Tensor], *, copies: bool) -> None:
         self.directory = directory
         self.named = named
         self._copies = copies
@@ -119,10 +122,13 @@ def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dty
     if config.has_qk_norm:
         gains = [_pair_rows(take(f"{attention}{kind}_norm.weight", head_dim), head_dim) for kind in "qk"]
         qk_gain = torch.cat([(gains[0] * scale).expand(config.heads, -1), gains[1].expand(config.kv_heads, -1)])
-    gate = take(prefix + "mlp.gate_proj.weight", config.intermediate, hidden)
-    up = take(prefix + "mlp.up_proj.weight", config.intermediate, hidden)
     out = take(attention + "o_proj.weight", hidden, config.heads * head_dim)
-    down = take(prefix + "mlp.down_proj.weight", hidden, config.intermediate)
+    gain = take(prefix + "post_attention_layernorm.weight", hidden)
+
+    def product(parts: list[torch.Tensor], gain: torch.Tensor | None) -> Matrix:
+        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return Matrix(joined if gain is None else joined * gain, dtype)
+
     return Layer(
         qkv=Matrix(
             torch.cat(blocks) * take(prefix + "input_layernorm.weight", hidden),
@@ -131,9 +137,31 @@ def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dty
         ),
         qk_gain=qk_gain,
         out=Matrix(out, dtype),
-        gate_up=Matrix(torch.cat([gate, up]) * take(prefix + "post_attention_layernorm.weight", hidden), dtype),
-        down=Matrix(down, dtype),
+        **_feed_forward(take, prefix + "mlp.", config, gain, product),
     )
+
+
+def _feed_forward(
+    take: _Taker, prefix: str, config: ModelConfig, gain: torch.Tensor, product: Callable[..., Matrix | MappedMatrix]
+) -> dict[str, Any]:
+    """Return the fields of a `Layer` behind its attention.
+
+    Args:
+        gain: [hidden] of the norm before.
+        product: makes a matrix of parts, whose outputs follow one another, and the gain before it or none.
+    """
+    hidden, experts = config.hidden, config.experts
+
+    def gated(prefix: str, ffn: int) -> tuple[Matrix | MappedMatrix, Matrix | MappedMatrix]:
+        gate_up = [take(f"{prefix}{kind}_proj.weight", ffn, hidden) for kind in ("gate", "up")]
+        return product(gate_up, gain), product([take(prefix + "down_proj.weight", hidden, ffn)], None)
+
+    if experts is None:
+        gate_up, down = gated(prefix, config.intermediate)
+        return {"gate_up": gate_up, "down": down, "experts": None}
+    of_each = [gated(f"{prefix}experts.{number}.", experts.intermediate) for number in range(experts.count)]
+    router = product([take(prefix + "gate.weight", experts.count, hidden)], gain)
+    return {"gate_up": None, "down": None, "experts": Experts(experts, router, of_each)}
 
 
 def _map_layer(take: _Taker, prefix: str, config: ModelConfig) -> Layer:
@@ -154,13 +182,12 @@ def _map_layer(take: _Taker, prefix: str, config: ModelConfig) -> Layer:
         scales = torch.ones(len(order), dtype=parts[0].dtype)
         scales[: counts["q"]] = scale
         bias = None if bias is None else bias * scales
-    gate_up = [take(f"{prefix}mlp.{kind}_proj.weight", config.intermediate, hidden) for kind in ("gate", "up")]
+    gain = take(prefix + "post_attention_layernorm.weight", hidden)
     return Layer(
         qkv=MappedMatrix(parts, take(prefix + "input_layernorm.weight", hidden), order=order, scale=scales, bias=bias),
         qk_gain=qk_gain,
         out=MappedMatrix([take(attention + "o_proj.weight", hidden, config.heads * head_dim)]),
-        gate_up=MappedMatrix(gate_up, take(prefix + "post_attention_layernorm.weight", hidden)),
-        down=MappedMatrix([take(prefix + "mlp.down_proj.weight", hidden, config.intermediate)]),
+        **_feed_forward(take, prefix + "mlp.", config, gain, MappedMatrix),
     )
 
 

@@ -43,26 +43,27 @@ class Batch:
             else:
                 self.sampled[-1 if count.version < 0 else max(0, self.step - 1 - count.version)] += count.tokens
 
-    def own_violations(self, config: Config | None, *, one_lineage: bool) -> Iterator[Violation]:
+    def own_violations(self, config: Config | None, *, groups: int, one_lineage: bool) -> Iterator[Violation]:
         """Return what is wrong with the batch alone.
 
         Args:
             config: of the run, where it is known.
+            groups: of a batch of RL, when it was packed.
             one_lineage: whether no lineage ended: a later one may come by a step again.
         """
         stage = "warmup" if self.step <= 0 else "rl"
         if self.stage != stage:
             yield Violation("wrong stage", self.name, f"packed for stage {self.stage}", f"{stage}, by its step")
         if config is not None:
-            yield from self._setting_violations(config)
+            yield from self._setting_violations(config, groups)
         if self.newest >= max(self.step, 1) and one_lineage:
             found = f"tokens of version {self.newest}"
             yield Violation("unpublished version", self.name, found, f"{self.step - 1} at most")
 
-    def _setting_violations(self, config: Config) -> Iterator[Violation]:
+    def _setting_violations(self, config: Config, of_rl: int) -> Iterator[Violation]:
         warmup, max_lag = config.warmup, config.buffer.max_lag
         of_warmup = warmup.batch_rows // warmup.rows_per_trajectory
-        groups = config.buffer.batch_groups if self.stage == "rl" else of_warmup
+        groups = of_rl if self.stage == "rl" else of_warmup
         if self.groups != groups:
             yield Violation("wrong size", self.name, f"{self.groups} groups", f"{groups}, as the run was opened")
         if self.min_version != (least := self.step - 1 - max_lag):

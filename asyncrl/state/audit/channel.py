@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Set
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.state.audit.violations import Violation
-from asyncrl.state.audit.writers import place_of
+from asyncrl.state.audit.violations import Violation, place_of
 from topics.evals import EvalScored
 from topics.promotions import PromotionRequested, WeightsPromoted
 

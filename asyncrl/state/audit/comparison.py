@@ -9,12 +9,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.filters import FILTERS, reason_of
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
 from asyncrl.state.audit.violations import Violation
+from asyncrl.state.parts import reward_text
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.trajectories import TrajectoryGraded, VersionCount
@@ -45,6 +47,8 @@ def group_violations(
         yield Violation("wrong rules", group.prompt_id, str(group.packed_rules), f"{group.rules}, as it was issued")
     if isinstance(group.end, EvalScored) and group.issued:
         yield from _score(group, group.end)
+        if config is not None and config.eval.engines:
+            yield from _exact(group.end)
     for key, claims in group.claims.items():
         for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
             yield from _reference(group, key, grade, stored)
@@ -58,6 +62,7 @@ def group_violations(
             yield Violation(
                 "damaged payload", str(result.key), result.fault, f"{result.versions}, as its header has it"
             )
+    yield from _group_scores(group)
     yield from _rows(group, stored)
     if config is not None:
         yield from _drops(group, config)
@@ -103,19 +108,39 @@ def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
             yield Violation("wrong tokens", str(key), found, f"{sampled}, as graded")
 
 
+def _group_scores(group: Group) -> Iterator[Violation]:
+    """Members that were graded together have the scores of their one call."""
+    calls = {together.group_id: together.keys for together in group.completed.values()}
+    for name, scores in group.scores.items():
+        for key, score in zip(calls.get(name, ()), scores, strict=False):
+            for grade in [claim.grade for claim in group.claims.get(key, []) if claim.grade is not None]:
+                if grade.score != score:
+                    found, expected = _grade_text(grade), f"{score}, as the call for {name} gave"
+                    yield Violation("second grade", str(key), found, expected)
+
+
 def _score(group: Group, score: EvalScored) -> Iterator[Violation]:
     """The figures of an evaluation are those of its members; one without a grade counts as reward 0."""
     grades = [grade for key, member in group.packed.items() if (grade := group.used(key, member)) is not None]
     versions: Counter[int] = Counter()
     for grade in grades:
         versions.update({count.version: count.tokens for count in grade.versions})
-    if (score.prompts, score.failed) != (group.size, group.size - len(group.packed)):
-        found = f"{score.prompts} prompts, {score.failed} of them without a grade"
+    answers = score.prompts * score.samples
+    if (answers, score.failed) != (group.size, group.size - len(group.packed)):
+        found = f"{answers} answers, {score.failed} of them without a grade"
         yield Violation("wrong size", score.eval_id, found, f"{group.size} issued, {len(group.packed)} of them graded")
     elif not math.isclose(score.accuracy, mean := sum(grade.reward for grade in grades) / group.size, abs_tol=1e-9):
         yield Violation("wrong rewards", score.eval_id, f"accuracy {score.accuracy:g}", f"{mean:g} of its members")
     if score.versions != versions:
         yield Violation("wrong tokens", score.eval_id, f"{score.versions} by version", f"{dict(versions)}, as graded")
+
+
+def _exact(score: EvalScored) -> Iterator[Violation]:
+    """An evaluation by engines of its own has tokens of the version that was asked for and of no other."""
+    for version, tokens in score.versions.items():
+        if version != score.version and tokens:
+            found = f"{tokens} tokens of version {version}"
+            yield Violation("wrong version", score.eval_id, found, f"{score.version} alone, by eval.engines")
 
 
 def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[int, Stored]) -> Iterator[Violation]:
@@ -132,6 +157,17 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
     elif result.digest and (result.digest, result.size) != (reference.digest, reference.size):
         found = f"{result.size} bytes of digest {result.digest} in message {reference.sequence}"
         yield Violation("damaged payload", str(key), found, f"{reference.size} bytes of {reference.digest}")
+    elif result.digest and (wrong := _not_given(grade, result)):
+        yield Violation("wrong rewards", str(key), *wrong)
+
+
+def _not_given(grade: TrajectoryGraded, result: Stored) -> tuple[str, str] | None:
+    """The rewards of a grade, and other ones that its rollout function gave."""
+    given = result.reward if grade.stage != "warmup" and result.reward is not None else grade.reward
+    if (given, result.turn_rewards) == (grade.reward, tuple(grade.turn_rewards)):
+        return None
+    expected = f"{reward_text(given, result.turn_rewards)}, as its rollout function gave"
+    return reward_text(grade.reward, grade.turn_rewards), expected
 
 
 def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
@@ -156,7 +192,8 @@ def versions_text(counts: Sequence[VersionCount]) -> str:
 
 
 def _grade_text(grade: TrajectoryGraded | BatchMember) -> str:
-    return f"reward {grade.reward:g} of message {grade.payload.sequence} (digest {grade.payload.digest})"
+    reward = reward_text(grade.reward, grade.turn_rewards)
+    return f"{reward} of message {grade.payload.sequence} (digest {grade.payload.digest})"
 
 
 def _drops(group: Group, config: Config) -> Iterator[Violation]:
@@ -193,9 +230,15 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     if drop.reason == "lag":
         fresh = [grade for grade in live.values() if not _is_old(grade, drop, config)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
-    if drop.reason not in config.learner.filters:
+    named = [name for name in all_filters(config) if reason_of(name) == drop.reason]
+    if not named:
         return "a reason that is known, or a filter of learner.filters"
-    return "" if FILTERS[drop.reason](list(live.values())) else "a group that this filter drops"
+    kinds = {name: kind for name in named if (kind := FILTERS.loaded(name)) is not None}
+    rules = [getattr(config.learner.filter_options, name, kind()) for name, kind in kinds.items()]
+    members = list(live.values())
+    if sorted(drop.scores) != sorted(scores := [member.score for member in members]):
+        return f"the rewards {scores} of its grades"
+    return "a group that this filter drops" if rules and not any(rule(members) for rule in rules) else ""
 
 
 def _is_old(grade: TrajectoryGraded, drop: Drop, config: Config) -> bool:

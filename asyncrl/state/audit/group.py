@@ -8,9 +8,9 @@ from typing import NamedTuple, TypeAlias
 
 from topics.batches import BatchMember
 from topics.evals import EvalScored
-from topics.ids import Stage, stage_of
+from topics.ids import Stage, member_of, number_of, prompt_of, stage_of
 from topics.table import queues_of
-from topics.topic import PROMPTS, TRAJECTORIES
+from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
 End: TypeAlias = int | str | EvalScored  # the batch or evaluation that holds it, or the reason it was dropped for
@@ -28,12 +28,12 @@ class Key(NamedTuple):
     @property
     def prompt_id(self) -> str:
         """`p000042`."""
-        return self.trajectory_id.rsplit("-", 1)[0]
+        return prompt_of(self.trajectory_id)
 
     @property
     def member(self) -> int:
         """Its number in the group."""
-        return int(self.trajectory_id.rsplit("-", 1)[1])
+        return member_of(self.trajectory_id)
 
 
 class Issue(NamedTuple):
@@ -52,12 +52,21 @@ class Claim(NamedTuple):
     reason: str = ""  # of a failure
 
 
+class Together(NamedTuple):
+    """Members that one call of a reward function grades."""
+
+    group_id: str
+    sequence: int  # of the message that asks for it
+    keys: tuple[Key, ...]  # by member number
+
+
 class Drop(NamedTuple):
     """The end of an attempt or of a group without a batch."""
 
     reason: str
     time_ns: int
     step: int  # of the batch that would have been packed next
+    scores: tuple[float, ...] = ()  # of a group that a filter dropped, as its end has them
 
 
 class Stored(NamedTuple):
@@ -69,6 +78,8 @@ class Stored(NamedTuple):
     size: int
     fault: str = ""  # fault of its body
     rows: str = ""  # digest of the rows it was made from; "" where there are none, or they were not read
+    reward: float | None = None  # that its rollout function gave, if its body was read
+    turn_rewards: tuple[float, ...] = ()
 
 
 class Work(NamedTuple):
@@ -111,6 +122,10 @@ class Group:
         self.results: list[int] = []  # their sequences
         self.torn: dict[int, tuple[Key, str]] = {}  # results whose body is incomplete, by sequence
         self.generated: dict[Key, int] = {}  # sequence of the result
+        self.submitted: set[Key] = set()  # results whose reward needs the whole group
+        self.completed: dict[Key, Together] = {}  # those that one call grades with them
+        self.completed_ns = 0  # server's clock at the newest of these
+        self.scores: dict[str, list[float | None]] = {}  # that one call gave, by the name of what it graded
         self.ends: dict[Key, End] = {}
         self.drops: dict[Key, Drop] = {}  # of single members
         self.dropped: Drop | None = None  # of the group
@@ -127,7 +142,7 @@ class Group:
     @property
     def number(self) -> int:
         """Its place among those of its letter."""
-        return int(self.prompt_id[1:])
+        return number_of(self.prompt_id)
 
     @property
     def issued(self) -> bool:
@@ -184,15 +199,30 @@ class Group:
             if self.end_of(key) is None:
                 if key in self.claims:
                     yield Work(key, "buffer", "", 0)
+                elif key in self.submitted:
+                    yield from self._group_work(key)
                 elif key in self.generated:
                     yield Work(key, "reward", TRAJECTORIES.name, self.generated[key])
                 else:
                     yield Work(key, "rollout", PROMPTS.name, issue.sequence)
 
+    def _group_work(self, key: Key) -> Iterator[Work]:
+        """The work on a member that is to be graded with its group: one message for all of them."""
+        if key not in self.completed:
+            yield Work(key, "buffer", "", 0)
+            return
+        together = self.completed[key]
+        still = (one for one in together.keys if one not in self.claims and self.end_of(one) is None)
+        if key == next(still, None):
+            yield Work(key, "groupreward", BATCHES.name, together.sequence)
+
     def used(self, key: Key, member: BatchMember) -> TrajectoryGraded | None:
         """The grade that a batch took over, or None where there is no such grade."""
         for _, grade, _ in self.claims.get(key, []):
-            if grade is not None and (grade.payload, grade.reward) == (member.payload, member.reward):
+            if grade is not None and all(
+                getattr(grade, name) == getattr(member, name)
+                for name in ("payload", "reward", "unshaped", "turn_rewards")
+            ):
                 return grade
         return None
 

@@ -16,20 +16,33 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.comparison import group_violations, versions_text
-from asyncrl.state.audit.group import Claim, Drop, End, Group, Issue, Key, Rules, Stored, end_text, key_of_member
+from asyncrl.state.audit.group import (
+    Claim,
+    Drop,
+    End,
+    Group,
+    Issue,
+    Key,
+    Rules,
+    Stored,
+    Together,
+    end_text,
+    key_of_member,
+)
 from asyncrl.state.audit.training import Training
-from asyncrl.state.audit.violations import Kind, Violation, Violations
-from asyncrl.state.audit.writers import Writers
+from asyncrl.state.audit.violations import Kind, Violation, Violations, Writers
 from topics.batches import BatchMember, BatchPacked
 from topics.evals import EvalScored
-from topics.groups import GroupDropped
-from topics.ids import PromptIdSet, stage_of
+from topics.groups import GroupCompleted, GroupDropped, GroupGraded, group_of
+from topics.ids import REISSUE, PromptIdSet, number_of, stage_of
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued, PromptRow
 from topics.trajectories import (
+    Outcome,
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGenerated,
     TrajectoryGraded,
+    TrajectorySubmitted,
     count_versions,
 )
 
@@ -39,6 +52,7 @@ WHOLE = "all chunks as they were stored"
 class Needed(NamedTuple):
     """A result that is not there, or not whole, although a batch or an open group names it."""
 
+    name: str  # of its trajectory
     step: int | None  # of the batch; None while its group is open
     violation: Violation
 
@@ -104,7 +118,7 @@ class Groups(Fold):
     def _on_issued(self, message: PromptIssued | None, record: Record) -> None:
         """An attempt at a trajectory; the message is None where only headers are read."""
         key, headers = _key_of(record), record.headers
-        letter, number = key.prompt_id[0], int(key.prompt_id[1:])
+        letter, number = key.prompt_id[0], number_of(key.prompt_id)
         if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
         if key.prompt_id in self.folded:
@@ -152,7 +166,7 @@ class Groups(Fold):
         if group.stage == "eval" and group.prompt_id not in self._training.evaluations:
             self._violations.add("wrong origin", group.prompt_id, "issued", "a request for this evaluation")
         requests, number = self._training.opening.origins, group.number
-        asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith("r") else ""
+        asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith(REISSUE) else ""
         if origin != asked:
             expected = "a request" if asked is None else repr(asked)
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
@@ -177,6 +191,38 @@ class Groups(Fold):
                 found = f"messages {before} and {record.sequence}"
                 self._violations.add("generated twice", key, found, "one result an attempt")
             self._fold_if_whole(group)
+
+    @on(TrajectorySubmitted)
+    def _on_submitted(self, message: TrajectorySubmitted, _record: Record) -> None:
+        """A result whose reward needs the whole group."""
+        if message.prompt_id not in self.folded:
+            self._group(message.prompt_id).submitted.add(Key(message.trajectory_id, message.attempt))
+
+    @on(GroupCompleted)
+    def _on_completed(self, message: GroupCompleted, record: Record) -> None:
+        """One call is to grade some members: each once."""
+        name = group_of(message.group_id)
+        if name in self.folded:
+            return
+        group = self._group(name)
+        group.completed_ns = max(group.completed_ns, record.time_ns)
+        keys = tuple(Key(member.trajectory_id, member.attempt) for member in message.members)
+        together = Together(message.group_id, record.sequence, keys)
+        for key in keys:
+            if (before := group.completed.setdefault(key, together)) is not together:
+                found = f"messages {before.sequence} and {record.sequence}"
+                self._violations.add("completed twice", key, found, "one call for its group")
+
+    @on(GroupGraded)
+    def _on_group_graded(self, message: GroupGraded, record: Record) -> None:
+        """The scores of one call."""
+        name = group_of(message.group_id)
+        if name in self.folded:
+            return
+        scores = [grade.reward for grade in message.grades]
+        if self._group(name).scores.setdefault(message.group_id, scores) is not scores:
+            found = f"a second time, by message {record.sequence}"
+            self._violations.add("second grade", message.group_id, found, "the scores of one call")
 
     @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
@@ -211,7 +257,8 @@ class Groups(Fold):
         name = message.prompt_id
         if not self._has_ended(name, name, message.reason):
             group = self._group(name)
-            group.end, group.dropped = message.reason, self._drop(message.reason, record)
+            drop = self._drop(message.reason, record)._replace(scores=tuple(message.rewards))
+            group.end, group.dropped = message.reason, drop
             self._fold_if_whole(group)
 
     @on(EvalScored)
@@ -328,7 +375,7 @@ class Groups(Fold):
         end, contained = group.end_of(key), self._training.contained
         step = end if isinstance(end, int) and key in group.ends else None
         if end is None or (step is not None and (contained is None or step > contained)):
-            self.needed[sequence] = Needed(step, violation)
+            self.needed[sequence] = Needed(key.trajectory_id, step, violation)
 
 
 def _key_of(record: Record) -> Key:
@@ -346,4 +393,6 @@ def _stored(key: Key, versions: str, message: TrajectoryGenerated | None, record
     counted = versions_text(count_versions(message.segments))
     fault = f"tokens of versions {counted}" if counted != versions else ""
     digest = xxhash.xxh3_64_hexdigest(record.data)
-    return Stored(key, versions, digest, len(record.data), fault, digest_of(message.rows))
+    given = message.outcome or Outcome()
+    of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)
+    return Stored(key, versions, digest, len(record.data), fault, of_rows, given.reward, turns)

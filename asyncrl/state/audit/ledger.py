@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -12,14 +13,15 @@ from asyncrl.bus.publish import BlobMissing, unpack
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups
+from asyncrl.state.audit.live import Live
 from asyncrl.state.audit.opening import Opening
+from asyncrl.state.audit.stages import Stages
 from asyncrl.state.audit.training import Training
-from asyncrl.state.audit.violations import Violation, Violations
-from asyncrl.state.audit.writers import Writers, place_of
+from asyncrl.state.audit.violations import Violation, Violations, Writers, place_of
 from topics.actors import DeadLetter
 from topics.batches import BatchPacked
 from topics.prompts import PROMPT_ISSUED
-from topics.streams import StreamTrimmed
+from topics.streams import StreamTrimming
 from topics.topic import BATCHES, DEAD, PROMPTS, TRAJECTORIES, Topic
 from topics.wire import Message
 
@@ -40,16 +42,20 @@ class Ledger(Fold):
         self.training = Training(self.opening, self.violations)
         self.writers = Writers(self.violations)
         self.groups = Groups(self.training, self.writers, self.violations, first_result=first_result)
+        self.stages = Stages(self.opening, self.groups, self.violations)
         self.batches = self.groups.batches
         self.channel = Channel()
+        self.live = Live(self.violations)
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
         self.letters: dict[tuple[str, int], DeadLetter] = {}  # without what they hold, by stream and sequence
         self.legible: set[tuple[str, int]] = set()  # of those, messages that can be read after all
         self.later_versions: set[int] = set()  # published after the learner's log was read
         self.unreadable = 0
         self.first_result = first_result
-        self.trimmed = 0  # results below this sequence are gone, as the log of the supervisor has it
+        self.trimmed = 0  # results below this sequence may be gone, as the log of the supervisor has it
+        self.ended: dict[str, int] = {}  # and of these trajectories below theirs, since the audit began
         self.buffer_ns = 0  # server's clock at the newest record of the batch log
+        self.on_message: Callable[[Message], None] | None = None  # takes each message of the batch log
         self._damaged: dict[tuple[str, int], Violation] = {}  # by stream and sequence
 
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
@@ -64,9 +70,11 @@ class Ledger(Fold):
         self.writers.check(topic, message, record)
         if record.stream is BATCHES:
             self.buffer_ns = record.time_ns
-        for part in (self.opening, self.training, self.groups, self.channel):
+        for part in (self.opening, self.training, self.stages, self.groups, self.channel, self.live):
             part.apply(topic, message, record)
         super().apply(topic, message, record)
+        if record.stream is BATCHES and message is not None and self.on_message is not None:
+            self.on_message(message)
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
@@ -112,8 +120,8 @@ class Ledger(Fold):
             self.packed_ns.append(record.time_ns)
         self.groups.on_packed(message, Batch(message, record))
 
-    @on(StreamTrimmed)
-    def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
+    @on(StreamTrimming)
+    def _on_trimming(self, message: StreamTrimming, _: Record) -> None:
         self.trimmed = max(self.trimmed, message.below)
 
     @on(DeadLetter)

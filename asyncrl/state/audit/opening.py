@@ -9,8 +9,10 @@ import msgspec
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.violations import Violations
 from topics.actors import ReissueRequested, RunOpened
+from topics.ids import REISSUE, number_of
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
 _FIXED = (
@@ -19,14 +21,16 @@ _FIXED = (
     "warmup",
     "task.source",
     "task.options",
+    "task.curriculum",
     "tasks",
+    "stages",
     "rollout.group_size",
-    "buffer.batch_groups",
     "buffer.max_lag",
     "buffer.stale",
     "buffer.min_fresh",
     "buffer.group_deadline_s",
     "eval.deadline_s",
+    "eval.engines",
     "learner.publish_every",
 )
 
@@ -40,6 +44,7 @@ class Opening(Fold):
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
         self.origins: list[str] = []  # prompts whose rows were requested again, in the order of the requests
+        self._settings: list[tuple[int, Config]] = []  # time of an opening, and the settings from there on
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
@@ -53,17 +58,28 @@ class Opening(Fold):
             self.fault = str(error)
             return
         if self.config is None:
-            self.config, self._sequence = config, record.sequence
+            self.config, self._sequence = msgspec.convert(message.settings, Config), record.sequence
             self.first_step = config.start.step + 1 - message.warmup_steps
-        changed = [name for name in _FIXED if attrgetter(name)(config) != attrgetter(name)(self.config)]
+        changed = [
+            f"learner.filter_options.{name}"
+            for name in {*all_filters(self.config)} & {*all_filters(config)}
+            if hasattr(config.learner.filter_options, name)
+        ]
+        changed = [name for name in (*_FIXED, *changed) if attrgetter(name)(config) != attrgetter(name)(self.config)]
+        if self._settings and config.buffer.batch_groups < self._settings[-1][1].buffer.batch_groups:
+            changed.append("buffer.batch_groups")  # it may be raised
         for name in changed:
             found = f"{name} is {attrgetter(name)(config)!r} in message {record.sequence} of ACTORS"
             expected = f"{attrgetter(name)(self.config)!r}, as in message {self._sequence}"
             self._violations.add("bound changed", name, found, expected)
         if not changed:
             self.steps, self.opened_ns = message.steps, record.time_ns
-            filters = {*self.config.learner.filters, *config.learner.filters}
-            self.config.learner.filters = sorted(filters)  # a run that goes on may have others
+            self._settings.append((record.time_ns, config))
+            learner = self.config.learner
+            for name in config.learner.filters:  # a run that goes on may have others, with their options
+                if name not in all_filters(self.config) and hasattr(learner.filter_options, name):
+                    setattr(learner.filter_options, name, getattr(config.learner.filter_options, name))
+            learner.filters = sorted({*learner.filters, *config.learner.filters})
 
     @on(ReissueRequested)
     def _on_reissue(self, message: ReissueRequested, _: Record) -> None:
@@ -73,7 +89,12 @@ class Opening(Fold):
             LookupError: there was no such request before.
         """
         name = message.prompt_id
-        self.origins.append(self.origins[int(name[1:])] if name.startswith("r") else name)
+        self.origins.append(self.origins[number_of(name)] if name.startswith(REISSUE) else name)
+
+    def settings_at(self, time_ns: int) -> Config:
+        """The settings that held at a time of the server's clock."""
+        known = [config for at_ns, config in self._settings if at_ns <= time_ns]
+        return known[-1] if known else self.config or Config()
 
     @property
     def keep_checkpoints(self) -> int:

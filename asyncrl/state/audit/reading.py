@@ -6,27 +6,47 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import Record, read_message
+from asyncrl.bus.log import Record, last_sequence, read_message
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.provision import stream_states
+from asyncrl.bus.provision import queue_info, stream_states
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
 from asyncrl.config.settings import Config
-from asyncrl.state.audit.audit import Findings, audit
+from asyncrl.config.staged import all_filters
+from asyncrl.state.audit.audit import Findings, Queue, audit
 from asyncrl.state.audit.ledger import Ledger
-from asyncrl.state.audit.open_work import Queue
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
 from topics.promotions import PROMOTION_REQUESTED
+from topics.stages import STAGE_REQUESTED
+from topics.streams import STREAM_TRIMMING, StreamTrimming
 from topics.table import QUEUES, TOPICS
-from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
+from topics.topic import (
+    ACTORS,
+    BATCHES,
+    DEAD,
+    ENGINES,
+    FLEET,
+    GRADES,
+    PROMPTS,
+    SESSIONS,
+    STREAMS,
+    TRAINING,
+    TRAJECTORIES,
+    TURNS,
+    Stream,
+    Topic,
+)
 from topics.trajectories import TRAJECTORY_GENERATED
+from topics.turns import TURN_FINISHED, TURN_STARTED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import WireError
 
 _REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
-_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, FLEET, ACTORS, DEAD)
+_ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, SESSIONS, TURNS, FLEET, ACTORS, DEAD)
 
 
 class Audited(NamedTuple):
@@ -51,6 +71,7 @@ async def audit_run(
     *,
     deep: bool = False,
     check_rows: Callable[[Ledger, Config], RowCheck] | None = None,
+    own_code: bool = True,
     report: Callable[[str], None] | None = None,
 ) -> Audited:
     """Audit a run from its topics.
@@ -58,12 +79,13 @@ async def audit_run(
     Args:
         deep: whether to read the bodies of issues and stored results.
         check_rows: makes what compares rows with the data; None leaves them uncompared. It needs `deep`.
+        own_code: whether to import the filters that the run's user wrote.
         report: is called from time to time with the progress.
     """
+    before = await last_sequence(bus, FLEET)
     newest, infos = {}, {}
     for name, queue in QUEUES.items():
-        newest[name] = int((await stream_states(bus, [queue.stream]))[queue.stream.name]["last_seq"])
-        infos[name] = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
+        newest[name], infos[name] = await last_sequence(bus, queue.stream), await queue_info(bus, queue)
     states: dict[str, dict[str, Any]] = {}
     for stream in _ORDER:
         states |= await stream_states(bus, [stream])
@@ -74,14 +96,20 @@ async def audit_run(
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
-    requests = [topic.pattern(run) for topic in (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED, PROMOTION_REQUESTED)]
-    first = [Part(ACTORS, ends[ACTORS], requests), Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
+    requests = (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED, STAGE_REQUESTED, PROMOTION_REQUESTED)
+    asked = Part(ACTORS, ends[ACTORS], [topic.pattern(run) for topic in requests])
+    first = [asked, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
+    if deep:
+        turns = [TURN_STARTED.pattern(run), TURN_FINISHED.pattern(run)]
+        await read_merged(bus, [Part(TURNS, ends[TURNS], turns)], take, ledger.refuse)
+    await read_merged(bus, [Part(SESSIONS, ends[SESSIONS], unread=unread)], take, ledger.refuse)
     config = ledger.opening.config
     if ledger.opening.fault:
         notes.append(f"batches, ends and rows with the settings: {ledger.opening.fault}")
+    notes += _own_filters(all_filters(config), own_code) if config is not None else []
     rows = check_rows(ledger, config) if check_rows is not None and config is not None else None
     parts = [
         Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
@@ -90,13 +118,27 @@ async def audit_run(
         Part(BATCHES, ends[BATCHES], unread=unread),
     ]
     await read_merged(bus, parts, take, ledger.refuse)
-    await _read_later_versions(bus, ledger, ends[TRAINING])
+    await _read_later(bus, ledger, {TRAINING: ends[TRAINING], FLEET: before})
     await _try_letters(bus, ledger)
     if rows is not None:
         notes += await rows.compare()
     lease_s = config.workers.lease_s if config is not None else None
     queues = {name: _queue(info, newest[name], lease_s) for name, info in infos.items()}
     return Audited(bus.run, audit(ledger, queues), queues, notes)
+
+
+def _own_filters(filters: list[str], own_code: bool) -> list[str]:
+    """Load the user's own filters; returns what keeps their decisions from being repeated."""
+    notes = []
+    for name in [name for name in filters if ":" in name]:
+        try:
+            if own_code:
+                FILTERS[name]
+            else:
+                notes.append(f"groups that {name} dropped: code that a run of another user names is not imported here")
+        except AlgorithmError as error:
+            notes.append(f"groups that {name} dropped: {error}")
+    return notes
 
 
 def _reporting(
@@ -118,13 +160,27 @@ def _reporting(
     return counted
 
 
-async def _read_later_versions(bus: Bus, ledger: Ledger, after: int) -> None:
-    """Tokens may come from versions that were published after the end of the learner's log was looked up."""
-    end = int((await stream_states(bus, [TRAINING]))[TRAINING.name]["last_seq"])
-    part = Part(TRAINING, end, [WEIGHTS_PUBLISHED.pattern(bus.run)], after=after)
-    await read_merged(
-        bus, [part], lambda _topic, message, _record: ledger.later_versions.add(message.version), lambda *_: None
-    )
+async def _read_later(bus: Bus, ledger: Ledger, after: dict[Stream, int]) -> None:
+    """Read what a run that goes on says of messages read meanwhile: tokens may come from versions that were published
+    after the end of the learner's log was looked up, and results may have been trimmed since.
+
+    Args:
+        after: sequence behind which to read, of each log.
+    """
+    wanted = ((TRAINING, WEIGHTS_PUBLISHED), (FLEET, STREAM_TRIMMING))
+    parts = [
+        Part(stream, await last_sequence(bus, stream), [topic.pattern(bus.run)], after=after[stream])
+        for stream, topic in wanted
+    ]
+
+    def take(_topic: Topic[Any], message: Any, _record: Record) -> None:
+        if isinstance(message, StreamTrimming):
+            ledger.trimmed = max(ledger.trimmed, message.below)
+            ledger.ended |= message.ended
+        else:
+            ledger.later_versions.add(message.version)
+
+    await read_merged(bus, parts, take, lambda *_: None)
 
 
 async def _try_letters(bus: Bus, ledger: Ledger) -> None:

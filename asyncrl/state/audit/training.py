@@ -9,8 +9,7 @@ import msgspec
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.opening import Opening
-from asyncrl.state.audit.violations import Violations
-from asyncrl.state.audit.writers import place_of
+from asyncrl.state.audit.violations import Violations, place_of
 from topics.actors import SkipRequested
 from topics.batches import BatchTrained
 from topics.engines import EngineReady

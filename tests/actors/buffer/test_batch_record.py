@@ -6,7 +6,7 @@ from asyncrl.state.summary import FLAT_STEPS, summary_text
 from harness.buffer_feed import feed
 from harness.folds import Feed, failure
 from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchPacked, BatchTrained, Objective
 from topics.groups import GROUP_DROPPED
 from topics.table import topic_for
 from topics.trajectories import (
@@ -31,6 +31,14 @@ def graded(name, reward, tokens, **fields):
         reward=reward,
         **fields,
     )
+
+
+def test_a_batch_records_what_filters_read_of_its_members():
+    given = {"truncated": True, "metrics": {"garbage": 0.5, "format": 1.0}, "lengths": [9, 8]}
+    (found,) = references([graded("p0-0", 1.0, [4, 6], **given)])
+
+    assert (found.reward, found.tokens, found.truncated, found.metrics) == (1.0, 10, True, {"garbage": 0.5})
+    assert found.lengths == [9, 8]
 
 
 def test_figures_of_two_groups():
@@ -89,7 +97,7 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
     feed = Feed(RecorderFold())
     for step, at_s in ((1, 10.0), (2, 14.0)):
         group = BatchGroup("p0", references([graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])]))
-        packed = BatchPacked(step, "rl", [group], 0, {}, {"response_tokens_mean": 5.0 + step})
+        packed = BatchPacked(step, "rl", [group], 0, Objective(), {"response_tokens_mean": 5.0 + step})
         feed.publish(BATCH_PACKED, packed, at_s=at_s - 1)
         trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5, "train_s": 2.0}, {0: 100}, 0, [0.5, 0.1], 8, step)
         feed.publish(BATCH_TRAINED, trained, at_s=at_s)

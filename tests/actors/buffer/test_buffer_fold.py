@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from actors.buffer.fold import Plan
+from actors.buffer.plan import Plan
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.settings import Config
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked, Objective
@@ -124,6 +125,16 @@ def test_a_stale_member_can_be_issued_again_and_its_group_waits_for_it():
     assert [(member.attempt, member.reward) for member in batch.groups[0].members] == [(1, 0.5), (0, 1.0)]
 
 
+def test_a_turn_of_live_traffic_that_is_too_old_ends_and_is_never_sampled_again():
+    fed = feed(steps=20, drop_stale=True, reissue=True, batch_groups={"warmup": 1, "rl": 1})
+    for step in range(1, 7):
+        fed.packed(step, f"q{step}").trained(step)
+
+    fed.graded("l000000-0", versions=[(2, 3)], size=1)
+
+    assert messages(fed.fold.decide(0)) == [GroupDropped("l000000", "lag", members=1, tokens=3)]
+
+
 def test_a_failed_member_ends_and_the_rest_is_packed():
     fed = feed()
     for member in (0, 1):
@@ -153,13 +164,26 @@ def test_a_group_of_one_needs_one_grade():
 
 
 def test_groups_without_variance_can_be_dropped():
-    fed = feed(objective=lambda step: Objective(filters=["zero_variance"]))
+    fed = feed(objective=lambda step, stage: Objective(filters=["zero_variance"]))
     fed.group("p000000", (1.0, 1.0)).group("p000001", (0.0, 1.0)).group("p000002", (1.0, 0.0))
 
     assert messages(fed.read_back(fed.fold.decide(0))) == [
-        GroupDropped("p000000", "zero_variance", members=2, tokens=6)
+        GroupDropped("p000000", "zero_variance", members=2, tokens=6, rewards=[1.0, 1.0])
     ]
     assert len(only_batch(fed.fold.decide(0)).groups) == 2
+
+
+def test_a_filter_of_a_pass_rate_drops_by_its_options_and_its_name_is_the_reason():
+    objective = Objective(filters=["pass_rate"], filter_options={"pass_rate": {"passing": 0.5, "below": 0.9}})
+    fed = feed(objective=lambda step, stage: objective)
+    fed.group("p000000", (0.5, 0.7)).group("p000001", (0.0, 0.6)).group("p000002", (0.9, 0.4))
+
+    assert messages(fed.read_back(fed.fold.decide(0))) == [
+        GroupDropped("p000000", "pass_rate", members=2, tokens=6, rewards=[0.5, 0.7])
+    ]
+    batch = only_batch(fed.fold.decide(0))
+    assert [group.prompt_id for group in batch.groups] == ["p000001", "p000002"]
+    assert batch.objective.filter_options == objective.filter_options
 
 
 def test_at_its_deadline_a_group_is_packed_with_its_graded_members():
@@ -268,7 +292,7 @@ def test_a_batch_records_the_objective_of_its_step_as_the_settings_are_then():
         fed = feed(objective=Plan.of(config).objective).group("p000000", (0.0, 1.0)).group("p000001", (0.0, 1.0))
         return only_batch(fed.fold.decide(0)).objective
 
-    options = {"clip_low": 0.1, "clip_high": 0.28}
+    options = msgspec.to_builtins(LOSSES["ppo"](clip_low=0.1))
     assert packed(config) == Objective(
         loss="ppo", loss_options=options, filters=["zero_variance"], learning_rate=0.25, constant_tokens=256
     )

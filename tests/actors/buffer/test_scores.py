@@ -4,6 +4,7 @@ import pytest
 
 from actors.buffer.fold import BufferFold
 from actors.buffer.state import BufferState
+from asyncrl.config.held_out import HeldOut
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked, Objective
 from topics.evals import EvalScored
@@ -36,7 +37,7 @@ def test_it_is_scored_once_when_every_member_is_graded():
     [scored] = scores(fed.read_back(fed.fold.decide(14)))
 
     assert (scored.eval_id, scored.version, scored.prompts, scored.failed) == (NAME, 20, 3, 0)
-    assert (scored.accuracy, scored.versions, scored.seconds) == (0.5, {20: 9, 21: 2}, 4.0)
+    assert (scored.accuracy, scored.versions, scored.seconds, scored.reason) == (0.5, {20: 9, 21: 2}, 4.0, "")
     assert [(member.trajectory_id, member.reward) for member in scored.members] == [
         (f"{NAME}-0", 0.5),
         (f"{NAME}-1", 0.0),
@@ -61,6 +62,7 @@ def test_a_failure_counts_as_reward_0_and_ends_with_its_reason():
     [scored] = scores(fed.read_back(fed.fold.decide(12)))
 
     assert (scored.accuracy, scored.failed, len(scored.members)) == (0.5, 1, 2)
+    assert scored.reason == "1 of 3 answers have no grade: 1 failed, the last one: reward: it did"
 
 
 @pytest.mark.parametrize("answered", [0, 1, 2])
@@ -75,6 +77,7 @@ def test_members_that_are_open_at_the_deadline_count_as_failed(answered):
 
     assert [drop.reason for drop in drops] == ["deadline"] * (3 - answered)
     assert (scored.accuracy, scored.failed) == (pytest.approx(answered / 3), 3 - answered)
+    assert scored.reason == f"{3 - answered} of 3 answers have no grade: they were open at eval.deadline_s"
 
 
 def test_no_deadline_passes_while_members_are_still_to_be_issued():
@@ -104,7 +107,7 @@ def test_batches_are_packed_beside_it_and_a_batch_never_takes_it():
 
 
 def test_equal_rewards_of_all_members_filter_nothing():
-    fed = evaluation(objective=lambda step: Objective(filters=["zero_variance"]))
+    fed = evaluation(objective=lambda step, stage: Objective(filters=["zero_variance"]))
     for member in range(3):
         graded(fed, member, 1.0)
 
@@ -158,3 +161,23 @@ def test_the_deadline_of_evaluations_is_their_own():
     assert [(drop.trajectory_id, drop.reason) for drop in drops] == [(f"{NAME}-{n}", "deadline") for n in range(3)]
     assert [scored.failed for scored in scores(fed.read_back(fed.fold.decide(41)))] == [3]
     assert fed.fold.next_deadline() == 110.0
+
+
+def test_several_answers_of_each_prompt_give_pass_at_k_and_what_is_not_graded_is_not_correct():
+    fed = feed(held_out={"hard": HeldOut("hard", 2, 3, 1.0, 8, (1, 2, 3), 0.5)})
+    for member in range(6):
+        fed.issued(f"{NAME}-{member}", size=6, stage="eval", at_s=10, min_version=20, task="hard")
+    for member, reward in enumerate((1.0, 0.0, 0.4, 0.5, 0.6)):
+        graded(fed, member, reward, size=6)
+    fed.failed(f"{NAME}-5", size=6)
+    fed.read_back(fed.fold.decide(12))
+
+    [scored] = scores(fed.read_back(fed.fold.decide(12)))
+
+    assert (scored.dataset, scored.prompts, scored.samples, scored.failed) == ("hard", 2, 3, 1)
+    assert scored.accuracy == pytest.approx(2.5 / 6)
+    assert scored.metrics == {  # one of three correct answers, and two of three
+        "pass@1": pytest.approx((1 / 3 + 2 / 3) / 2),
+        "pass@2": pytest.approx((2 / 3 + 1) / 2, abs=1e-6),
+        "pass@3": 1.0,
+    }

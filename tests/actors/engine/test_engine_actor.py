@@ -16,10 +16,14 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.errors import VersionAbsent
+from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.evals import EvalRequested, EvalScored
+from topics.ids import EVALUATION, prompt_name
 from topics.table import topic_of
 from topics.topic import ENGINES
 from topics.weights import WeightsPublished, WeightsRefused
@@ -31,10 +35,11 @@ KEPT = 4  # versions in the store; older ones are gone
 class Player:
     """An engine actor that plays inside the test, and what it publishes."""
 
-    def __init__(self, bus: Bus, stage: Stage) -> None:
+    def __init__(self, bus: Bus, stage: Stage, actor_id: str = "engine-1") -> None:
         self.bus = bus
         self.stage = stage
         self.context = stage.context("engine", bus)
+        self.context.actor_id = actor_id
         self.messages: list[Any] = []
         self.newest = -1
         self._reader = LogReader(bus, ENGINES, self._on_record)
@@ -161,6 +166,27 @@ async def test_the_newest_weights_refused_are_asked_for_once_more_and_then_end_t
     assert not inference.paused  # its owner finds it as it was
 
 
+async def test_a_server_that_takes_no_version_ends_the_actor_though_newer_ones_keep_coming(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+    refused: list[str] = []
+
+    async def refusal(key: str) -> str:
+        refused.append(key)
+        await player.publish(player.newest + 1)  # steps are faster than loads
+        return "no such shape"
+
+    inference.refusal = refusal
+    await player.publish(1)
+    await player.start()
+
+    with pytest.raises(ActorDown, match=r"version 3 was refused like 2 before it: .*no such shape"):
+        await asyncio.wait_for(player.running, 60)
+    assert refused == ["0:1:d1", "0:2:d2", "0:3:d3"]
+    assert not inference.paused
+
+
 async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     inference: LikeSGLang, make: Callable[[str], Player]
 ):
@@ -251,6 +277,52 @@ async def test_a_server_that_its_owner_restarts_with_other_weights_has_no_token_
     keys = [asked.extra_key for asked in (first.asked[-1], again.asked[-1])]
     assert len(set(keys)) == 2  # what it cached by its other weights is not met
     assert all(key.startswith("0:3:d3:") for key in keys)
+
+
+async def test_an_engine_of_evaluations_holds_the_version_of_the_oldest_and_passes_over_one_that_is_gone(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang
+):
+    groups = {name: {"kind": "external", "addresses": [inference.address]} for name in ("train", "held")}
+    made = stage(engine={"groups": groups}, eval={"engines": "held", "prompts": 2}, supervision={"silence_s": 1.0})
+    player = Player(bus, made, "engine-held-1")
+    inference.refusal = player.refuse_old
+    context = made.context("rollout", bus)
+    fleets = {evaluations: open_fleet(context) for evaluations in (False, True)}
+    listeners = [await follow_fleet(context, fleet, evaluations=own) for own, fleet in fleets.items()]
+    numbers = {0: 0, 3: 1, 9: 2}  # of the evaluations, by version
+
+    async def ask(version: int) -> None:
+        request = EvalRequested(prompt_name(EVALUATION, numbers[version]), version, 2, 0.0)
+        await publish(bus, request, headers={WRITER: "a learner"})
+
+    try:
+        await player.publish(0)
+        await ask(0)
+        await player.start()
+        await until(lambda: player.versions(EngineReady) == [0] or player.running.done(), "it has version 0")
+        for version in range(1, 10):
+            await player.publish(version)
+            if version in numbers:
+                await ask(version)
+        absent = asyncio.create_task(fleets[True].choose(Wanted(3, exact=True)))
+        training = asyncio.create_task(fleets[False].choose(Wanted(0)))
+        scored = EvalScored(prompt_name(EVALUATION, 0), 0, {0: 4}, 0.0, 2, 0, 1.0)
+        await publish(bus, scored, headers={WRITER: "a buffer"})
+
+        await until(lambda: 9 in player.versions(EngineReady) or player.running.done(), "it has version 9")
+        assert (player.versions(EngineReady), player.versions(WeightsRefused)) == ([0, 9], [3])
+        assert inference.loads == ["0:0:d0", "0:9:d9"]
+        with pytest.raises(VersionAbsent, match="version 3"):
+            await absent
+        assert (await fleets[True].choose(Wanted(9, exact=True))).engine_id == "engine-held-1"
+        assert not training.done()  # that engine serves evaluations alone
+        training.cancel()
+    finally:
+        for listener in listeners:
+            await listener.close()
+        for fleet in fleets.values():
+            await fleet.close()
+        await player.stop()
 
 
 async def test_a_run_that_only_serves_takes_a_server_as_it_is_whenever_it_answers(make: Callable[..., Player]):

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
-from actors.learner.rank import CopyState, CopyWeights, Digest, Export, Fetch, Load, Publish, Rank, Save, Step
+from actors.learner.publication import Digest, Export, Publish, Save
+from actors.learner.rank import CopyState, CopyWeights, Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_log
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from asyncrl.training.ranks import shares
 from harness.learning import Playing, pack
 from harness.stage import Stage, Unretrieved, until
+from harness.training import of_all_ranks
 from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
@@ -34,7 +34,8 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
     groups: list[TrainerGroup] = []
 
     async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
-        stand = stage(**{**SMALL, "learner": {"trainer": trainer, "ranks": ranks, "lr": 1e-3}})
+        stages = {"layout": {"pipeline": ranks}} if trainer == "megatron" else {}
+        stand = stage(**{**SMALL, "learner": {"trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
@@ -52,7 +53,7 @@ async def batches(bus: Bus, last: int) -> list[int]:
     return [await pack(bus, step) for step in range(1, last + 1)]
 
 
-@pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2)])
+@pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2), ("megatron", 2)])
 async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int):
     group = await start(trainer, ranks)
     first, second = await batches(bus, 2)
@@ -77,12 +78,12 @@ async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, tra
     assert Path(published.location).is_dir()
     assert read_checkpoint(Path(saved)).digest == digest
     assert (tmp_path / "exported").is_dir()
-    with pytest.raises(CheckpointError) if trainer == "torch" else contextlib.nullcontext():
+    with pytest.raises(CheckpointError) if trainer != "scripted" else contextlib.nullcontext():
         await group.do(Load(str(tmp_path)))
     await group.do(Load(saved))
     await group.do(CopyWeights())
     assert await group.do(Digest()) == digest
-    assert (later != digest) == (trainer == "torch")
+    assert (later != digest) == (trainer != "scripted")
     await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
     with pytest.raises(ActorFault, match="are gone"):
         await group.do(Step(second))
@@ -97,12 +98,12 @@ async def test_ranks_come_to_what_one_trainer_comes_to(start: Start, bus: Bus, t
         await group.do(CopyWeights())
         directory = tmp_path / f"{inside}-{ranks}"
         await group.do(Export(str(directory)))
-        ends.append((results, await group.do(Digest()), load_file(directory / "model.safetensors")))
+        ends.append((results, await group.do(Digest()), of_all_ranks(directory, "model")))
         await group.close()
 
     one, process, two = ends
     assert process[:2] == one[:2]  # bit for bit
-    for (stats, metrics), (same_stats, other) in zip(one[0], two[0], strict=True):
+    for (stats, metrics, _), (same_stats, other, _) in zip(one[0], two[0], strict=True):
         assert same_stats == stats
         assert other["rows"] == metrics["rows"] == 2
         assert other["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-3)
@@ -110,31 +111,25 @@ async def test_ranks_come_to_what_one_trainer_comes_to(start: Start, bus: Bus, t
         assert torch.allclose(two[2][name], tensor, atol=2e-4), name
 
 
-async def test_a_group_ends_with_its_first_rank(start: Start, bus: Bus):
-    group = await start("torch", 2)
-    assert isinstance(group, RankProcesses)
-    [batch] = await batches(bus, 1)
-    os.kill(group._placed[1].pid, signal.SIGKILL)
-
-    with pytest.raises(GroupLost, match="rank 1"):
-        while True:
-            await group.do(Step(batch))
-    await group.close()
-    assert [placed.returncode for placed in group._placed] == []
-
-
-async def test_all_that_waits_for_a_lost_group_is_told_and_no_fault_is_left_behind(
+async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_no_fault_is_left_behind(
     start: Start, bus: Bus, unretrieved: Unretrieved
 ):
     group = await start("torch", 2)
     assert isinstance(group, RankProcesses)
     first, second = await batches(bus, 2)
+    ranks = list(group._placed)
+    for rank in ranks:
+        os.kill(rank.pid, signal.SIGSTOP)  # no call is answered any more
     calls = [asyncio.ensure_future(group.do(call)) for call in (Step(first), Fetch(second), Publish(0, 1))]
     await asyncio.sleep(0)  # they are under way
-    group._lose("a rank is gone")
+    os.kill(ranks[1].pid, signal.SIGKILL)
 
-    assert {type(found) for found in await asyncio.gather(*calls, return_exceptions=True)} == {GroupLost}
+    found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [(type(one), "rank 1 ended" in str(one)) for one in found] == [(GroupLost, True)] * 3
+    with pytest.raises(GroupLost, match="rank 1 ended"):
+        await group.do(Step(first))
     await group.close()
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL] * 2
     assert unretrieved() == []
 
 
@@ -175,9 +170,3 @@ class Log:
 
     def of(self, topic) -> list:
         return [message for found, message in self._messages if found is topic]
-
-
-def test_rows_are_shared_evenly_and_always_alike():
-    assert shares([5, 1, 4, 4, 2], 2) == [0, 0, 1, 1, 0]
-    assert shares([3, 3], 1) == [0, 0]
-    assert shares([1], 3) == [0]

@@ -4,7 +4,9 @@ import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import msgspec
 import pytest
+from safetensors.torch import load_file, save_file
 
 from actors.learner.group import GROUPS, in_process
 from actors.learner.rank import Rank
@@ -15,9 +17,11 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import publish
 from asyncrl.run.make_model import LaunchError
-from asyncrl.run.skip import request_skip
+from asyncrl.run.resume import request_skip
 from asyncrl.training.publisher import Publisher
+from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.directories import CheckpointError
+from asyncrl.weights.tensors import file_record
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
@@ -40,7 +44,7 @@ Open = Callable[..., "Playing"]
 
 
 class Log:
-    """What the learners said, by topic."""
+    """Return what the learners published, by topic."""
 
     def __init__(self) -> None:
         self.messages: dict[str, list] = {}
@@ -62,7 +66,7 @@ async def log_of(bus: Bus) -> Log:
 
 
 async def trained(bus: Bus, step: int) -> bool:
-    """Whether a step is trained, and its version published."""
+    """Return whether a step is trained, and its version published."""
     newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
     version = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
     if newest is None or version is None:
@@ -192,6 +196,34 @@ async def test_without_a_readable_checkpoint_training_begins_anew_where_the_toke
     assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
+async def test_nothing_of_a_checkpoint_that_fails_half_way_is_left_in_the_weights(opened: Open, bus: Bus):
+    first = await opened(learner={"checkpoint_every": 2})
+    await train(bus, 1, 4)
+    await until(lambda: saved(bus, 4), "checkpoint 4")
+    await first.kill()
+    for checkpoint in (await log_of(bus))[CHECKPOINT_SAVED]:
+        lose_the_rng(Path(checkpoint.path))
+
+    await opened()
+    await train(bus, 5, 5)
+
+    log = await log_of(bus)
+    assert [lost.step for lost in log[CHECKPOINT_LOST]] == [4, 2]
+    # Steps 1 to 4 were trained again from the first weights, to the same bits.
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+def lose_the_rng(checkpoint: Path) -> None:
+    """Leave a checkpoint whose files are whole, but which cannot be loaded once its weights were."""
+    path, record = checkpoint / "optimizer.safetensors", checkpoint / "checkpoint.json"
+    tensors = load_file(path)
+    del tensors["rng"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    known = msgspec.json.decode(record.read_bytes())
+    known["files"][path.name] = file_record(path)
+    record.write_bytes(msgspec.json.encode(known))
+
+
 async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_skipped_on_request(
     opened: Open, bus: Bus
 ):
@@ -231,15 +263,54 @@ async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_
     assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
+@pytest.mark.parametrize("broken", ["report", "stop"])
+async def test_a_step_beyond_an_asserted_bound_is_counted_or_ends_the_run_before_it_is_reported(
+    opened: Open, bus: Bus, broken: str
+):
+    learner = await opened(learner={"assertions": {"k3": 1e-9, "broken": broken}})
+    await pack(bus, 1)  # its log-probs are made up
+
+    if broken == "report":
+        await until(lambda: trained(bus, 1), "step 1")
+        assert learner.context.vitals["assertions_broken"] == 1
+    else:
+        with pytest.raises(ActorFault, match=r"batch 1: mismatch_k3 of step 1 is .* --skip-batch 1"):
+            await learner.task
+        assert (await log_of(bus))[BATCH_TRAINED] == []
+
+
+async def test_a_step_far_out_of_what_is_usual_names_its_trajectories_also_after_a_restart(opened: Open, bus: Bus):
+    first = await opened()
+    for step in range(1, 9):
+        await pack(bus, step)
+    await pack(bus, 9, rewards=(0.0, 1e4), estimator="none")
+    await until(lambda: trained(bus, 9), "step 9")
+    await first.kill()
+    await opened()
+    await pack(bus, 10, rewards=(2e4, 0.0), estimator="none")
+    await pack(bus, 11)
+    await until(lambda: trained(bus, 11), "step 11")
+
+    steps = (await log_of(bus))[BATCH_TRAINED]
+    found = {step.step: step.anomaly for step in steps if step.anomaly is not None}
+    assert {step: [one.trajectory_id for one in anomaly.carriers] for step, anomaly in found.items()} == {
+        9: ["p000009-1"],
+        10: ["p000010-0"],
+    }
+    norm = steps[8].metrics["grad_norm"]
+    assert found[9].found.startswith(f"gradient norm {norm:.4g}, usual is up to ")
+    assert found[9].carriers[0].grad_norm == pytest.approx(norm, rel=1e-3)  # the other member has advantage 0
+
+
 async def test_a_learner_that_fails_leaves_no_fault_behind_that_nobody_retrieves(
     opened: Open, bus: Bus, monkeypatch, unretrieved: Unretrieved
 ):
-    def refuse(publisher: Publisher, **_: int) -> None:
+    def refuse(publisher: Publisher, *_: object) -> None:
         raise CheckpointError("the disk is full")
 
     first = await opened(learner={"checkpoint_every": 1})
     await train(bus, 1, 1)
-    monkeypatch.setattr(Publisher, "publish", refuse)
+    monkeypatch.setattr(Publisher, "prepare", refuse)
     await pack(bus, 2)  # its version cannot be written; its checkpoint waits for that; the next batch is fetched
     await pack(bus, 3)
 
@@ -280,12 +351,17 @@ async def test_a_step_that_changes_nothing_is_an_alarm_and_its_version_goes_on(o
     assert [message.bytes == 0 for message in versions] == [False, False, delta == "always", delta == "always", False]
 
 
-async def test_a_refused_difference_is_answered_with_the_full_version_once(opened: Open, bus: Bus):
-    await opened(weights={"delta": "always"})
+async def test_a_refused_difference_is_answered_with_the_full_version_once(opened: Open, bus: Bus, monkeypatch):
+    calls: list[str] = []
+    for name in ("copy_weights", "rest"):
+        method = getattr(TorchTrainer, name)
+        monkeypatch.setattr(TorchTrainer, name, lambda one, n=name, method=method: (calls.append(n), method(one))[1])
+    await opened(weights={"delta": "always"}, learner={"offload_idle": True})
     await train(bus, 1, 2)
     record = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
     assert record is not None
     delta = decode(WeightsPublished, record.data)
+    await until(lambda: calls[-1] == "rest", "the trainer idles")
     for engine in ("engine-1", "engine-2"):
         refused = WeightsRefused(engine, delta.lineage, delta.version, record.sequence, "a chunk is missing")
         await publish(bus, refused)
@@ -295,6 +371,7 @@ async def test_a_refused_difference_is_answered_with_the_full_version_once(opene
         return newest is not None and decode(WeightsPublished, newest.data).answers == record.sequence
 
     await until(answered, "the full version")
+    await until(lambda: calls[-3:] == ["rest", "copy_weights", "rest"], "it idles again")
     await train(bus, 3, 3)
 
     versions = (await log_of(bus))[WEIGHTS_PUBLISHED]

@@ -12,8 +12,10 @@ from actors.prompter.sources import SOURCES, Group, PromptSource
 from actors.prompter.state import PrompterState
 from asyncrl.config.settings import Config
 from harness.folds import Feed
-from harness.prompter_feed import config, issue
+from harness.prompter_feed import config, feed, issue
+from topics.evals import EvalRequested
 from topics.ids import Stage, prompt_name, stage_of
+from topics.turns import TURN_ADMITTED, TurnAdmitted
 from topics.wire import decode, encode
 
 
@@ -34,6 +36,11 @@ class Sessions:
 
     def group(self, state: PrompterState, number: int) -> Group:
         return Group(prompt_name("s", number), "rl", ["sessions"], 3, range(0))
+
+
+def admitted(number: int, **rules) -> TurnAdmitted:
+    named = {"turn_id": f"t{number}", "session": "s", "tenant": "anna", "by": "user", "reward": 0.5}
+    return TurnAdmitted(**named, temperature=rules.get("temperature", 1.0))
 
 
 def sources(settings: Config, sessions: PromptSource) -> list[PromptSource]:
@@ -82,15 +89,16 @@ def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others(
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_source_names_its_prompts_by_its_letter(name: str):
-    source, state = SOURCES[name](config()), PrompterFold(config()).state
+    source, state = SOURCES[name](config(live={"share": 0.5})), PrompterFold(config()).state
     state.origins.append("p000007")
-    state.evaluations[0] = (0, 4, 0.0)
+    state.requests[0] = EvalRequested("e000000", 0, 4, 0.0)
+    state.live, state.live_admitted = {0: admitted(0)}, 1
 
     numbers = iter(source.numbers(state))
     group = source.group(state, next(numbers))
 
     assert group.prompt_id == prompt_name(source.letter, 0)
-    assert set(group.tasks) == {"warmup" if name == "warmup" else "task"}
+    assert set(group.tasks) == {name if name in ("warmup", "live") else "task"}
     assert group.stage == source.stage
     assert stage_of(group.prompt_id) == source.stage
 
@@ -128,7 +136,7 @@ def test_tasks_are_issued_by_their_shares_with_their_own_rules_within_the_credit
 def test_issued_again_and_held_out_prompts_belong_to_the_task_of_their_row():
     fold = PrompterFold(config(tasks=TWO))
     fold.state.origins += ["p000005", "p000007"]
-    fold.state.evaluations[0] = (3, 4, 0.0)
+    fold.state.requests[0] = EvalRequested("e000000", 3, 4, 0.0)
 
     again = [fold.sources["r"].group(fold.state, number) for number in (0, 1)]
     held_out = list(fold.wanted_evaluations())
@@ -138,3 +146,50 @@ def test_issued_again_and_held_out_prompts_belong_to_the_task_of_their_row():
         (["words"], 2, range(7, 8)),
     ]
     assert [item.task for item in held_out] == ["words", "words", "sums", "words"]
+
+
+def test_an_evaluation_of_a_named_set_issues_each_row_as_often_as_it_wants_answers():
+    sets = {"words": {"prompts": 2, "samples": 3, "temperature": 0.5}, "sums": {"prompts": 2, "source": "sum"}}
+    fold = PrompterFold(config(tasks=TWO, eval={"sets": sets}))
+    fold.state.requests[0] = EvalRequested("e000000", 3, 2, 0.5, dataset="words", samples=3)
+    fold.state.requests[1] = EvalRequested("e000001", 3, 2, 0.0, dataset="sums")
+
+    held_out = list(fold.wanted_evaluations())
+
+    assert [(item.member, item.places.start) for item in held_out if item.prompt_id == "e000000"] == [
+        *((0, 0), (1, 0), (2, 0)),
+        *((3, 1), (4, 1), (5, 1)),
+    ]
+    assert [(item.task, item.group.data, item.group.size, item.group.temperature) for item in held_out[5:7]] == [
+        ("words", "held-out/words", 6, 0.5),
+        ("sums", "held-out/sums", 2, 0.0),
+    ]
+
+
+def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
+    fed = feed(live={"share": 0.5, "advantage": "less_others"})
+    for number in range(3):
+        fed.publish(TURN_ADMITTED, admitted(number, temperature=0.5))
+    wanted = [item for item in fed.fold.wanted() if item.prompt_id.startswith("l")]
+
+    assert [(item.group.row.metadata["turn"], item.min_version) for item in wanted] == [("t0", 0), ("t1", 0)]
+    assert {(item.group.size, item.group.temperature, item.group.estimator) for item in wanted} == {
+        (1, 0.5, "less_others")
+    }
+    assert sorted({name.split("-")[0] for name in issue(fed)}) == ["l000000", "l000001", "p000000", "p000001"]
+    assert fed.fold.state.live.keys() == {2}
+    fed.dropped("l000000").dropped("l000001")
+    assert issue(fed) == ["p000002-0", "p000002-1", "l000002-0"]
+
+
+def test_an_issue_that_is_read_before_its_turn_was_admitted_is_not_made_again():
+    fed = feed(live={"share": 1.0}).issued("l000000-0", size=1)
+    fed.publish(TURN_ADMITTED, admitted(0)).publish(TURN_ADMITTED, admitted(1))
+
+    assert issue(fed) == ["l000001-0"], "and with a share of 1 no row of a task is"
+
+
+def test_without_a_share_turns_wait_for_nobody():
+    fed = feed().publish(TURN_ADMITTED, admitted(0))
+
+    assert all(name.startswith("p") for name in issue(fed))

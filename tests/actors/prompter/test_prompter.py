@@ -28,7 +28,7 @@ SLOWEST = ("futoshiki", "knight_swap", "quantum_lock", "sokoban", "zebra_puzzles
 
 
 class Heard:
-    """What prompters said, and when the server stored it."""
+    """Return what prompters published, and when the server stored it."""
 
     def __init__(self) -> None:
         self.issued: list[tuple[int, PromptIssued]] = []

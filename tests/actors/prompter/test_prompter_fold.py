@@ -116,6 +116,18 @@ def test_a_group_cut_short_by_a_crash_is_finished_first():
     assert fed.fold.open_groups == 4
 
 
+def test_a_batch_that_was_packed_before_batches_became_larger_takes_what_it_holds():
+    fed = feed(buffer={"batch_groups": 3, "max_lag": 8}, learner={"steps": 3})
+    for group in range(2):
+        for member in range(2):
+            fed.issued(f"p{group:06d}-{member}")
+    fed.packed(1, "p000000", "p000001")
+
+    issue(fed)
+
+    assert fed.fold.open_groups == 2 + 3 + 3
+
+
 def test_no_more_is_issued_than_the_steps_still_need():
     fed = feed(learner={"steps": 1})
 
@@ -224,7 +236,7 @@ def test_evaluations_cut_short_go_on_where_they_were_and_none_is_superseded():
     fed.fold.state = decode(type(before), encode(before))
 
     assert evaluations(fed) == ["e000005-1", "e000005-2"]
-    assert fed.fold.state.evaluations == {}
+    assert fed.fold.state.requests == {}
 
 
 def test_issues_read_before_the_request_are_not_repeated():

@@ -13,7 +13,17 @@ from asyncrl.bus.publish import publish
 from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
 from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.batches import (
+    BATCH_PACKED,
+    BATCH_TRAINED,
+    Anomaly,
+    BatchGroup,
+    BatchMember,
+    BatchPacked,
+    BatchTrained,
+    Carrier,
+    Objective,
+)
 from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_FAILED
@@ -33,7 +43,7 @@ class Scene:
     async def steps(self, first: int, last: int) -> None:
         """Steps as buffer and learner publish them."""
         for step in range(first, last + 1):
-            packed = BatchPacked(step, "rl", [], 0, {}, {"response_tokens_mean": float(step)})
+            packed = BatchPacked(step, "rl", [], 0, Objective(), {"response_tokens_mean": float(step)})
             trained = BatchTrained(step, 0, "rl", {"loss": 0.5}, {0: 10, 1: step}, 0, [0.1 * step, 0.1], 8, step)
             dropped = GroupDropped(f"p{step:06d}", "failed", tokens=step)
             scored = EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0)
@@ -139,7 +149,7 @@ def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
             feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=400.0)
             feed.publish(TRAJECTORY_FAILED, failure("p000001-0"), at_s=120.0)  # of another log, read later
         groups = [BatchGroup("p000001", [BatchMember("p000001-0", 0, NO_PAYLOAD, 1.0, 400)])]
-        feed.publish(BATCH_PACKED, BatchPacked(step, "rl", groups, 0, {}, {}), at_s=at_s)
+        feed.publish(BATCH_PACKED, BatchPacked(step, "rl", groups, 0, Objective(), {}), at_s=at_s)
         feed.publish(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 400}, 0, [1.0, 0.0], 1, step), at_s=at_s)
         feed.publish(EVAL_SCORED, EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0), at_s=at_s)
 
@@ -151,3 +161,36 @@ def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
         *[("step", 50.0), ("eval", 50.0)],
     ]
     assert fold.rows[2]["tokens_per_s"] == 10.0  # 400 tokens in 40 s
+
+
+def test_the_row_of_an_anomaly_names_its_trajectories():
+    fold = RecorderFold()
+    anomaly = Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
+    message = BatchTrained(1, 0, "rl", {"loss": 9.0}, {}, 0, [0.0, 0.3], 1, 1, anomaly=anomaly)
+    Feed(fold).publish(BATCH_TRAINED, message, at_s=1.0)
+
+    (row,) = fold.rows
+    assert json.loads(msgspec.json.encode(row))["anomaly"] == {
+        "found": "loss 9, usual is 0 to 1",
+        "carriers": [{"trajectory_id": "p000004-1", "loss": 8.5, "grad_norm": 50.25}],
+    }
+
+
+def test_each_held_out_set_has_rows_and_accuracies_of_its_own():
+    fold = RecorderFold()
+    feed = Feed(fold)
+    for number, (version, dataset, accuracy) in enumerate(
+        [(0, "easy", 0.5), (0, "hard", 0.1), (20, "easy", 0.9), (20, "hard", 0.2)]
+    ):
+        scored = EvalScored(
+            f"e{number:06d}", version, {version: 3}, accuracy, 3, 0, 1.0, metrics={"pass@2": 0.7}, dataset=dataset
+        )
+        feed.publish(EVAL_SCORED, scored)
+
+    assert [(row["set"], row["version"], row["pass@2"]) for row in fold.rows][2:] == [
+        ("easy", 20, 0.7),
+        ("hard", 20, 0.7),
+    ]
+    summary = fold.summary("demo", [])
+    assert summary["accuracy_by_set"] == {"easy": {"0": 0.5, "20": 0.9}, "hard": {"0": 0.1, "20": 0.2}}
+    assert summary["greedy_accuracy_before"] is None

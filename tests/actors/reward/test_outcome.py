@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+import msgspec
 import pytest
 
 from actors.reward.actor import main
@@ -13,7 +15,7 @@ from asyncrl.bus.publish import publish
 from harness.results import generated
 from harness.stage import Stage, until
 from topics.topic import GRADES
-from topics.trajectories import Outcome, TrajectoryFailed, TrajectoryGraded
+from topics.trajectories import Outcome, TrajectoryFailed, TrajectoryGraded, VersionCount
 from topics.wire import decode
 
 REWARD = """
@@ -24,18 +26,17 @@ def reward(completion):
 
 
 @asynccontextmanager
-async def reward_worker(bus: Bus, stage: Callable[..., Stage], function: str) -> AsyncIterator[None]:
-    context = stage(reward={"function": function}).context("reward", bus)
+async def reward_worker(bus: Bus, stage: Callable[..., Stage], function: str, **settings: Any) -> AsyncIterator[None]:
+    context = stage(reward={"function": function} | settings.pop("reward", {}), **settings).context("reward", bus)
     running = asyncio.create_task(main(context))
     yield
     context.stop.set()
     await asyncio.wait_for(running, 60)
 
 
-async def claim(bus: Bus, outcome: Outcome | None) -> TrajectoryGraded | TrajectoryFailed:
-    """What the reward worker publishes of a result."""
-    message = generated(1)
-    message.outcome = outcome
+async def claim(bus: Bus, outcome: Outcome | None, **fields: Any) -> TrajectoryGraded | TrajectoryFailed:
+    """Return what the reward worker publishes of a result."""
+    message = msgspec.structs.replace(generated(1), outcome=outcome, **fields)
     await publish(bus, message)
     found = []
 
@@ -77,3 +78,46 @@ async def test_without_a_reward_from_anywhere_a_trajectory_fails(bus: Bus, stage
     assert isinstance(failed, TrajectoryFailed)
     assert failed.reason == "reward"
     assert "the rollout function gave no reward (context.outcome(reward))" in failed.detail
+
+
+async def test_an_over_long_trajectory_is_punished_and_what_filters_read_is_measured(
+    bus: Bus, stage: Callable[..., Stage]
+):
+    overlong = {"penalty": 2.0, "longest_tokens": 100, "interval_tokens": 40}
+    settings = {"reward": {"overlong": overlong}, "learner": {"filters": ["garbage"]}}
+    async with reward_worker(bus, stage, "exact", **settings):
+        graded = await claim(bus, None, versions=[VersionCount(0, 50), VersionCount(1, 30)], completion="ba\n")
+
+    assert isinstance(graded, TrajectoryGraded)
+    assert (graded.reward, graded.metrics) == (1.0 - 2.0 * 20 / 40, {"overlong": -1.0, "garbage": 0.0})
+    assert (graded.unshaped, graded.score) == (1.0, 1.0)
+
+
+MANY = """
+def reward(completion):
+    return [{"reward": len(text), "together": len(completion)} for text in completion]
+"""
+
+
+async def test_trajectories_that_wait_are_graded_by_one_call(bus: Bus, stage: Callable[..., Stage], tmp_path):
+    (tmp_path / "many.py").write_text(MANY)
+    for number in range(3):
+        name = f"p000001-{number}"
+        await publish(
+            bus, msgspec.structs.replace(generated(1), trajectory_id=name, member=number, completion="x" * number)
+        )
+    found = {}
+
+    async def came() -> bool:
+        for number in range(3):
+            record = await read_last(bus, GRADES, f"asyncrl.{bus.run}.trajectory.graded.p000001-{number}")
+            if record is not None:
+                found[number] = decode(TrajectoryGraded, record.data)
+        return len(found) == 3
+
+    reward = {"function": f"{tmp_path / 'many.py'}:reward", "batch": 3}
+    async with reward_worker(bus, stage, "", reward=reward):
+        await until(came, "three grades")
+
+    assert [found[number].reward for number in range(3)] == [0, 1, 2]
+    assert {graded.metrics["together"] for graded in found.values()} == {3}

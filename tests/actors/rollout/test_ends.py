@@ -3,7 +3,7 @@
 import tracemalloc
 from collections.abc import Callable
 
-from actors.rollout.ends import Ends
+from actors.rollout.actor import Ends
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus

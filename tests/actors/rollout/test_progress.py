@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 from nats.aio.msg import Msg
 
-from actors.rollout.progress import Progress
-from actors.rollout.progress_log import ProgressLog, ProgressReader
+from actors.rollout.progress import Progress, ProgressLog
+from actors.rollout.progress_reader import ProgressReader
 from actors.runtime.delivery import Delivery
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
@@ -17,6 +17,7 @@ from harness.stage import Connect, Stage
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Answer, ProgressEntry
+from topics.wire import INLINE_BYTES
 
 
 class OneAnswer:
@@ -28,6 +29,17 @@ class OneAnswer:
 
     def stored(self, entry: ProgressEntry) -> None:
         """Nothing follows from it."""
+
+
+class Routed(OneAnswer):
+    """A trajectory's progress with the experts of many tokens."""
+
+    def __init__(self, number: int) -> None:
+        self._name = f"p000000-{number}"
+
+    def entry(self) -> ProgressEntry:
+        answer = Answer("generate", "", routing=bytes(INLINE_BYTES // 2), route_bytes=1)
+        return ProgressEntry(trajectory_id=self._name, offset=0, journal={"0": answer})
 
 
 class Unreadable(OneAnswer):
@@ -65,6 +77,25 @@ async def test_progress_that_cannot_be_published_ends_the_worker_and_nobody_wait
     assert context.stop.is_set()
 
 
+async def test_the_experts_of_tokens_count_for_the_size_of_a_message(bus: Bus, stage: Callable[..., Stage]):
+    context = stage().context("rollout", bus)
+    log = ProgressLog(context)
+
+    await asyncio.gather(*(log.store(Routed(number)) for number in range(3)))
+
+    assert len(await stored(bus)) == 3
+    assert not context.faults
+
+
+async def stored(bus: Bus) -> list[int]:
+    """Sequences of the messages of progress."""
+    found: list[int] = []
+    pattern = PROGRESS_STORED.pattern(bus.run)
+    while (record := await read_next(bus, TRAJECTORIES, pattern, found[-1] + 1 if found else 1)) is not None:
+        found.append(record.sequence)
+    return found
+
+
 class Rollout:
     """The deliveries of one trajectory to workers, and what each stores of it."""
 
@@ -99,9 +130,7 @@ async def test_nothing_behind_a_missing_entry_is_continued(
     rollout = Rollout(bus, stage())
     await rollout.answer(await rollout.deliver(), *"abc")
     await rollout.answer(await rollout.deliver(), *"de")
-    subject, entries = PROGRESS_STORED.pattern(bus.run), []
-    while (record := await read_next(bus, TRAJECTORIES, subject, entries[-1] + 1 if entries else 1)) is not None:
-        entries.append(record.sequence)
+    entries = await stored(bus)
 
     await bus.api(f"STREAM.MSG.DELETE.{TRAJECTORIES.full_name(bus.run)}", {"seq": entries[lost]})
 

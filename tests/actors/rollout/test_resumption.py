@@ -18,7 +18,7 @@ from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl, EngineHome
 from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
-from harness.stage import until
+from harness.stage import provision_leased, until
 from topics.actors import VITALS_TAKEN
 from topics.engines import EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
@@ -65,6 +65,7 @@ async def scene(stage, bus, tmp_path):
     async def make(function, lease_s=1.0, **rollout):
         settings = {"temperature": 0.0, "max_new_tokens": 120, "progress_tokens": 4, "slots": 8}
         task = {"rollout": f"{HERE / 'rollouts.py'}:{function}"}
+        await provision_leased(bus, lease_s)
         made = stage(task=task, rollout={**settings, **rollout}, workers={"lease_s": lease_s})
         make_endless_model(made.files.model)
         settings = EngineSettings(max_running=16, arguments=["--weight-version", KEY])
@@ -146,7 +147,7 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
 
 
 async def to_version_1(scene, weights):
-    """What the engine actor does when weights are published."""
+    """Act as the engine actor when weights are published."""
     await publish(scene.bus, EngineUpdating("engine-1", 0, 1))
     async with asyncio.timeout(60):
         await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
@@ -229,7 +230,7 @@ async def test_what_fails_in_a_worker_because_it_was_frozen_ends_nothing(scene):
     name = "p000001-0"
     await scene.issue(name)
     calls = scene.tmp / f"{name}.calls"
-    await until(calls.exists, "the tool is called")
+    await until(lambda: calls.exists() and calls.read_text() != "", "the tool is called")
     first.send_signal(signal.SIGSTOP)
     await scene.stage.start("rollout", 2)
     await until(lambda: len(scene.calls(name)) >= 2, "the other worker calls it, too")
@@ -265,7 +266,7 @@ async def test_a_worker_killed_between_many_short_turns(scene):
 
 
 async def fenced_by(scene, actor_id):
-    """How often a worker lost a trajectory to another, as it says itself."""
+    """Return how often a worker lost a trajectory to another, by its own count."""
     vitals = await read_last(scene.bus, VITALS, VITALS_TAKEN.subject(scene.bus.run, actor_id))
     return msgspec.json.decode(vitals.data)["values"].get("fenced", 0)
 

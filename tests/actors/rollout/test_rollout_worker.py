@@ -89,7 +89,7 @@ async def test_rows_that_cannot_be_read_are_named(bus: Bus):
 
 
 class Heard:
-    """What a worker said."""
+    """Messages that a worker published."""
 
     def __init__(self) -> None:
         self.results: dict[str, TrajectoryGenerated] = {}

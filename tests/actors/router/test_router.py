@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
+import msgspec
 import numpy as np
 import pytest
 
@@ -18,7 +19,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
-from asyncrl.engine.generator import TRIES, Generator
+from asyncrl.engine.generator import TRIES, Generator, Manner
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
@@ -29,7 +30,7 @@ LONG = 100  # tokens of a streamed generation
 
 
 def prompt(group: str) -> Int32Array:
-    """What all members of a group begin with."""
+    """Return the tokens that all members of a group begin with."""
     return np.array([3, 4, 10 + int(group[1:])], np.int32)
 
 
@@ -52,10 +53,10 @@ class Served:
         self.router = RouterActor(self.stage.context("router", self.bus))
         self.running = asyncio.create_task(self.router.run())
 
-    async def ready(self, number: int, version: int) -> None:
-        server = self.servers[number]
+    async def ready(self, number: int, version: int, name: str = "") -> None:
+        server, name = self.servers[number], name or f"engine-{number + 1}"
         server.weight_version = f"0:{version}:d{version}"
-        await publish(self.bus, EngineReady(f"engine-{number + 1}", server.address, 0, version, f"d{version}", 64))
+        await publish(self.bus, EngineReady(name, server.address, 0, version, f"d{version}", 64))
 
     async def generate(self, group: str, version: int = 0, tokens: int = 4) -> Answer:
         async with asyncio.timeout(60):
@@ -235,21 +236,25 @@ async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
         assert len((await running).tokens) == 4
 
 
-async def test_disaggregated_servers_answer_once_both_roles_are_there(served: Any):
-    groups = {
-        "first": {"kind": "sglang", "arguments": ["--disaggregation-mode", "prefill"]},
-        "second": {"kind": "sglang", "arguments": ["--disaggregation-mode=decode"], "max_running": 7},
-    }
-    play = await served(groups=groups)
+APART = {
+    "first": {"kind": "sglang", "arguments": ["--disaggregation-mode", "prefill"]},
+    "second": {"kind": "sglang", "arguments": ["--disaggregation-mode=decode"], "max_running": 7},
+}
+
+
+async def apart(served: Any) -> Served:
+    """A prefill and a decode server with version 1 behind a router that takes requests."""
+    play: Served = await served(groups=APART)
     for number, name in enumerate(("engine-first-1", "engine-second-1")):
         assert "engines" not in play.router.context.vitals
-        server = play.servers[number]
-        server.weight_version = "0:1:d1"
-        await publish(play.bus, EngineReady(name, server.address, 0, 1, "d1", 7))
+        await play.ready(number, 1, name)
+    assert len((await play.generate("p000000", 1)).tokens) == 4
+    return play
 
-    answer = await play.generate("p000000", 1)
 
-    assert len(answer.tokens) == 4
+async def test_disaggregated_servers_answer_once_both_roles_are_there(served: Any):
+    play = await apart(served)
+
     assert [len(asked) for asked in play.asked()] == [1, 1]
     first, second = (asked[0].bootstrap for asked in play.asked())
     assert first == second
@@ -257,3 +262,107 @@ async def test_disaggregated_servers_answer_once_both_roles_are_there(served: An
     await publish(play.bus, EngineGone("engine-first-1", "stopped"))
     await publish(play.bus, EngineUpdating("engine-second-1", 0, 2))
     await until(lambda: play.router._published is None, "requests are held")
+
+
+async def test_a_prefill_server_with_newer_weights_computes_no_prompt_for_a_decode_server(served: Any):
+    play = await apart(served)
+    await publish(play.bus, EngineUpdating("engine-first-1", 0, 2))
+    await until(lambda: play.router._published is None, "requests are held")
+    await play.ready(0, 2, "engine-first-1")
+    headers = {"Authorization": f"Bearer {play.stage.files.key_of('router-1').read_text()}"}
+    late = {"input_ids": [3], "sampling_params": {"max_new_tokens": 4}, "rid": "late", "stream": False}
+
+    async with aiohttp.ClientSession(play.router._router.address, headers=headers) as session:
+
+        async def refused() -> bool:
+            async with session.post("/generate", json=late) as response:
+                return response.status == 503
+
+        await until(refused, "neither server is behind the router")
+        before = len(play.servers[0].asked)
+        assert await refused()
+    assert len(play.servers[0].asked) == before
+
+    await play.ready(1, 2, "engine-second-1")
+    assert (await play.generate("p000000", 2)).versions.tolist() == [2] * 4
+
+
+async def test_tokens_whose_prompt_a_prefill_server_may_have_computed_by_newer_weights_are_discarded(served: Any):
+    play, asked_at, go_on = await apart(served), asyncio.Event(), asyncio.Event()
+
+    async def late(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        play.servers[1].events = play.servers[1].one_event
+        asked_at.set()
+        await go_on.wait()
+        yield play.servers[1].answer(asked, [29, 29, 29], "abort", weight_version="0:1:d1")
+
+    play.servers[1].events = late
+    async with going(play.generate("p000001", 1, LONG)) as running:
+        await asked_at.wait()
+        await publish(play.bus, EngineUpdating("engine-first-1", 0, 2))
+        await until(lambda: all(engine.ready is None for engine in play.fleet._engines.values()), "workers know")
+        await play.ready(0, 2, "engine-first-1")
+        go_on.set()
+        await until(lambda: play.counts.get("mislabelled_tokens") == 3, "the tokens are counted")
+        await play.ready(1, 2, "engine-second-1")
+        answer = await running
+
+    assert answer.versions.tolist() == [2] * LONG
+    assert 29 not in answer.tokens[:3]
+
+
+async def test_tokens_are_kept_where_a_router_is_announced_again_with_the_same_weights(served: Any):
+    play, asked_at, go_on = await apart(served), asyncio.Event(), asyncio.Event()
+
+    async def late(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        asked_at.set()
+        await go_on.wait()
+        yield play.servers[1].answer(asked, asked.tokens())
+
+    play.servers[1].events = late
+    async with going(play.generate("p000001", 1, LONG)) as running:
+        await asked_at.wait()
+        again = msgspec.structs.replace(play.router._published, slots=99)  # a decode server has joined
+        await publish(play.bus, again)
+        await until(lambda: [engine.slots for engine in play.fleet._engines.values()] == [99], "workers know")
+        go_on.set()
+        answer = await running
+
+    assert answer.versions.tolist() == [1] * LONG
+    assert not play.counts
+
+
+async def test_requests_stay_at_their_engine_while_it_and_the_others_take_new_weights(served: Any):
+    play, updated = await served(), asyncio.Event()
+    model, manner = ModelInfo("any", 64, 4096), Manner(in_place=True)
+    play.generator = Generator(play.fleet, model, str, counts=play.counts, manner=manner)
+
+    def stays(server: LikeSGLang) -> Callable[[Asked], AsyncIterator[dict[str, Any]]]:
+        async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+            if asked.limit == LONG:
+                yield server.answer(asked, asked.tokens(LONG - 8), None)
+                await updated.wait()
+                yield server.answer(asked, asked.tokens(4), None)
+            yield server.answer(asked, asked.tokens(4))
+
+        return events
+
+    for number, server in enumerate(play.servers):
+        server.events = stays(server)
+        await play.ready(number, 1)
+    await until(lambda: play.router.context.vitals.get("engines") == 2, "both engines are behind the router")
+    running = [asyncio.create_task(play.generate(f"p{number:06d}", 1, LONG)) for number in range(8)]
+    await until(lambda: sum(map(len, play.asked())) == 8, "all of them run")
+    counts = [len(asked) for asked in play.asked()]
+    for number in (0, 1):  # the second is taken out of the router, and put back
+        await publish(play.bus, EngineUpdating(f"engine-{number + 1}", 0, 2))
+        await play.ready(number, 2)
+        await until(lambda number=number: play.router.context.vitals.get("engines") == 1 + number, "it has joined")
+        assert (await play.generate("p000009", 2)).versions.tolist() == [2] * 4
+    updated.set()
+    answers = await asyncio.gather(*running)
+
+    assert min(counts) > 0
+    assert sum(map(len, play.asked())) == 8 + 2  # one request for each
+    assert all(answer.versions.tolist() == [1] * (LONG - 4) + [2] * 4 and answer.hybrid for answer in answers)
+    assert not play.counts

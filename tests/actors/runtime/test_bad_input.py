@@ -27,11 +27,24 @@ from asyncrl.ports import free_port
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from harness.examples import example
-from harness.stage import Connect, Stage, until
+from harness.stage import Connect, Stage, provision_leased, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
 from topics.table import BY_NAME, TOPICS
-from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, TRAJECTORIES, VITALS, WEIGHTS, Topic
+from topics.topic import (
+    ACTORS,
+    BLOBS,
+    DEAD,
+    FLEET,
+    LEDGER_BLOBS,
+    SESSIONS,
+    STREAMS,
+    TRAJECTORIES,
+    TURNS,
+    VITALS,
+    WEIGHTS,
+    Topic,
+)
 
 # --- servers that cannot be used
 
@@ -115,7 +128,7 @@ async def test_a_stream_with_other_settings_is_named_with_the_difference(bus: Bu
     await bus.api(f"STREAM.UPDATE.{name}", {**config, "discard": "old"})
 
     with pytest.raises(ProvisionError) as error:
-        await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=1)
+        await provision_leased(bus, 1)
 
     assert str(error.value) == (
         f"stream {name} is already there with other settings: discard is 'old', expected 'new'; choose another run "
@@ -124,7 +137,7 @@ async def test_a_stream_with_other_settings_is_named_with_the_difference(bus: Bu
 
 
 async def test_provisioning_the_same_run_again_changes_nothing(bus: Bus):
-    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=1)
+    await provision_leased(bus, 1)
 
     assert set(await stream_states(bus)) == {stream.name for stream in STREAMS}
 
@@ -193,13 +206,15 @@ async def test_a_run_id_that_a_shared_server_knows_already_is_refused(bus: Bus, 
 # --- messages that are not what they should be
 
 ROLES = ("engine", "prompter", "buffer", "learner", "rollout", "reward", "recorder")
-# Read by reference, by people, and by the supervisor, who is not here.
-UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, WEIGHTS, VITALS, DEAD, ACTORS, FLEET}
+# Read by reference, by people, by the supervisor, who is not here, and by what a gateway needs.
+UNREAD_STREAMS = {BLOBS, LEDGER_BLOBS, WEIGHTS, VITALS, DEAD, ACTORS, FLEET, TURNS, SESSIONS}
 UNREAD = {
     "trajectory.progressed",
     "progress.stored",
     "prompter.heartbeat",
-}  # when work is resumed; headers alone
+    "group.completed",
+    "group.graded",
+}  # when work is resumed; headers alone; by workers of group rewards, whom these settings do not start
 FOLLOWED = [topic for topic in TOPICS if topic.stream not in UNREAD_STREAMS and topic.name not in UNREAD]
 STEPS = 12
 
@@ -280,11 +295,14 @@ async def test_garbage_on_every_topic_becomes_dead_letters_and_the_run_goes_on(p
     await begun(play)
     output: dict[tuple[str, int], bytes] = {}
 
-    for garbage in (b"garbage \xc1", msgspec.msgpack.encode({"v": "one", "trajectory_id": [], "step": {}})):
-        for topic in TOPICS:
-            sequence = (await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})).seq
-            if topic in FOLLOWED:
-                output[topic.stream.name, sequence] = garbage
+    async def say(topic: Topic[Any], garbage: bytes) -> None:
+        sequence = (await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})).seq
+        if topic in FOLLOWED:
+            output[topic.stream.name, sequence] = garbage
+
+    words = (b"garbage \xc1", msgspec.msgpack.encode({"v": "one", "trajectory_id": [], "step": {}}))
+    # At once: the learner, who is to read them, leaves after its last step.
+    await asyncio.gather(*(say(topic, garbage) for garbage in words for topic in TOPICS))
 
     await play.trained()
     await until(lambda: has_letters(bus, output.keys()), "a dead letter for each")

@@ -36,7 +36,21 @@ from topics.actors import (
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_READY
 from topics.table import TOPICS, topic_of
-from topics.topic import ACTORS, BATCHES, BLOBS, DEAD, LEDGER_BLOBS, STREAMS, TRAINING, VITALS, WEIGHTS, Stream, Topic
+from topics.topic import (
+    ACTORS,
+    BATCHES,
+    BLOBS,
+    DEAD,
+    LEDGER_BLOBS,
+    SESSIONS,
+    STREAMS,
+    TRAINING,
+    TURNS,
+    VITALS,
+    WEIGHTS,
+    Stream,
+    Topic,
+)
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
 from topics.wire import WireError, decode
 
@@ -47,18 +61,22 @@ MORE_STEPS = 10
 CONFIG = {
     "task": {"options": {"letters": 4}},
     "engine": {"kind": "scripted", "scripted_tokens": 4},
-    "learner": {"trainer": "scripted", "steps": 1_000_000, "scripted_step_s": 0.05},
+    "learner": {"trainer": "scripted", "steps": 1_000_000, "scripted_step_s": 0.2},
     "rollout": {"group_size": 2, "slots": 16},
     "workers": {"lease_s": LEASE_S},
     "buffer": {"batch_groups": 2, "group_deadline_s": 5.0},
     "recorder": {"plot": False},
 }
-# What nobody decodes while the run goes on: bodies that are read by reference, by people, or at a start alone.
+# What nobody decodes while the run goes on: bodies that are read by reference, by people, at a start alone, or by
+# workers of group rewards, whom these settings do not start.
 UNREAD = {"trajectory.progressed", "progress.stored", "prompter.heartbeat", "prompter.claimed", "work.isolated"}
+UNREAD |= {"group.completed", "group.graded"}
+UNREAD |= {"key.added", "key.revoked"}  # by a gateway, which they do not start either
+LIVE = (TURNS, SESSIONS)  # logs of a gateway
 FOLLOWED = {
     topic.name
     for topic in TOPICS
-    if topic.stream not in (BLOBS, LEDGER_BLOBS, WEIGHTS, DEAD, VITALS)
+    if topic.stream not in (BLOBS, LEDGER_BLOBS, WEIGHTS, DEAD, VITALS, *LIVE)
     and topic.name not in UNREAD
     and topic.message is not KeeperSnapshot
 }
@@ -214,7 +232,7 @@ async def letters_of(bus: Bus, there: dict[tuple[str, int], Record]) -> set[tupl
 
 
 async def all_are_kept(bus: Bus, there: dict[tuple[str, int], Record]) -> bool:
-    """Whether no more letters came for some seconds."""
+    """Return whether no more dead letters came for some seconds."""
     letters = await letters_of(bus, there)
     await asyncio.sleep(3)
     return letters == await letters_of(bus, there)

@@ -13,7 +13,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, publish_if_latest, read
 from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
-from harness.stage import Stage, until
+from harness.stage import Stage, provision_leased, until
 from topics.engines import EngineReady
 from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
@@ -194,6 +194,7 @@ async def test_what_ends_its_process_is_poison_and_its_neighbours_are_done(bus: 
 
 
 async def test_hundreds_of_suspects_are_done_by_few_processes_and_only_the_guilty_one_is_poison(bus: Bus, scene: Any):
+    await provision_leased(bus, 10.0)
     play, count = scene(workers={"lease_s": 10.0}), 200
     await play.engine()
     names = [f"p{number:06d}-0" for number in range(count)]
@@ -237,6 +238,7 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
 
 
 async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus: Bus, scene: Any):
+    await provision_leased(bus, 30.0)
     play = scene(workers={"lease_s": 30.0})
     await play.engine()
     await play.suspect("p000000-0", "holds")

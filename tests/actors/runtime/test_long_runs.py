@@ -39,7 +39,7 @@ GROUPS = 4
 
 
 class Log(Feed):
-    """What was said, to be fed to folds in any order of the logs."""
+    """Published messages, to be fed to folds in any order of the logs."""
 
     def __init__(self):
         super().__init__(self)
@@ -129,7 +129,7 @@ def test_a_learner_remembers_what_may_be_trained_again():
     assert sorted(fold.state.published) == [*range(30, 46)]
     assert fold.at_hand(45) is not None
     assert fold.at_hand(43) is None
-    assert fold.state.evaluated == 42
+    assert fold.state.asked_for == {"": 42}
 
 
 def test_what_the_payload_stream_holds_is_read_from_there_and_not_from_a_snapshot():

@@ -9,7 +9,8 @@ from functools import partial
 import msgspec
 import pytest
 
-from actors.buffer.fold import BufferFold, Plan
+from actors.buffer.fold import BufferFold
+from actors.buffer.plan import Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
 from actors.runtime.keeper import Keeper
@@ -199,7 +200,7 @@ async def leave(keeper: Keeper) -> None:
 
 
 async def issue(keeper: Keeper) -> list[str]:
-    """What the keeper issues until its credit is used up."""
+    """Return what the keeper issues until its credit is used up."""
     names = []
     while wanted := keeper._fold.wanted():
         decisions = []
@@ -335,12 +336,21 @@ async def test_a_killed_buffer_goes_on_from_its_snapshot(bus: Bus, stage: Callab
     assert "dead_letters" not in recording.vitals
 
 
-async def test_who_holds_a_run_together_starts_without_torch():
-    roles = "prompter", "buffer", "supervisor", "engine", "rollout", "reward", "recorder"
-    words = f"import sys, actors.main, {', '.join(f'actors.{role}' for role in roles)}; print('torch' in sys.modules)"
+async def loaded(*roles: str) -> set[str]:
+    """Modules that actors of these roles load before they start."""
+    names = ", ".join(f"actors.{role}.actor" for role in roles)
+    words = f"import sys, actors.main, {names}; print(*sys.modules)"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", words, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
-    assert output == b"False\n"
+    return set(output.decode().split())
+
+
+async def test_who_holds_a_run_together_starts_without_torch_and_keepers_without_http():
+    keepers = await loaded("prompter", "buffer", "recorder", "supervisor")
+    others = await loaded("engine", "rollout", "reward")
+    assert keepers & {"torch", "transformers", "aiohttp", "rich"} == set()
+    assert others & {"torch", "transformers", "rich"} == set()
+    assert {"nats.aio.client", "structlog"} <= keepers & others
 
 
 async def packed(bus: Bus, step: int) -> bool:

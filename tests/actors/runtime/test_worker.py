@@ -17,12 +17,12 @@ from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.provision import make_queue, queue_states, stream_states
 from asyncrl.bus.publish import pack, publish, read
 from harness.results import dead_letters, generated
-from harness.stage import LEASE_S, Stage, until
+from harness.stage import DEADLINE_S, LEASE_S, Connect, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.ids import EVALUATION, prompt_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import QUEUES
-from topics.topic import ACTORS, GRADES
+from topics.topic import ACTORS, GRADES, PROMPTS
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
 Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[Any]]
@@ -202,6 +202,41 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus,
 
     await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")
     assert sorted(begun[4:]) == sorted(begun[:4])
+
+
+async def test_a_worker_that_is_asked_to_stop_gives_back_what_is_on_its_way_to_it(
+    bus: Bus, connect: Connect, work: Work
+):
+    begun: list[int] = []
+
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        begun.append(delivery.at.deliveries)
+        return []
+
+    async def asks() -> bool:
+        info = await bus.api(f"CONSUMER.INFO.{PROMPTS.full_name(bus.run)}.rollout")
+        return int(info["num_waiting"]) == 1
+
+    async def sent() -> bool:
+        return await queue(other) == (0, 4)
+
+    other = await connect(bus.run)
+    await make_queue(bus, QUEUES["rollout"], 600)  # no lease ends while this runs
+    context, task = work(handle)
+    await until(asks, "it asks for work")
+    socket = bus.client._transport._io_reader._transport
+    socket.pause_reading()
+    await issue(other, 4)
+    await until(sent, "the server has sent it work")
+
+    context.stop.set()
+    socket.resume_reading()
+    await asyncio.wait_for(task, DEADLINE_S)
+    assert begun == []
+    work(handle)
+
+    await until(lambda: nothing_is_left(bus), "another worker does it at once")
+    assert begun == [2] * 4
 
 
 async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bus: Bus, stage: Callable[..., Stage]):

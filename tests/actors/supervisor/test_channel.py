@@ -26,8 +26,9 @@ from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished,
 class Supervised:
     """The fold of a supervisor, fed with messages."""
 
-    def __init__(self, **weights: object) -> None:
-        self.config = msgspec.convert({"weights": weights, "learner": {"keep_versions": 4}}, Config)
+    def __init__(self, engines: str = "", **weights: object) -> None:
+        tables = {"weights": weights, "learner": {"keep_versions": 4}, "eval": {"engines": engines}}
+        self.config = msgspec.convert(tables, Config)
         self.fold = SupervisorFold(self.config)
         self._sequence = 0
 
@@ -223,6 +224,19 @@ def test_versions_under_the_oldest_evaluation_stay_until_it_is_judged():
     assert run.kept() == [16, 17, 18, 19]
 
 
+def test_versions_that_engines_of_evaluations_wait_for_stay_until_these_are_scored():
+    run = Supervised(engines="held")
+    for number in range(6):
+        run.publish(*range(5 * number, 5 * number + 5))
+        run.add(EVAL_REQUESTED, EvalRequested(f"e{number:06d}", 5 * number + 4, 8, 0.0))
+        run.kept()
+    run.publish(30, 31)
+
+    assert run.kept() == [4, 9, 14, 19, 28, 29, 30, 31]  # of the oldest learner.keep_versions evaluations
+    run.add(EVAL_SCORED, EvalScored("e000001", 9, {9: 5}, 0.1, 8, 0, 1.0))
+    assert run.kept() == [4, 14, 19, 28, 29, 30, 31]
+
+
 def test_without_a_gate_evaluations_move_nothing_and_keep_nothing():
     run = Supervised()
     run.publish(*range(3))
@@ -242,3 +256,13 @@ def test_a_supervisor_that_died_behind_its_decision_does_not_decide_again_in_any
     assert run.decide() is None
     state = msgspec.msgpack.decode(msgspec.msgpack.encode(run.fold.state), type=SupervisorState)
     assert state.channel == run.fold.state.channel
+
+
+def test_only_the_set_that_the_gate_names_is_judged():
+    run = Supervised(gate_metric="pass@2", gate_threshold=0.6, gate_set="hard")
+    run.publish(0, 1)
+    for number, dataset in enumerate(("easy", "hard")):
+        scored = EvalScored(f"e{number:06d}", 1, {1: 5}, 0.1, 8, 0, 1.0, metrics={"pass@2": 0.9}, dataset=dataset)
+        run.add(EVAL_SCORED, scored)
+
+    assert [score.value for score in run.fold.state.channel.scores.values()] == [0.9]

@@ -35,7 +35,7 @@ CONFIG = msgspec.convert({"rollout": {"group_size": 2}}, Config)
 
 
 class Story:
-    """What was said on each log; it can be told with the logs interleaved in any way."""
+    """Messages of each log, which can be read with the logs interleaved in any way."""
 
     def __init__(self):
         self.logs = {}

@@ -5,16 +5,23 @@ import asyncio
 import numpy as np
 import pytest
 
+from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.log import read_message
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import BlobMissing, body_of
 from asyncrl.bus.pull import Puller, position
-from harness.stage import until
+from harness.stage import DEADLINE_S, until
 from harness.stories import result
-from harness.trimming import announce, trimming
+from harness.trimming import Owner, announce, keeping, trimming
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PromptIssued, PromptRow
-from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, CHECKPOINT_REQUESTED, STREAM_TRIMMED
+from topics.streams import (
+    ADMISSION_PAUSED,
+    ADMISSION_RESUMED,
+    CHECKPOINT_REQUESTED,
+    STREAM_TRIMMED,
+    STREAM_TRIMMING,
+)
 from topics.topic import BLOBS, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
@@ -163,3 +170,38 @@ async def test_what_is_no_message_at_all_goes_where_it_takes_the_room_of_open_wo
 
     state = (await stream_states(bus))["TRAJECTORIES"]
     assert (state["messages"], state["first_seq"]) == (1, needed)
+
+
+class Died(Exception):
+    """The end of a supervisor at a crash point."""
+
+
+@pytest.mark.parametrize("point", ["trim.announced", "trim.blobs_purged", "trim.purged"])
+async def test_a_reader_can_tell_a_purge_from_a_loss_wherever_the_supervisor_dies(bus, stage, monkeypatch, point):
+    names = [f"p00000{prompt}-0" for prompt in range(3)]
+    await issue(bus, *names)
+    at = {name: await announce(bus, result(name, (0,) * 80_000)) for name in names}
+    members = [BatchMember(names[0], 0, Reference(at[names[0]], "00", 1), 1.0, 3)]
+    await announce(bus, BatchPacked(1, "rl", [BatchGroup("p000000", members)], 0))
+    for step in (1, 2):
+        await announce(bus, CheckpointSaved(0, step, "00", f"/there/step00000{step}-lineage0-00", 1))
+    await grade(bus, 3)
+    context, owner = stage().context("supervisor", bus), Owner(stage().config)
+
+    def dies(passed):
+        if passed == point:
+            raise Died
+
+    async with keeping(context, owner) as keeper:
+        with monkeypatch.context() as patched, pytest.raises(Died):
+            patched.setattr("actors.supervisor.trimmer.crash_point", dies)
+            await asyncio.wait_for(Trimmer(context, keeper, owner).run(), DEADLINE_S)
+
+    [told] = [message for topic, message in owner.messages if topic is STREAM_TRIMMING]
+    assert STREAM_TRIMMED not in owner.topics
+    assert (told.stream, told.below) == ("TRAJECTORIES", at["p000001-0"])
+    gone = [name for name in names if await read_message(bus, TRAJECTORIES, at[name]) is None]
+    assert gone == ([names[0]] if point == "trim.purged" else [])
+    async with trimming(stage(), bus) as after:  # the next supervisor
+        await until(lambda: STREAM_TRIMMED in after.topics or point == "trim.purged", "it trims what is left")
+    assert (await stream_states(bus))["TRAJECTORIES"]["first_seq"] == at["p000001-0"]

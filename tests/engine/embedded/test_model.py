@@ -2,6 +2,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -11,6 +12,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from asyncrl.engine.embedded import weights
@@ -39,8 +42,13 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+MIXTURE = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MODELS = {
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=32, tie_word_embeddings=True)),
+    "qwen3-moe": lambda: Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(**SHAPE, **MIXTURE, head_dim=32, tie_word_embeddings=False, norm_topk_prob=True)
+    ),
+    "shares-of-all": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SHAPE, **MIXTURE, norm_topk_prob=False)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)),
     "llama": lambda: LlamaForCausalLM(
         LlamaConfig(**SHAPE, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
@@ -116,6 +124,27 @@ def test_sampled_logprobs_are_those_of_the_training_forward_in_a_changing_batch(
     for request in requests:
         assert len(request.tokens) == request.sampling.max_new_tokens
         torch.testing.assert_close(torch.tensor(request.logprobs), logprobs_of(model, request), atol=1e-4, rtol=0)
+
+
+def test_the_experts_of_each_token_are_those_of_transformers_also_where_its_prefix_was_known(tmp_path):
+    torch.manual_seed(0)
+    model = MODELS["qwen3-moe"]().eval()
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path)
+    engine, prompt = Engine(tmp_path, max_running=2, context_length=96), torch.randint(0, 97, (40,)).tolist()
+    for index, length in enumerate((40, 33)):
+        request = Request(str(index), prompt[:length], Sampling(12))
+        request.routed = np.zeros((0, 0, 0), np.int32)
+        run(engine, request)
+        chosen: list[torch.Tensor] = []
+        for layer in model.model.layers:
+            layer.mlp.gate.register_forward_hook(lambda _, __, found, chosen=chosen: chosen.append(found[2]))
+        logprobs_of(model, request)
+
+        assert request.cached_tokens == (32 if index else 0)
+        expected = torch.stack(chosen[:2], 1)[:-1].sort(-1).values
+        assert torch.equal(torch.from_numpy(request.routed).sort(-1).values.long(), expected)
 
 
 def test_a_prompt_longer_than_one_pass_gives_the_same_logprobs(tmp_path):

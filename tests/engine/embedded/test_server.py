@@ -145,7 +145,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(http):
         (ask(input_ids="hello"), "Expected `array | null`"),
         (ask(text="hello"), "text is not served"),
         (ask(input_ids=[[1], [2]], rid=["a", "a"]), "Duplicate request ID"),
-        (ask(top_logprobs_num=5), "top_logprobs_num is not served"),
+        (ask(top_logprobs_num=5), "top_logprobs_num is served by the embedded engine for prompts alone"),
     ],
 )
 async def test_a_bad_request_is_a_400_with_the_reason(http, body, message):
@@ -334,6 +334,27 @@ async def test_weights_change_under_a_running_stream_with_exact_versions(client,
     assert [span.version for span in generation.weight_versions] == ["0", "1"]
     change = generation.weight_versions[1].start
     assert sum(len(chunk.token_ids) for chunk in chunks if chunk.weight_version == "0") == change
+
+
+async def test_a_request_for_a_version_that_is_not_there_is_told_to_come_again(client, http, model):
+    async def asked(**headers):
+        named = {f"X-Weight-Version-{name}": str(value) for name, value in headers.items()}
+        body = {"input_ids": [1], "sampling_params": {"max_new_tokens": 2}}
+        async with http.post("/generate", json=body, headers=named) as response:
+            return response.status, response.headers.get("Retry-After")
+
+    assert await asked(Min=0) == (503, "1"), "its weights have no version"
+    async with http.post(
+        "/update_weights_from_disk", json={"model_path": str(model), "weight_version": "0:7:d"}
+    ) as done:
+        assert done.status == 200
+    found = [await asked(**wanted) for wanted in ({}, {"Min": 7}, {"Exact": 7}, {"Min": 3, "Exact": 7})]
+    assert found == [(200, None)] * 4
+    assert [await asked(Min=8), await asked(Exact=8)] == [(503, "1")] * 2, "it may still come"
+    assert await asked(Exact=6) == (409, "1"), "it has gone by"
+    assert [await asked(Min=-1), await asked(Exact="new")] == [(400, None)] * 2
+    async with http.post("/update_weights_from_disk", json={"model_path": str(model), "weight_version": "0"}) as done:
+        assert done.status == 200
 
 
 async def test_a_pause_that_aborts_holds_later_requests_until_continue(client, addresses):

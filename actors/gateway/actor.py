@@ -1,0 +1,393 @@
+"""The gateway: three HTTP APIs on one port, answered by the engines of the run over updates and faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from actors.gateway.facts import Facts
+from actors.gateway.feedback import give_feedback
+from actors.gateway.meter import Meter
+from actors.gateway.turn import Turn
+from actors.runtime.actor import ActorFault, Context
+from actors.runtime.engines import follow_fleet, open_fleet
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import Record, last_sequence
+from asyncrl.bus.publish import BY
+from asyncrl.data.model_dir import check_model_directory
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.engine.generator import Generator, Manner
+from asyncrl.live.apis.messages import COUNT_PATH
+from asyncrl.live.apis.table import APIS, MESSAGES
+from asyncrl.live.apis.words import Api, Call, Events, LiveError, Request
+from asyncrl.live.conversation import Conversations, Prompt, Seam
+from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
+from asyncrl.live.keys import Keys
+from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session, session_of
+from asyncrl.live.tools import Wording, format_of
+from asyncrl.live.turn_log import Stored, TurnLog, asked
+from topics.topic import ACTORS, TURNS, Topic
+from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, SessionLeft, TurnFinished, TurnSampled, TurnStarted
+
+Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
+_READ_BACK = 20_000  # messages of turns that a new gateway reads
+_CATCH_UP_S = 1.0  # for what other gateways have stored
+_LEAVE_S = 5.0  # for replies under way when it is asked to stop
+_BODY_S = 120.0  # for a client to send a body
+_LAST_S = 30.0  # for a client to read the end of a stream
+_NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
+
+
+async def main(context: Context) -> None:
+    """Serve until asked to stop."""
+    await Gateway(context).run()
+
+
+class Gateway:
+    """Answers requests; what it keeps between them is a cache."""
+
+    def __init__(self, context: Context) -> None:
+        """
+        Raises:
+            ModelError, TokenizerError: the model cannot hold conversations.
+        """
+        config, directory = context.config, context.files.model_path(context.config.model)
+        model = check_model_directory(directory)
+        self._context = context
+        self._settings = config.gateway
+        self._served = model._replace(context=config.engine.context or model.context)
+        self._tokenizer = TaskTokenizer.load(directory)
+        self._wording = Wording(self._tokenizer, format_of(self._tokenizer))
+        self._known = Conversations(Seam(self._tokenizer), most_tokens=self._settings.history_tokens)
+        self._keys = Keys()
+        self._fleet = open_fleet(context)
+        manner = Manner(self._settings.stream_tokens, config.weights.update == "in_place")
+        decode, counts = self._tokenizer.decode_all, context.vitals
+        self._generator = Generator(self._fleet, self._served, decode, counts=counts, manner=manner)
+        self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
+        self._turns = context.listen(TURNS, self._take_turn)
+        self._news = asyncio.Event()  # a turn of another gateway
+        self._own = 0  # sequence of the last turn that was stored before it began
+        self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
+        self._meter = Meter(context, self._facts)
+        self._places = asyncio.Semaphore(self._settings.in_flight)
+        self._waiting = 0  # requests without a place
+
+    async def run(self) -> None:
+        """Serve until asked to stop."""
+        keys = self._context.listen(
+            ACTORS, lambda _topic, message, _record: self._keys.take(message), [KEY_ADDED, KEY_REVOKED]
+        )
+        await keys.start()
+        await keys.caught_up()
+        await self._read_turns()
+        engines = await follow_fleet(self._context, self._fleet)
+        runner = web.AppRunner(self._application(), shutdown_timeout=_LEAVE_S)
+        await runner.setup()
+        host, port = self._settings.host, self._settings.port
+        try:
+            await web.TCPSite(runner, host, port, reuse_port=self._settings.count > 1).start()
+            self._context.log.info("gateway listens", host=host, port=port)
+            await self._context.stop.wait()
+        except OSError as error:
+            raise ActorFault(f"the gateway cannot listen on {host}:{port}: {error}; set gateway.port") from error
+        finally:
+            await runner.cleanup()
+            await self._facts.close(_LEAVE_S)
+            await self._turns.close()
+            await self._meter.close()
+            await keys.close()
+            await engines.close()
+            await self._fleet.close()
+
+    async def _read_turns(self) -> None:
+        """Read what is known of turns, and end those that were under way when the process before it died."""
+        name = self._context.bus.name
+        self._own = await last_sequence(self._context.bus, TURNS)
+        await self._meter.start(self._own)
+        await self._turns.start(max(0, self._own - _READ_BACK))
+        await self._turns.caught_up()
+        for cut in self._log.open_of(name):
+            await self._facts.put(
+                TurnFinished(
+                    turn_id=cut.started.turn_id,
+                    session=cut.started.session,
+                    finish="gone",
+                    tokens=cut.tokens,
+                    logprobs=cut.logprobs,
+                    versions=cut.versions,
+                )
+            )
+            self._context.count("turns_cut")
+
+    def _take_turn(self, _topic: Topic[Any], fact: Any, record: Record) -> None:
+        """Fold in a turn of another gateway, or of the process before this one: its own are folded in at once."""
+        writer = record.headers.get(BY, "")
+        foreign = record.sequence <= self._own or writer != self._context.bus.name
+        if foreign and isinstance(fact, _TURN_FACTS):
+            self._log.take(fact, writer, record.time_ns / 1e9)
+        self._news.set()
+
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=self._settings.body_kb * 1024)
+        app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
+        app.add_routes(
+            [web.post(COUNT_PATH, self._count), web.get("/v1/models", self._models), web.get("/health", self._health)]
+        )
+        app.add_routes([web.delete("/v1/sessions/{name}", self._leave), web.post(FEEDBACK_PATH, self._feedback)])
+        return app
+
+    def _answerer(self, name: str, api: Api) -> Answered:
+        async def answer(http: web.Request) -> web.StreamResponse:
+            try:
+                key = self._keys.key(http.headers)
+                private = _is_private(key, http)
+                request = api.parse(await _body(http))
+                # Turns that are stored never go on from one that is not.
+                owner = f"{key.tenant}{' private' if private else ''}"
+                prompt, who = await self._prompt(request, owner), asked(owner, name, request, http.headers)
+                stored = self._log.retried(who, time.time())
+                if stored is not None and not _same(stored, prompt):
+                    stored = None
+                turn = Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
+                session = session_of(key.tenant, http.headers, turn.id, prompt.session)
+                begun_s = self._meter.begin(key)
+            except LiveError as error:
+                return self._refusal(api, error, "none")
+            reply = _Reply(http, api, turn, session)
+            try:
+                async with self._place(), self._leaving(session, key.tenant, private=private):
+                    await turn.begin(self._facts, key.tenant, name, session, private=private)
+                    ending = await turn.run(self._generator, self._facts, reply.send)
+                self._context.count("turns_repeated" if turn.repeats else "turns")
+                return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
+            except LiveError as error:
+                self._context.count("turns_failed")
+                status, body = api.error(error, turn.id)
+                return await reply.end(body, methodcaller("fail", error), status)
+            except ConnectionError:
+                self._context.count("clients_gone")
+                return reply.response or web.Response()
+            finally:
+                if not turn.repeats:
+                    await self._meter.end(key, turn.id, begun_s, turn.size, private=private)
+
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def _leaving(self, session: Session, tenant: str, *, private: bool) -> AsyncIterator[None]:
+        """End a session behind its last turn, where the request says that it is the last."""
+        try:
+            yield
+        finally:
+            if session.done and not private:
+                await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
+
+    async def _prompt(self, request: Request, owner: str) -> Prompt:
+        """Return the tokens of a request's prompt.
+
+        Args:
+            owner: whose histories it may go on with.
+
+        Raises:
+            LiveError: another model, messages that the template refuses, or too many tokens.
+        """
+        models = self._settings.models
+        if models and request.model not in models:
+            words = f"model {request.model!r} is not served here; there are {', '.join(models)}"
+            raise LiveError("absent", words, field="model")
+        if request.tools and self._wording.form is None:
+            words = "tools are not supported by the chat template of this model, or it writes calls in no known format"
+            raise LiveError("invalid", words, field="tools")
+        try:
+            prompt = self._following(request, owner)
+            if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
+                prompt = self._following(request, owner)
+        except TokenizerError as error:
+            raise LiveError("invalid", str(error), field="messages") from error
+        if prompt is None:
+            words = f"no response {request.previous!r} of yours is known here; send all messages"
+            raise LiveError("absent", words, field="previous_response_id")
+        most = self._served.context - 1
+        if not 0 < len(prompt.ids) <= most:
+            words = f"the prompt has {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
+            raise LiveError("invalid", words, field="messages")
+        return prompt
+
+    def _following(self, request: Request, owner: str) -> Prompt | None:
+        """Return the prompt by what is known now; None where the turn before it is not."""
+        if request.previous:
+            return self._log.following(request.previous, owner, request.messages)
+        return self._known.prompt(request.messages, owner, request.tools)
+
+    async def _caught_up(self) -> bool:
+        """Wait a little for what other gateways have stored by now; returns whether it is all there."""
+        try:
+            async with asyncio.timeout(_CATCH_UP_S):
+                last = await last_sequence(self._context.bus, TURNS)
+                while self._turns.last < last:
+                    self._news.clear()
+                    await self._news.wait()
+        except (TimeoutError, BusError):
+            return False
+        return True
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """Hold one of the places of requests under way, after a wait for it.
+
+        Raises:
+            LiveError: none became free in time, or as many requests wait already.
+        """
+        most, hold_s = self._settings.in_flight, self._settings.hold_s
+        if self._waiting >= most:
+            raise LiveError("overloaded", f"{most} requests are under way and {self._waiting} wait; try again later")
+        self._waiting += 1
+        try:
+            await asyncio.wait_for(self._places.acquire(), hold_s)
+        except TimeoutError as error:
+            words = f"{most} requests have been under way for {hold_s:g} s; try again later"
+            raise LiveError("overloaded", words) from error
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    async def _count(self, http: web.Request) -> web.StreamResponse:
+        try:
+            tenant = self._keys.tenant(http.headers)
+            prompt = await self._prompt(MESSAGES.parse_count(await _body(http)), tenant)
+        except LiveError as error:
+            return self._refusal(MESSAGES, error, "none")
+        return web.json_response({"input_tokens": len(prompt.ids)})
+
+    async def _feedback(self, http: web.Request) -> web.StreamResponse:
+        """Take what a user says of a reply."""
+        try:
+            tenant = self._keys.tenant(http.headers)
+            opinion = parse_feedback(await _body(http))
+            identity = await give_feedback(self._context.bus, tenant, opinion)
+        except LiveError as error:
+            return self._refusal(_api_of(http), error, "none")
+        self._context.count("feedback")
+        return web.json_response(feedback_body(identity, opinion))
+
+    async def _models(self, http: web.Request) -> web.StreamResponse:
+        """List the models, in the words of both vendors at once."""
+        try:
+            self._keys.tenant(http.headers)
+        except LiveError as error:
+            return self._refusal(_api_of(http), error, "none")
+        names = self._settings.models or [self._context.config.run]
+        date = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
+        data = [
+            {"id": name, "object": "model", "type": "model", "owned_by": "asyncrl", "display_name": name, **date}
+            for name in names
+        ]
+        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
+        return web.json_response({"object": "list", "data": data, **ends})
+
+    async def _leave(self, http: web.Request) -> web.StreamResponse:
+        """Take the end of a session; one that the tenant never had, or that has ended, ends again without an effect."""
+        try:
+            key = self._keys.key(http.headers)
+            session = session_of(key.tenant, {SESSION_HEADER: http.match_info["name"]}, "", "")
+        except LiveError as error:
+            return self._refusal(APIS["chat"], error, "none")
+        if not _is_private(key, http):
+            await self._facts.put(SessionLeft(session_id=session.id, tenant=key.tenant), anyway=True)
+        return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
+
+    async def _health(self, _http: web.Request) -> web.StreamResponse:
+        return web.json_response({"status": "ok"})
+
+    def _refusal(self, api: Api, error: LiveError, turn: str) -> web.Response:
+        self._context.count("requests_refused")
+        status, body = api.error(error, turn)
+        headers = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
+        return web.json_response(body, status=status, headers=headers)
+
+
+class _Reply:
+    """The HTTP answer to one request: whole, or a stream that is opened by its first event."""
+
+    def __init__(self, http: web.Request, api: Api, turn: Turn, session: Session) -> None:
+        self.response: web.StreamResponse | None = None
+        self._headers = {SESSION_HEADER: session.name, TURN_HEADER: turn.id}
+        self._http = http
+        self._turn = turn
+        self._events = api.events(turn.opening, turn.request) if turn.request.stream else None
+
+    async def send(self, text: str | Call | None) -> None:
+        """See `Send`."""
+        if self._http.transport is None or self._http.transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        if self._events is not None and text is not None:
+            response = await self._opened(self._events)
+            if isinstance(text, Call):
+                await response.write(self._events.call(text))
+            else:
+                await response.write(self._events.text(text) if text else self._events.alive())
+
+    async def end(
+        self, whole: dict[str, Any], last: Callable[[Events], bytes], status: int = 200
+    ) -> web.StreamResponse:
+        """Send the last events, or the whole body; what fails before the first event is a refusal with its status."""
+        if self._events is None or (self.response is None and status != 200):
+            return web.json_response(whole, status=status, headers=self._headers)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_S):
+                response = await self._opened(self._events)
+                await response.write(last(self._events))
+                await response.write_eof()
+                return response
+        if self._http.transport is not None:
+            self._http.transport.abort()
+        return self.response or web.Response()
+
+    async def _opened(self, events: Events) -> web.StreamResponse:
+        if self.response is None:
+            self.response = web.StreamResponse(headers=_EVENTS | self._headers)
+            await self.response.prepare(self._http)
+            await self.response.write(events.begin())
+        return self.response
+
+
+def _is_private(key: KeyAdded, http: web.Request) -> bool:
+    """Return whether nothing of a request is to be stored but counts."""
+    return key.private or http.headers.get(PRIVATE_HEADER, "").strip().lower() not in _NOT_PRIVATE
+
+
+def _same(stored: Stored, prompt: Prompt) -> bool:
+    """Return whether a turn has this prompt: a history that is known by now may give another."""
+    started = stored.started
+    return (started.parent, started.known) == (prompt.parent, prompt.known) and np.array_equal(
+        started.tokens, prompt.ids[prompt.known :]
+    )
+
+
+def _api_of(http: web.Request) -> Api:
+    """Return the API whose shape a refusal has at a path that both vendors' clients ask."""
+    return MESSAGES if "anthropic-version" in http.headers else APIS["chat"]
+
+
+async def _body(http: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(_BODY_S):
+            return await http.read()
+    except TimeoutError as error:
+        raise LiveError("invalid", f"the body has not come within {_BODY_S:g} s") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise LiveError("large", f"the body is larger than {error.text}") from error

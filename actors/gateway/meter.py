@@ -1,0 +1,61 @@
+"""Requests and tokens of tenants, counted over all gateways and their restarts."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from actors.gateway.facts import Facts
+from actors.runtime.actor import Context
+from asyncrl.bus.log import Record, first_since
+from asyncrl.bus.publish import BY
+from asyncrl.live.quotas import DAY_S, Usage
+from topics.topic import TURNS, Topic
+from topics.turns import TURN_COUNTED, KeyAdded, TurnCounted
+
+
+class Meter:
+    """Counts requests whose keys have limits, and those of which nothing else is stored."""
+
+    def __init__(self, context: Context, facts: Facts) -> None:
+        self._usage = Usage()
+        self._facts = facts
+        self._bus = context.bus
+        self._counts = context.listen(TURNS, self._take, [TURN_COUNTED])
+        self._before = 0  # sequence of the last turn that was stored before it began
+
+    async def start(self, before: int) -> None:
+        """Read the counts of the day.
+
+        Args:
+            before: sequence of the last turn that was stored before this process began.
+        """
+        self._before = before
+        today = int(time.time() // DAY_S * DAY_S * 1e9)
+        await self._counts.start(await first_since(self._bus, TURNS, today) - 1)
+        await self._counts.caught_up()
+
+    async def close(self) -> None:
+        """Read no more."""
+        await self._counts.close()
+
+    def begin(self, key: KeyAdded) -> float:
+        """Count a request that begins; returns when, seconds since 1970.
+
+        Raises:
+            LiveError: its key's limit is reached.
+        """
+        now_s = time.time()
+        self._usage.begin(key, now_s)
+        return now_s
+
+    async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, private: bool) -> None:
+        """Store the size of a request that has ended."""
+        if private or key.requests_per_minute or key.tokens_per_day:
+            counted = TurnCounted(turn_id=turn_id, tenant=key.tenant, begun_s=begun_s, tokens=tokens)
+            self._usage.take(counted, known=True)
+            await self._facts.put(counted, anyway=True)
+
+    def _take(self, _topic: Topic[Any], counted: TurnCounted, record: Record) -> None:
+        if record.sequence <= self._before or record.headers.get(BY, "") != self._bus.name:
+            self._usage.take(counted)

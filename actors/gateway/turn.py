@@ -1,0 +1,265 @@
+"""One turn: a request, its generation on the engines, and the reply that goes to the client as it comes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+from actors.gateway.facts import Facts
+from asyncrl.config.gateway_settings import GatewaySettings
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.client import EngineRefused, SamplingParams
+from asyncrl.engine.fleet import Wanted
+from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.stops import stop_string
+from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, assistant_message
+from asyncrl.live.conversation import Prompt, history_key
+from asyncrl.live.sessions import Session, skip_of
+from asyncrl.live.text import ReplyText
+from asyncrl.live.tools import CallText, Wording
+from asyncrl.live.turn_log import Asked, Stored
+from topics.actors import Waiting
+from topics.trajectories import Answer
+from topics.turns import Finish, TurnFinished, TurnSampled, TurnStarted
+
+_STORED_TOKENS = 64  # of a reply under way, after which they are stored
+Send = Callable[[str | Call | None], Awaitable[None]]
+"""Sends new text or a call, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
+
+
+class Turn(Watch):
+    """A reply under way."""
+
+    def __init__(
+        self,
+        request: Request,
+        prompt: Prompt,
+        wording: Wording,
+        settings: GatewaySettings,
+        *,
+        asked: Asked,
+        stored: Stored | None = None,
+    ) -> None:
+        """
+        Args:
+            stored: the turn that it repeats, where that is whole, or else goes on with.
+        """
+        self.repeats = stored is not None and stored.whole
+        self.continues = "" if stored is None or stored.whole else stored.started.turn_id
+        self.id = stored.started.turn_id if stored is not None and stored.whole else secrets.token_hex(12)
+        self.request = request
+        self._asked = asked
+        self.prompt = prompt
+        self.opening = Opening(self.id, request.model, int(time.time()), len(prompt.ids))
+        self._answer = Answer("generate", "", done=self.repeats)
+        if stored is not None:
+            self._answer.tokens, self._answer.logprobs = stored.tokens, stored.logprobs
+            self._answer.versions, self._answer.finish = stored.versions, stored.finish if stored.whole else ""
+        self._text = ReplyText(wording.tokenizer, request.stop)
+        self._form = wording.form if request.tools else None
+        self._calls = CallText(self._form, self.id)
+        self._settings = settings
+        self._came = asyncio.Event()  # tokens, or the end
+        self._session = ""  # known with its begin
+        self._recorded = False  # its begin is stored, or waits to be
+        self._held = False  # it waits for an engine
+        self._patience = asyncio.timeout(None)  # with its wait for an engine
+        self._patience_s = settings.hold_s  # of that wait is left
+        if self.continues and self._is_ended(wording.tokenizer):
+            self._answer.done, self._answer.finish = True, "stop"
+
+    @property
+    def size(self) -> int:
+        """Tokens of prompt and reply; 0 where there is no reply, or a repeated one."""
+        tokens = 0 if self.repeats else len(self._answer.tokens)
+        return tokens and len(self.prompt.ids) + tokens
+
+    async def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, private: bool = False) -> None:
+        """Store that it begins; where that is lost, or it is private, the turn is served alone."""
+        if self.repeats:
+            return
+        prompt, self._session = self.prompt, session.id
+        if not facts.has(prompt.parent):  # nobody could put it together
+            prompt = prompt._replace(parent="", known=0)
+        started = TurnStarted(
+            turn_id=self.id,
+            session=session.id,
+            tenant=tenant,
+            api=api,
+            parent=prompt.parent,
+            known=prompt.known,
+            tokens=prompt.ids[prompt.known :],
+            rewritten=prompt.rewritten,
+            temperature=self._sampling.temperature,
+            digest=self._asked.digest,
+            key=self._asked.key,
+            continues=self.continues,
+            skip=skip_of(self._sampling, side=session.side),
+        )
+        if private:
+            facts.know(started, owner=self._asked.owner)
+        else:
+            self._recorded = await facts.put(started)
+
+    async def run(self, generator: Generator, facts: Facts, send: Send) -> Ending:
+        """Sample the reply and send its text; returns its end, once that is stored or waits to be.
+
+        Raises:
+            LiveError: no engine gives the reply, or not in time.
+            ConnectionError: the client is gone.
+        """
+        finish: Finish = "failed"
+        task = asyncio.create_task(self._sample(generator))
+        task.add_done_callback(lambda _task: self._came.set())
+        try:
+            async with asyncio.timeout(self._settings.deadline_s):
+                await self._stream(task, facts, send)
+                await task
+                finish = self._whole
+                for piece in [*self._calls.add(self._text.end()), *self._calls.end()]:
+                    await send(piece)
+        except (ConnectionError, asyncio.CancelledError):
+            finish = "gone"
+            raise
+        except TimeoutError as error:
+            words = f"no whole reply within {self._settings.deadline_s:g} s; try again later"
+            raise LiveError("overloaded", words) from error
+        except EngineRefused as error:
+            raise LiveError("internal", f"the engines refuse the request: {error}") from error
+        finally:
+            await self._cancel(task)
+            await self._end(facts, finish)
+        return Ending(self._calls.text, len(self._answer.tokens), self._whole, self._text.stop, self._calls.calls)
+
+    @property
+    def _whole(self) -> Literal["stop", "length"]:
+        return "length" if self._answer.finish == "length" else "stop"
+
+    async def _stream(self, task: asyncio.Task[None], facts: Facts, send: Send) -> None:
+        """Send text as it becomes final, and signs of life while none does, until the task is done."""
+        had = stored = 0
+        if len(self._answer.tokens):
+            self._came.set()
+        while not (task.done() and had == len(self._answer.tokens)):
+            try:
+                async with asyncio.timeout(self._settings.alive_s):
+                    await self._came.wait()
+            except TimeoutError:
+                await send(None if self._held else "")
+                continue
+            self._came.clear()
+            new = self._answer.tokens[had:]
+            had += len(new)
+            for piece in self._calls.add(self._text.add(new)):
+                await send(piece)
+            if task.done():
+                return
+            if self._recorded and had - stored >= _STORED_TOKENS:
+                await facts.progress(self._sampled(stored, had))
+                stored = had
+
+    def _sampled(self, start: int, end: int) -> TurnSampled:
+        answer, part = self._answer, slice(start, end)
+        return TurnSampled(
+            turn_id=self.id,
+            start=start,
+            tokens=answer.tokens[part],
+            logprobs=answer.logprobs[part],
+            versions=answer.versions[part],
+        )
+
+    def _is_ended(self, tokenizer: TaskTokenizer) -> bool:
+        """Return whether the reply has its end already: its client was gone before that could be sent."""
+        tokens, stop = self._answer.tokens.tolist(), self._sampling.stop
+        if not tokens or tokens[-1] in tokenizer.eos_ids:
+            return bool(tokens)
+        return bool(stop) and stop_string(tokens, stop, tokenizer.decode_all) is not None
+
+    async def _sample(self, generator: Generator) -> None:
+        if self._answer.done:
+            return
+        wanted = Wanted(group=self.prompt.parent or self.id)
+        try:
+            async with self._patience:
+                await generator.generate(
+                    self.prompt.ids, self._sampling, wanted=wanted, answer=self._answer, watch=self
+                )
+        except TimeoutError as error:
+            words = f"no engine took the request within {self._settings.hold_s:g} s; try again later"
+            raise LiveError("overloaded", words) from error
+
+    def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
+        """See `Watch`: a reply without a token waits for an engine for a time, and is then refused."""
+        return nullcontext() if len(self._answer.tokens) else self._waits()
+
+    @contextlib.contextmanager
+    def _waits(self) -> Iterator[None]:
+        since = time.monotonic()
+        self._patience.reschedule(asyncio.get_running_loop().time() + self._patience_s)
+        self._held = True
+        try:
+            yield
+        finally:
+            self._patience_s -= time.monotonic() - since
+            self._held = self._patience.expired()
+            if not self._held:
+                self._patience.reschedule(None)
+
+    @property
+    def _history(self) -> str:
+        reply = assistant_message(self._calls.text, self._calls.calls)
+        return history_key(self.request.messages, reply, self.prompt.root).hex()
+
+    @property
+    def _sampling(self) -> SamplingParams:
+        request = self.request
+        return SamplingParams(
+            max_new_tokens=request.max_tokens or self._settings.max_new_tokens,
+            temperature=1.0 if request.temperature is None else request.temperature,
+            top_p=1.0 if request.top_p is None else request.top_p,
+            top_k=-1 if request.top_k is None else request.top_k,
+            stop=[*request.stop, *self._last_call],
+            seed=request.seed,
+        )
+
+    @property
+    def _last_call(self) -> list[str]:
+        """Return what ends the reply behind its first call, where it may have no second one."""
+        form = self._form
+        return [form.closer] if form is not None and form.closer and not self.request.parallel else []
+
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        """See `Watch`."""
+        if tokens:
+            self._came.set()
+
+    async def _end(self, facts: Facts, finish: Finish) -> None:
+        """Store how it ended; where its tokens have no room, that nobody has them."""
+        if self.repeats:
+            return
+        answer = self._answer
+        finished = TurnFinished(
+            turn_id=self.id,
+            session=self._session,
+            finish=finish,
+            tokens=answer.tokens,
+            logprobs=answer.logprobs,
+            versions=answer.versions,
+            history=self._history if finish in ("stop", "length") else "",
+        )
+        if not self._recorded:
+            facts.know(finished)
+        elif not await facts.put(finished):
+            self._recorded = False
+            await facts.put(TurnFinished(turn_id=self.id, session=self._session, finish="gone"), anyway=True)
+
+    @staticmethod
+    async def _cancel(task: asyncio.Task[None]) -> None:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EngineRefused, LiveError):
+            await task

@@ -1,0 +1,1 @@
+"""Group reward worker: grade the members of a group together."""

@@ -1,0 +1,1 @@
+"""The judge: grades turns of live traffic by what followed their replies."""

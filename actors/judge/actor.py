@@ -1,0 +1,71 @@
+"""The judge: a worker that asks for several votes on a turn and publishes what they come to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from contextlib import AsyncExitStack
+
+from actors.judge.kinds import JUDGES
+from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
+from actors.runtime.worker import WorkerLoop
+from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import EXPECT_SUBJECT, publish
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.judges.protocol import Case, Judge, Vote, VoteFailed, verdict_of
+from asyncrl.judges.reading import CaseReader
+from topics.actors import Waiting
+from topics.topic import TURNS
+from topics.turns import TURN_JUDGED, TurnJudged, TurnReady
+from topics.wire import Message
+
+
+async def main(context: Context) -> None:
+    """Run a judge until asked to stop."""
+    settings = context.config.live.judge
+    tokenizer = TaskTokenizer.load(context.files.model_path(context.config.model))
+    async with AsyncExitStack() as stack:
+        judge = await JUDGES[settings.kind](context, tokenizer, stack)
+        stack.push_async_callback(judge.close)
+        reader = CaseReader(context.bus, tokenizer, most_tokens=settings.history_tokens)
+        await WorkerLoop(context, JudgeWorker(context, judge, reader).handle, settings.in_flight).run()
+
+
+class JudgeWorker:
+    """Judges one turn at a time, many at once."""
+
+    def __init__(self, context: Context, judge: Judge, reader: CaseReader) -> None:
+        self._context = context
+        self._judge = judge
+        self._reader = reader
+
+    async def handle(self, ready: TurnReady, delivery: Delivery[TurnReady]) -> list[Message]:
+        """Publish the verdict on a turn, and return nothing more: its subject takes one message, that of the first
+        judge; another that had the turn before, and was taken for dead, changes nothing."""
+        bus, turn = self._context.bus, ready.turn_id
+        if await read_last(bus, TURNS, TURN_JUDGED.subject(bus.run, turn)) is not None:
+            return []
+        case = await self._reader.case(ready)
+        with delivery.waiting(Waiting("reward")):  # each vote has a deadline of its own
+            votes = await asyncio.gather(*(self._vote(case) for _ in range(self._context.config.live.judge.votes)))
+        verdict = verdict_of([vote for vote in votes if vote is not None])
+        if verdict.reward is None:
+            self._context.count("turns_without_vote")
+        scores = [None if vote is None else float(vote.score) for vote in votes]
+        judged = TurnJudged(turn, verdict.reward, self._judge.name, scores, verdict.hint)
+        with contextlib.suppress(WrongSequence):
+            await publish(bus, judged, headers={EXPECT_SUBJECT: "0"})
+            self._context.count("judged")
+        return []
+
+    async def _vote(self, case: Case) -> Vote | None:
+        try:
+            vote = await self._judge.vote(case)
+        except VoteFailed as error:
+            self._context.count("votes_failed")
+            self._context.log.warning("vote failed", turn=case.turn_id, reason=str(error)[:1024])
+            return None
+        self._context.count("votes")
+        return vote

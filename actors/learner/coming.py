@@ -1,0 +1,43 @@
+"""Rows of the batches to come."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from actors.learner.rank import Fetch, Gather
+from topics.actors import Activity
+
+if TYPE_CHECKING:
+    from actors.learner.fold import LearnerFold
+    from actors.learner.group import TrainerGroup
+    from actors.runtime.actor import Context
+    from actors.runtime.keeper import Keeper
+
+
+async def fetch_once_packed(keeper: Keeper, fold: LearnerFold, group: TrainerGroup, step: int) -> None:
+    """Let the group begin to fetch a batch once it is packed."""
+    while (sequence := fold.sequence(step)) is None:
+        await keeper.changes()
+    if not fold.skips(step):
+        await group.do(Fetch(sequence))
+
+
+async def gathered(context: Context, group: TrainerGroup, step: int, sequence: int) -> bool:
+    """Wait until a teacher that is a server has answered for the rows of a batch; False if the actor shall stop first.
+
+    Raises:
+        AsyncRLError: as `Gather`.
+    """
+    if not context.config.learner.teacher.url:
+        return True
+    context.doing(Activity("awaiting teacher", step))
+    waiting, stopped = asyncio.ensure_future(group.do(Gather(sequence))), asyncio.ensure_future(context.stop.wait())
+    try:
+        await asyncio.wait((waiting, stopped), return_when=asyncio.FIRST_COMPLETED)
+        if waiting.done():
+            await waiting
+        return waiting.done()
+    finally:
+        waiting.cancel()
+        stopped.cancel()

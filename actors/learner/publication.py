@@ -1,0 +1,177 @@
+"""The calls by which the learner publishes: every rank writes its share, and the first one completes it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors.learner.rank import Call, Rank
+from asyncrl.training.checkpoint import Checkpoint
+from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
+from asyncrl.weights.shares import Attempt
+from asyncrl.weights.tensors import TensorRecord, digest_of, manifest_of_records
+from asyncrl.weights.versions import FullShare, new_attempt
+from topics.weights import WeightsPublished
+
+
+class Share(Call[bytes]):
+    """Return the copied weights for other processes of the host: see `Publisher.shared`."""
+
+    answer, every_rank, beside = bytes, False, True
+
+    def _compute(self, rank: Rank) -> bytes:
+        return rank.publisher.shared()
+
+
+class Digest(Call[str]):
+    """Return the identity of the copied weights."""
+
+    answer = list[TensorRecord]
+
+    def _compute(self, rank: Rank) -> list[TensorRecord]:
+        return rank.publisher.records()
+
+    def merged(self, answers: Sequence[list[TensorRecord]]) -> str:
+        """See `Call`: each rank has its own tensors."""
+        return digest_of(manifest_of_records([record for records in answers for record in records]))
+
+
+class Drop(Call[None]):
+    """Remove the shares of what some rank could not write."""
+
+    beside = True
+    kind: Kind
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.drop(self.kind)
+
+
+class Publish(Call[WeightsPublished]):
+    """Write the copied weights into the weight store.
+
+    Raises:
+        NonFiniteWeights: a tensor holds values that are not finite; nothing is written.
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    answer, beside = Prepared, True
+    lineage: int
+    version: int
+    base: str = ""  # see `Publisher.prepare`
+
+    def _compute(self, rank: Rank) -> Prepared:
+        return rank.publisher.prepare(self.version, self.base)
+
+    def following(self, answers: Sequence[Prepared]) -> Call[WeightsPublished]:
+        """See `Call`: all ranks write a full version, or a difference."""
+        choice = choice_of(answers, self.base)
+        return WriteVersion(new_attempt(self.lineage, self.version), choice)
+
+
+class WriteVersion(Call[WeightsPublished]):
+    """Write the shares of a version; see `Publish`."""
+
+    answer, beside = VersionShare, True
+    attempt: Attempt
+    choice: Choice
+
+    def _compute(self, rank: Rank) -> VersionShare:
+        return rank.publisher.write_version(self.attempt, self.choice)
+
+    def following(self, answers: Sequence[VersionShare]) -> Call[WeightsPublished]:
+        """See `Call`."""
+        return CompleteVersion(self.attempt, self.choice, list(answers))
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("version")
+
+
+class CompleteVersion(Call[WeightsPublished]):
+    """Make a version of the shares; see `Publish`."""
+
+    answer, every_rank, beside = WeightsPublished, False, True
+    attempt: Attempt
+    choice: Choice
+    shares: list[VersionShare]
+
+    def _compute(self, rank: Rank) -> WeightsPublished:
+        return rank.publisher.complete_version(self.attempt, self.choice, self.shares)
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("version")
+
+
+class Save(Call[str]):
+    """Write the copied state as a checkpoint, and read it back; returns its directory.
+
+    Raises:
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    answer, beside = FullShare, True
+    checkpoint: Checkpoint
+
+    def _compute(self, rank: Rank) -> FullShare:
+        return rank.publisher.write_checkpoint(self.checkpoint)
+
+    def following(self, answers: Sequence[FullShare]) -> Call[str]:
+        """See `Call`."""
+        return CompleteSave(self.checkpoint, list(answers))
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("checkpoint")
+
+
+class CompleteSave(Call[str]):
+    """Make a checkpoint of the shares; see `Save`."""
+
+    answer, every_rank, beside = str, False, True
+    checkpoint: Checkpoint
+    shares: list[FullShare]
+
+    def _compute(self, rank: Rank) -> str:
+        return str(rank.publisher.complete_checkpoint(self.checkpoint, self.shares))
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("checkpoint")
+
+
+class Export(Call[None]):
+    """Write the copied weights as a model; one that is there is replaced.
+
+    Raises:
+        CheckpointError: the disk refused it; nothing is left behind.
+    """
+
+    answer = FullShare
+    directory: str
+
+    def _compute(self, rank: Rank) -> FullShare:
+        return rank.publisher.write_model(Path(self.directory))
+
+    def following(self, answers: Sequence[FullShare]) -> Call[None]:
+        """See `Call`."""
+        return CompleteExport(self.directory, list(answers))
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("model")
+
+
+class CompleteExport(Call[None]):
+    """Make a model of the shares; see `Export`."""
+
+    every_rank = False
+    directory: str
+    shares: list[FullShare]
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.complete_model(Path(self.directory), self.shares)
+
+    def undone(self) -> Call[None]:
+        """See `Call`."""
+        return Drop("model")

@@ -1,0 +1,56 @@
+"""Calls and answers as they travel to ranks that are processes: length-prefixed MessagePack over a local socket."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from actors.learner.publication import (
+    CompleteExport,
+    CompleteSave,
+    CompleteVersion,
+    Digest,
+    Drop,
+    Export,
+    Publish,
+    Save,
+    Share,
+    WriteVersion,
+)
+from actors.learner.rank import CopyState, CopyWeights, Fetch, Gather, Load, Open, Rest, Step
+from actors.learner.teacher import TeacherFault
+from actors.runtime.actor import ActorFault
+from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.errors import AsyncRLError
+from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
+
+_Training: TypeAlias = Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
+_Publication: TypeAlias = (
+    Share | Digest | Drop | Publish | WriteVersion | CompleteVersion | Save | CompleteSave | Export | CompleteExport
+)
+AnyCall: TypeAlias = _Training | _Publication
+BEAT_S = 1.0  # seconds between two heartbeats
+ERRORS: dict[str, type[AsyncRLError]] = {
+    error.__name__: error
+    for error in (TeacherFault, ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, NonFiniteWeights, RowError)
+}
+"""Errors that a rank reports and survives, a kind before what it is a kind of; any other ends it."""
+
+
+class NumberedCall(msgspec.Struct, array_like=True):
+    """A call to a rank."""
+
+    number: int
+    call: AnyCall
+
+
+class Reply(msgspec.Struct, array_like=True):
+    """The answer of a rank to a call; without a number a heartbeat, as which the first one names the rank."""
+
+    rank: int
+    number: int | None = None
+    value: msgspec.Raw = msgspec.Raw(b"\xc0")
+    error: str = ""  # name of a class in `ERRORS`
+    reason: str = ""

@@ -1,0 +1,237 @@
+"""The fold of the keeper of sessions, a pure function of messages: what becomes of each turn, and of sessions.
+
+A turn is ready once another continues it, or its session has ended; then judges may grade it. With a grade it is
+admitted to training, or has no valid vote and ends. A turn that cannot be trained ends as soon as that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from actors.sessions.state import OpenSession, OpenTurn, SessionsState, Verdict
+from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.log import Record
+from asyncrl.config.live_settings import LiveSettings
+from topics.turns import (
+    FeedbackGiven,
+    SessionClosed,
+    SessionLeft,
+    SkipReason,
+    TurnAdmitted,
+    TurnFinished,
+    TurnJudged,
+    TurnReady,
+    TurnSkipped,
+    TurnStarted,
+)
+from topics.wire import Message
+
+_AT_ONCE = 256  # decisions of one append
+_UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
+
+
+class SessionsFold(Fold):
+    """Turns that have no end, and sessions that are open."""
+
+    def __init__(self, settings: LiveSettings) -> None:
+        self._learns = settings.share > 0
+        self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
+        self.state = SessionsState()
+
+    @on_headers(TurnStarted)
+    def _on_started(self, record: Record) -> None:
+        heads, state = record.headers, self.state
+        name, session, parent = heads["turn"], heads["session"], heads.get("parent", "")
+        skip: SkipReason | None = heads.get("skip")  # type: ignore[assignment]  # the listener has checked it
+        entry = self._active(session, record)
+        before = state.turns.get(parent)
+        if before is not None and skip != "side" and heads.get("continues") not in before.evidence:  # else said already
+            before.evidence.append(name)
+            state.due[parent] = None
+        if name in state.ended_early:
+            state.ended_early.discard(name)
+            return
+        state.turns[name] = OpenTurn(session, heads["tenant"], float(heads["temperature"]), skip=skip)
+        if name in state.ready_early:
+            state.waiting[name] = state.ready_early.pop(name)
+        elif entry is not None:
+            entry.left = False  # the client goes on with it
+            entry.turns.add(name)
+
+    @on_headers(TurnFinished)
+    def _on_finished(self, record: Record) -> None:
+        name, finish = record.headers["turn"], record.headers["finish"]
+        turn = self.state.turns.get(name)
+        self._active(record.headers["session"], record)
+        if turn is None or turn.finished:
+            return
+        turn.finished = True
+        turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if record.headers["tokens"] == "0" else None)
+        self.state.due[name] = None
+
+    @on_headers(SessionLeft)
+    def _on_left(self, record: Record) -> None:
+        name = record.headers["session"]
+        if name not in self.state.sessions and name not in self.state.closed_early:
+            return  # it ended before, or never was
+        session = self._active(name, record)
+        if session is not None:
+            session.left = True
+            self.state.due |= dict.fromkeys(session.turns)
+            if not session.turns:
+                self.state.emptied[name] = None
+
+    @on_headers(TurnJudged)
+    def _on_judged(self, record: Record) -> None:
+        reward = record.headers.get("reward")
+        turn = self.state.turns.get(record.headers["turn"])
+        if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
+            turn.verdict = Verdict("judge", None if reward is None else float(reward))
+            self.state.due[record.headers["turn"]] = None
+
+    @on_headers(FeedbackGiven)
+    def _on_feedback(self, record: Record) -> None:
+        turn = self.state.turns.get(record.headers["turn"])
+        if turn is None or turn.tenant != record.headers["tenant"]:
+            self.state.late_feedback += 1
+            return
+        turn.verdict = Verdict("user", float(record.headers["score"]))
+        self.state.due[record.headers["turn"]] = None
+
+    @on(TurnReady)
+    def _on_ready(self, ready: TurnReady, record: Record) -> None:
+        turn = self.state.turns.get(ready.turn_id)
+        if turn is None:
+            self.state.ready_early[ready.turn_id] = record.time_ns
+            return
+        self.state.waiting[ready.turn_id] = record.time_ns
+        self._settle(ready.turn_id, turn)
+
+    @on(TurnAdmitted)
+    def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
+        self.state.admitted += 1
+        self._end(admitted.turn_id)
+
+    @on(TurnSkipped)
+    def _on_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
+        self.state.skipped[skipped.reason] = self.state.skipped.get(skipped.reason, 0) + 1
+        self._end(skipped.turn_id)
+
+    @on(SessionClosed)
+    def _on_closed(self, closed: SessionClosed, _record: Record) -> None:
+        session = self.state.sessions.get(closed.session_id)
+        if session is not None and session.newest <= closed.until:
+            del self.state.sessions[closed.session_id]
+        if session is None or session.newest < closed.until:
+            self.state.closed_early[closed.session_id] = closed.until
+
+    def _active(self, name: str, record: Record) -> OpenSession | None:
+        """Note that something came in a session; None where the own log says that it was closed after that."""
+        state, until = self.state, self.state.closed_early.get(name, 0)
+        if until and record.sequence >= until:
+            del state.closed_early[name]
+        if record.sequence <= until:
+            return None
+        session = state.sessions.pop(name, None) or OpenSession(0, 0)
+        session.newest, session.newest_ns = record.sequence, record.time_ns
+        state.sessions[name] = session
+        return session
+
+    def _settle(self, name: str, turn: OpenTurn) -> None:
+        """Take a turn from those that its session waits for."""
+        session = self.state.sessions.get(turn.session)
+        if session is not None:
+            session.turns.discard(name)
+            if session.left and not session.turns:
+                self.state.emptied[turn.session] = None
+
+    def _end(self, name: str) -> None:
+        turn = self.state.turns.pop(name, None)
+        self.state.due.pop(name, None)
+        if turn is None:
+            self.state.ready_early.pop(name, None)
+            self.state.ended_early.add(name)
+            return
+        self.state.waiting.pop(name, None)
+        self._settle(name, turn)
+
+    def decide(self, now: float) -> list[Message]:
+        """Return what is to be appended now.
+
+        Args:
+            now: seconds of the server's clock.
+        """
+        return list(islice(self._decisions(int(now * 1e9)), _AT_ONCE))
+
+    def next_deadline(self) -> float | None:
+        """Return the moment of the server's clock, in seconds, at which time alone decides something."""
+        moments = [session.newest_ns + self._idle_ns for session in islice(self.state.sessions.values(), 1)]
+        moments += [ready_ns + self._judge_ns for ready_ns in islice(self.state.waiting.values(), 1)]
+        return min(moments) / 1e9 if moments else None
+
+    def _decisions(self, now_ns: int) -> Iterator[Message]:
+        state = self.state
+        decided: set[str] = set()
+        for name in list(state.due):
+            decision = self._of_turn(name)
+            if decision is None:
+                del state.due[name]
+                continue
+            decided.add(name)
+            yield decision
+        for name, ready_ns in state.waiting.items():
+            if ready_ns + self._judge_ns > now_ns:
+                break
+            if name not in decided:
+                decided.add(name)
+                yield self._skipped(name, "unjudged")
+        yield from self._closings(now_ns, decided)
+
+    def _closings(self, now_ns: int, decided: set[str]) -> Iterator[Message]:
+        """Return the ends of sessions, and before them what becomes of the turns that they leave."""
+        state = self.state
+        for name, session in state.sessions.items():
+            if session.newest_ns + self._idle_ns > now_ns:
+                break
+            for turn in session.turns - decided:
+                yield self._ready(turn) if state.turns[turn].finished else self._skipped(turn, "lost")
+            if not session.turns:
+                yield SessionClosed(session_id=name, reason="idle", until=session.newest)
+        for name in list(state.emptied):
+            found = state.sessions.get(name)
+            if found is None or not found.left or found.turns:
+                del state.emptied[name]
+            elif found.newest_ns + self._idle_ns > now_ns:  # else it was closed above
+                yield SessionClosed(session_id=name, reason="left", until=found.newest)
+
+    def _of_turn(self, name: str) -> Message | None:
+        """Return what is decided of a turn; None where nothing is, yet or any more."""
+        turn = self.state.turns.get(name)
+        if turn is None or not turn.finished:
+            return None
+        if turn.skip is not None:
+            return self._skipped(name, turn.skip)
+        if turn.verdict is not None:
+            if turn.verdict.reward is None:
+                return self._skipped(name, "ungraded")
+            if not self._learns:  # else admitted turns would pile up: nobody issues them
+                return self._skipped(name, "off")
+            return TurnAdmitted(
+                turn_id=name,
+                session=turn.session,
+                tenant=turn.tenant,
+                reward=turn.verdict.reward,
+                by=turn.verdict.by,
+                temperature=turn.temperature,
+            )
+        session = self.state.sessions.get(turn.session)
+        over = bool(turn.evidence) or (session is not None and session.left)
+        return self._ready(name) if over and name not in self.state.waiting else None
+
+    def _ready(self, name: str) -> TurnReady:
+        turn = self.state.turns[name]
+        return TurnReady(turn_id=name, session=turn.session, tenant=turn.tenant, evidence=turn.evidence)
+
+    def _skipped(self, name: str, reason: SkipReason) -> TurnSkipped:
+        return TurnSkipped(turn_id=name, session=self.state.turns[name].session, reason=reason)

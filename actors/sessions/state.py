@@ -1,0 +1,54 @@
+"""The state of the keeper of sessions, as plain data."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from topics.turns import SkipReason
+
+
+class Verdict(msgspec.Struct):
+    """The grade of a turn so far; a user's stands against a judge's."""
+
+    by: Literal["judge", "user"]
+    reward: float | None  # None: no valid vote
+
+
+class OpenTurn(msgspec.Struct):
+    """A turn that has no end yet."""
+
+    session: str
+    tenant: str
+    temperature: float
+    finished: bool = False
+    skip: SkipReason | None = None
+    evidence: list[str] = []  # turns that continue it
+    verdict: Verdict | None = None
+
+
+class OpenSession(msgspec.Struct):
+    """A session that is not closed."""
+
+    newest: int  # sequence in TURNS of the newest message about it
+    newest_ns: int  # server's clock then
+    left: bool = False  # the client ended it
+    turns: set[str] = msgspec.field(default_factory=set)  # open ones that are not ready
+
+
+class SessionsState(msgspec.Struct):
+    """The whole state, which snapshots hold. A field whose meaning changes gets another name."""
+
+    turns: dict[str, OpenTurn] = {}
+    waiting: dict[str, int] = {}  # turns that are ready, in that order, and when they became so by the server's clock
+    sessions: dict[str, OpenSession] = {}  # the one with the oldest activity first
+    due: dict[str, None] = {}  # turns about which something may be decided, in the order of what came
+    emptied: dict[str, None] = {}  # sessions that a client ended, where no turn is left
+    # Records of the own log that were read before what they follow from: logs have no common order.
+    ended_early: set[str] = set()  # turns
+    ready_early: dict[str, int] = {}  # turns, and when they became ready
+    closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
+    skipped: dict[str, int] = {}  # turns by reason
+    admitted: int = 0
+    late_feedback: int = 0  # that came behind the end of its turn, or is not its tenant's

@@ -1,0 +1,90 @@
+"""The run as the supervisor sees it: published once a second, and examined where nothing is trained for seconds."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from actors.runtime.actor import Context
+from actors.runtime.keeper import Keeper
+from asyncrl.bus.errors import BusError
+from asyncrl.bus.publish import send
+from asyncrl.state.diagnose import diagnose
+from asyncrl.state.run_state import RunState
+from asyncrl.state.status import run_status
+from asyncrl.state.watch import LIMIT_S, Watch, disk_of
+from topics.stalls import StallEnded
+from topics.table import topic_for
+from topics.wire import Message
+
+_PUBLISH_S = 1.0
+_LISTED = 256  # actors, and engines
+_RETRY_S = 5.0
+_QUIET_S = 4.0  # a run that trains is well, and pays nothing
+_EXAMINE_S = 3.0
+_REPORTED_ELSEWHERE = ("dead letters",)  # they have a topic of their own and do not stall the run
+
+
+async def follow_run(context: Context) -> Watch:
+    """Follow the run from now on."""
+    while True:
+        watch = Watch(context.bus, RunState(context.bus.run, context.config.learner.steps))
+        try:
+            await watch.start()
+        except BusError as error:  # nothing of the run depends on it
+            context.log.warning("state not read", reason=str(error))
+            await watch.close()
+            await asyncio.sleep(_RETRY_S)  # nothing announces that the server answers again
+        else:
+            return watch
+
+
+async def publish_state(context: Context, watch: Watch, now: Callable[[], float]) -> None:
+    """Publish the state of the run until the actor is asked to stop.
+
+    Args:
+        watch: of the run.
+        now: the server's clock, seconds since the epoch.
+    """
+    while not context.stop.is_set():
+        await send(context.bus, run_status(watch.state, int(now() * 1e9), most=_LISTED))
+        await asyncio.sleep(_PUBLISH_S)
+    await watch.close()
+
+
+async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, trained: Callable[[], int]) -> None:
+    """Publish `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
+
+    Args:
+        watch: of the run.
+        trained: how many batches are known to be trained.
+    """
+    state = watch.state
+    count, since, found = -1, time.monotonic(), True  # a supervisor before this one may have found something
+    while not context.stop.is_set():
+        await asyncio.sleep(_EXAMINE_S)
+        if trained() != count:
+            count, since = trained(), time.monotonic()
+        if not found and time.monotonic() - since < _QUIET_S:
+            continue
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await watch.examine()
+            state.disks = [disk_of(context.files.root)]
+            found_now = [finding for finding in diagnose(state) if finding.cause not in _REPORTED_ELSEWHERE]
+        except Exception as error:  # a doctor's mistake must not end the supervisor, which heals the run
+            context.log.warning("no look at the run", reason=f"{type(error).__name__}: {error}")
+            continue
+        if context.stop.is_set():
+            return  # an actor that leaves now was asked to
+        findings = {(finding.cause, finding.object): finding for finding in found_now}
+        decisions: list[Message] = [new for key, new in findings.items() if key not in state.stalls]
+        decisions += [StallEnded(old.cause, old.object) for key, old in state.stalls.items() if key not in findings]
+        found = bool(findings)
+        for decision in decisions:
+            context.log.warning(topic_for(decision).name, **msgspec.to_builtins(decision))
+        if decisions:
+            await keeper.append_until_stored(decisions)

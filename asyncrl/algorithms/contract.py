@@ -1,0 +1,208 @@
+"""The contract of losses, advantages and filters, tried out on tokens and rewards made at random.
+
+`asyncrl check` runs it on the user's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from asyncrl.algorithms.advantages import Estimator, Values
+from asyncrl.algorithms.filters import Rewarded
+from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.algorithms.own_columns import Column
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.sums import Sums
+from asyncrl.algorithms.token_loss import Loss, Tokens
+from asyncrl.errors import AsyncRLError, last_lines
+
+_ROWS = 9
+_GROUPS = (4, 1, 2, 8)  # members
+
+
+class ContractError(AsyncRLError):
+    """A broken rule."""
+
+
+class Computed(NamedTuple):
+    """The results of a loss on some tokens."""
+
+    loss: torch.Tensor  # scalar
+    gradient: torch.Tensor  # [N] with respect to the log-probs
+    sums: Sums
+
+
+def some_tokens(rng: np.random.Generator, loss: Loss, *, rows: int = _ROWS) -> tuple[torch.Tensor, Tokens]:
+    """Log-probs and tokens of a few rows, each third without weight, with the columns that a loss needs."""
+    owner = np.repeat(np.arange(rows), rng.integers(1, 6, rows))
+    size = len(owner)
+    weights = np.where(np.arange(size) % 3 == 2, 0.0, rng.uniform(0.01, 0.1, size))
+    logprobs, behaviour = -rng.exponential(size=size), -rng.exponential(size=size)
+    names = (*loss.needs, "entropy") if loss.uses_entropy else loss.needs
+    return _floats(logprobs), Tokens(
+        behaviour=_floats(behaviour),
+        advantages=_floats(rng.normal(size=size)),
+        weights=_floats(weights),
+        rows=torch.from_numpy(owner),
+        in_queue=torch.from_numpy(owner % 4),
+        in_flight=torch.from_numpy(rng.integers(0, 12, size)),
+        columns={name: _floats(-rng.exponential(size=size)) for name in names},
+    )
+
+
+def _floats(values: Values) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def chosen(tokens: Tokens, where: torch.Tensor) -> Tokens:
+    """Some of the tokens, with their rows counted from 0."""
+    given = tokens._asdict()
+    columns = {name: column[where] for name, column in given.pop("columns").items()}
+    some = {name: values[where] for name, values in given.items()}
+    return Tokens(**{**some, "rows": torch.unique(some["rows"], return_inverse=True)[1]}, columns=columns)
+
+
+def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
+    """Call a loss, and check what it returns.
+
+    Raises:
+        ContractError: it returned something else than a loss and sums.
+    """
+    logprobs = logprobs.clone().requires_grad_()
+    answer = loss(logprobs, tokens)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
+        raise ContractError(f"it returned {type(answer).__name__}, expected (loss, dict of sums)")
+    total, sums = answer
+    if not isinstance(total, torch.Tensor) or total.ndim or not torch.isfinite(total):
+        raise ContractError(f"it returned the loss {total}, expected a finite tensor without dimensions")
+    for name, value in sums.items():
+        if not isinstance(value, torch.Tensor) or value.ndim or value.requires_grad or not torch.isfinite(value):
+            raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')
+    if "tokens" not in sums or sums["tokens"] != (tokens.weights > 0).sum():
+        raise ContractError('its sum "tokens" is not the number of tokens with a weight above 0')
+    if not total.requires_grad:
+        raise ContractError("its loss has no gradient with respect to the log-probs")
+    torch.autograd.backward(total)
+    if logprobs.grad is None or not torch.isfinite(logprobs.grad).all():
+        raise ContractError(f"the gradient of its loss is {logprobs.grad}, expected finite numbers")
+    return Computed(total.detach(), logprobs.grad, sums)
+
+
+def loss_problem(loss: Loss) -> str:
+    """Return the rule that a loss breaks; empty where it breaks none.
+
+    Every loss is one number with a finite gradient and with sums; a token without weight has no effect on any of them;
+    those of micro-batches add up to those of the batch.
+    """
+    return _broken(lambda: _check_loss(loss))
+
+
+def _check_loss(loss: Loss) -> None:
+    logprobs, tokens = some_tokens(np.random.default_rng(0), loss)
+    whole = computed(loss, logprobs, tokens)
+    without = tokens.weights == 0
+    moved = [torch.where(without, torch.full_like(values, -3.0), values) for values in (logprobs, *tokens[:2])]
+    other = computed(loss, moved[0], tokens._replace(behaviour=moved[1], advantages=moved[2]))
+    if whole.gradient[without].any() or not _close(whole.loss, other.loss) or not _alike(whole.sums, other.sums):
+        raise ContractError(
+            "its loss, gradient or sums depend on tokens of weight 0; multiply by tokens.weights, count where it is > 0"
+        )
+    parts = [torch.isin(tokens.rows, torch.tensor(rows)) for rows in ([7, 2], [8, 0, 1, 3, 4], [5, 6])]
+    found = [computed(loss, logprobs[part], chosen(tokens, part)) for part in parts]
+    if not _close(torch.stack([part.loss for part in found]).sum(), whole.loss):
+        raise ContractError(
+            "the losses of three micro-batches do not add up to that of all their rows; sum over the tokens, and "
+            "divide by nothing that depends on the micro-batch: tokens.weights are shares of the whole batch"
+        )
+    for where, part in zip(parts, found, strict=True):
+        if not _close(part.gradient, whole.gradient[where]):
+            raise ContractError("the gradient of a row depends on the other rows of its micro-batch")
+    for name in [name for name in whole.sums if not name.endswith("_max")]:
+        if any(name not in part.sums for part in found):
+            raise ContractError(f'its sum "{name}" is missing in some micro-batches; return the same names always')
+        if not _close(torch.stack([part.sums[name].float() for part in found]).sum(), whole.sums[name].float()):
+            raise ContractError(f'its sums "{name}" of three micro-batches do not add up; a mean is made of them later')
+
+
+def _close(found: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+def _alike(found: Sums, expected: Sums) -> bool:
+    return found.keys() == expected.keys() and all(_close(found[name], expected[name]) for name in found)
+
+
+def advantage_problem(estimator: Estimator) -> str:
+    """Return the rule that an estimator breaks; empty where it breaks none.
+
+    It gives one finite number for each member of each group, whatever the sizes of the groups, also where all rewards
+    are equal.
+    """
+    return _broken(lambda: _check_advantage(estimator))
+
+
+def _check_advantage(estimator: Estimator) -> None:
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(size=size) for size in _GROUPS] + [np.full(3, 0.1)]
+    for given in (groups, groups[:1], groups[1:2], groups[4:]):
+        before = [group.copy() for group in given]
+        found = estimator.of_groups(given)
+        if [np.shape(group) for group in found] != [group.shape for group in given]:
+            shapes = [np.shape(group) for group in found]
+            raise ContractError(
+                f"advantages of shapes {shapes} for groups of {[group.size for group in given]} members"
+            )
+        if not all(np.isfinite(group).all() for group in found):
+            raise ContractError(f"not all advantages are finite: {[group.tolist() for group in found]}")
+        if any((group != was).any() for group, was in zip(given, before, strict=True)):
+            raise ContractError("it changes the rewards that it is given")
+
+
+def column_problem(column: Column) -> str:
+    """Return the rule that a column of rows breaks; empty where it breaks none.
+
+    It gives one finite number for each token of a row, however long, and leaves the row as it is.
+    """
+    return _broken(lambda: _check_column(column))
+
+
+def _check_column(column: Column) -> None:
+    for size in (2, 5, 64):
+        mask, half = np.minimum(np.arange(size), 1).astype(np.uint8), np.full(size, 0.5, np.float32)
+        ids = np.arange(size, dtype=np.int32)
+        row = TrainRow("p000000-0", ids.copy(), mask, -half, np.zeros(size, np.int32), half + half, half)
+        column(row)
+        if (row.tokens != ids).any() or (row.logprobs != -0.5).any() or (row.advantages != 1.0).any():
+            raise ContractError("it changes the row that it is given")
+
+
+def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence[Sequence[Rewarded]]) -> str:
+    """Return the rule that a filter breaks; empty where it breaks none.
+
+    It gives one answer to a group, whenever it is asked.
+
+    Args:
+        groups: members as the buffer hands them over.
+    """
+
+    def check() -> None:
+        for members in groups:
+            first, second = (drops(members) for _ in range(2))
+            if not isinstance(first, bool) or first != second:
+                raise ContractError(f"it answers {first!r} and then {second!r} about one group, expected one bool")
+
+    return _broken(check)
+
+
+def _broken(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except (ContractError, AlgorithmError) as error:
+        return str(error)
+    except Exception as error:  # anything may happen in a user's function
+        return f"it raised\n{last_lines(error)}"
+    return ""

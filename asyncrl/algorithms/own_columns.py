@@ -1,0 +1,56 @@
+"""Columns of the user's own: numbers for each token that a loss of theirs needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
+from asyncrl.algorithms.rows import TrainRow
+from topics.wire import Float32Array
+
+Column: TypeAlias = Callable[[TrainRow], Float32Array]
+"""Numbers [T] of the tokens of a row."""
+
+RESERVED = ("entropy", "penalty", "proximal", "reference", "second_moment", "teacher", "teacher_top", "values")
+"""Columns that are filled here."""
+
+
+def _of_user(found: Any) -> Column:
+    """A function of a row."""
+    if isinstance(found, type):
+        raise TypeError("it is a class, expected a function of a row")
+    given = guarded(found)
+
+    @wraps(found)
+    def column(row: TrainRow) -> Float32Array:
+        values = guarded(np.asarray)(given(row), np.float32)
+        if values.shape != row.tokens.shape or not np.isfinite(values).all():
+            what = f"trajectory {row.trajectory_id!r}: a column of shape {values.shape} for {len(row.tokens)} tokens"
+            raise AlgorithmError(f"{what}; it is one finite number for each")
+        return values
+
+    return column
+
+
+COLUMNS: Table[Column] = Table({}, _of_user)
+"""Columns by their name in `learner.columns`; all are the user's own."""
+
+
+def with_columns(rows: Sequence[TrainRow], columns: Mapping[str, str]) -> list[TrainRow]:
+    """The rows with columns of the user's own.
+
+    Args:
+        columns: names in `COLUMNS`, by that of the column.
+
+    Raises:
+        AlgorithmError: one cannot be loaded, raises, or gives other than one finite number for each token.
+    """
+    made = {name: named(COLUMNS, function, "column") for name, function in columns.items()}
+    if not made:
+        return list(rows)
+    return [replace(row, columns={**row.columns, **{name: of(row) for name, of in made.items()}}) for row in rows]

@@ -1,0 +1,77 @@
+"""Figures of the tokens of a policy loss: their distance from the sampler, and the corrections of it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncrl.algorithms.sequences import bounded_exp
+
+if TYPE_CHECKING:
+    import torch
+
+    from asyncrl.algorithms.sums import Sums
+    from asyncrl.algorithms.token_loss import Tokens
+
+LAG_EDGES = (0, 1, 2, 4, 8)  # smallest lag of each bucket
+LAG_NAMES = ("0", "1", "2_3", "4_7", "8_up")
+RATIO_EDGES = (0.5, 0.8, 0.95, 1.05, 1.25, 2.0)
+
+
+class Treated(NamedTuple):
+    """Tokens that a loss did not take as they were, [N] boolean each."""
+
+    clipped: torch.Tensor  # their ratio is out of the clip range
+    off_policy: torch.Tensor  # their weight was out of its bounds
+    masked: torch.Tensor  # a mask named them
+
+
+def policy_sums(log_ratio: torch.Tensor, tokens: Tokens, treated: Treated) -> Sums:
+    """Sums over the trained tokens of a micro-batch, all together and by buckets of lag.
+
+    Args:
+        log_ratio: [N] of trainer and sampler, without gradient.
+
+    Returns:
+        Sums for `metrics`: of the ratio, uncapped, of k3 = ratio - 1 - log ratio, which estimates
+        KL(sampler || trainer) in nats (Schulman, joschu.net/blog/kl-approx.html), of the tokens that were treated, and
+        of the tokens whose ratio is in each of some bins. `NAME/in_queue_1` is over the tokens with that lag.
+    """
+    trained = tokens.weights > 0
+    ratio = bounded_exp(log_ratio) * trained
+    values = {
+        "tokens": trained,
+        "ratio_mean": ratio,
+        "_ratio_squared": ratio.square(),
+        "mismatch_k3": (ratio - 1.0 - log_ratio) * trained,
+        "clip_fraction": treated.clipped & trained,
+        "off_policy_fraction": treated.off_policy & trained,
+        "masked_fraction": treated.masked & trained,
+    }
+    sums = {name: value.sum() for name, value in values.items()}
+    sums["ratio_max"] = ratio.max() if ratio.numel() else ratio.sum()
+    return sums | _ratio_histogram(ratio, trained) | _by_lag(values, tokens)
+
+
+def _ratio_histogram(ratio: torch.Tensor, trained: torch.Tensor) -> Sums:
+    edges = (float("-inf"), *RATIO_EDGES, float("inf"))
+    names = [f"{low:g}_to_{high:g}" for low, high in pairwise(RATIO_EDGES)]
+    names = [f"below_{RATIO_EDGES[0]:g}", *names, f"from_{RATIO_EDGES[-1]:g}"]
+    bins = zip(names, pairwise(edges), strict=True)
+    return {f"ratio_{name}": ((ratio >= low) & (ratio < high) & trained).sum() for name, (low, high) in bins}
+
+
+def _by_lag(values: dict[str, torch.Tensor], tokens: Tokens) -> Sums:
+    columns = [value.float() for value in values.values()]
+    matrix = columns[0].new_empty(len(columns), len(columns[0]))  # [figures, N]
+    for index, column in enumerate(columns):
+        matrix[index] = column
+    found: Sums = {}
+    for kind, lags in (("in_queue", tokens.in_queue), ("in_flight", tokens.in_flight)):
+        least = lags.new_tensor(LAG_EDGES)
+        reached = (lags[:, None] >= least).to(matrix.dtype)  # [N, buckets]
+        of_bucket = matrix @ (reached - reached.roll(-1, 1) * (least < least[-1]))  # [figures, buckets]
+        for name, row in zip(values, of_bucket.unbind(), strict=True):
+            for bucket, total in zip(LAG_NAMES, row.unbind(), strict=True):
+                found[f"{name}/{kind}_{bucket}"] = total
+    return found

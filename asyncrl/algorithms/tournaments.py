@@ -1,0 +1,188 @@
+"""Tournaments: scores of the members of a group from a judge that compares two at a time.
+
+A judge answers the scores of the two members that it compares; the greater wins. Scores lie in [0, 1], 1 for the best
+member, and members that cannot be told apart share the mean of their places.
+Source: ArenaRL (qqr), its five topologies; Swiss pairing and Buchholz scores as in the handbook of FIDE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from itertools import combinations
+from math import ceil, log2
+from typing import TypeAlias
+
+Judge: TypeAlias = Callable[[int, int], Awaitable[tuple[float, float]]]
+"""Compares two members by their numbers in the group: their scores, in that order."""
+
+Tournament: TypeAlias = Callable[[int, Judge, random.Random], Awaitable[list[float]]]
+"""Scores of a group of so many members."""
+
+
+class Matches:
+    """The matches that were played: each pair is judged once in either order, so that no place has an advantage."""
+
+    def __init__(self, judge: Judge) -> None:
+        self._judge = judge
+        self.scores: dict[tuple[int, int], tuple[float, float]] = {}  # by pair, the smaller number first
+
+    async def play(self, left: int, right: int) -> tuple[float, float]:
+        """Scores of two members, each the sum of what they got in both places; the same whenever they meet again."""
+        first, second = sorted((left, right))
+        if (first, second) not in self.scores:
+            there, back = await asyncio.gather(self._judge(first, second), self._judge(second, first))
+            self.scores[first, second] = (there[0] + back[1], there[1] + back[0])
+        scores = self.scores[first, second]
+        return scores if left == first else (scores[1], scores[0])
+
+    async def play_all(self, pairs: Iterable[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Play matches of which none needs the result of another, side by side; their scores in that order."""
+        return await asyncio.gather(*(self.play(left, right) for left, right in pairs))
+
+    async def winners(self, pairs: Iterable[tuple[int, int]]) -> list[int]:
+        """Of each pair the member with the greater score; of equal ones the first."""
+        pairs = list(pairs)
+        results = await self.play_all(pairs)
+        return [left if a >= b else right for (left, right), (a, b) in zip(pairs, results, strict=True)]
+
+    def mean(self, member: int) -> float:
+        """Mean score of a member over all its matches; 0 before the first."""
+        own = [scores[pair.index(member)] for pair, scores in sorted(self.scores.items()) if member in pair]
+        return sum(own) / len(own) if own else 0.0
+
+
+async def anchor(size: int, judge: Judge, _draw: random.Random) -> list[float]:
+    """Everyone meets member 0: size - 1 matches. The anchor's own score is the mean of those it got."""
+    matches = Matches(judge)
+    await matches.play_all((0, member) for member in range(1, size))
+    return places([matches.mean(member) for member in range(size)])
+
+
+async def round_robin(size: int, judge: Judge, _draw: random.Random) -> list[float]:
+    """Everyone meets everyone: size * (size - 1) / 2 matches. A win is a point, a tie half a point."""
+    points = [0.0] * size
+    matches = Matches(judge)
+    pairs = list(combinations(range(size), 2))
+    for (left, right), scores in zip(pairs, await matches.play_all(pairs), strict=True):
+        _award(points, left, right, scores)
+    return places(points)
+
+
+async def swiss(size: int, judge: Judge, draw: random.Random) -> list[float]:
+    """Rounds in which members of about equal points meet, none of them twice: log2(size), rounded up.
+
+    One that is left over has a point for the round, and none has that twice. Equal points are told apart by the points
+    of the opponents (Buchholz).
+    """
+    points, opponents = [0.0] * size, [set[int]() for _ in range(size)]
+    rested: set[int] = set()
+    matches = Matches(judge)
+    for _ in range(min(size - 1, ceil(log2(size)) if size > 1 else 0)):
+        order = draw.sample(range(size), size)
+        order.sort(key=lambda member: -points[member])
+        if size % 2:
+            resting = next((member for member in reversed(order) if member not in rested), order[-1])
+            order.remove(resting)
+            rested.add(resting)
+            points[resting] += 1
+        pairs = _pairs(order, opponents)
+        for (left, right), scores in zip(pairs, await matches.play_all(pairs), strict=True):
+            opponents[left].add(right)
+            opponents[right].add(left)
+            _award(points, left, right, scores)
+    return places([(points[member], sum(points[one] for one in opponents[member])) for member in range(size)])
+
+
+async def single_elimination(size: int, judge: Judge, _draw: random.Random) -> list[float]:
+    """A knock-out, seeded by a match of each against member 0: at most 2 * size - 2 matches.
+
+    The best two seeds can only meet in the final. Who lost in a later round is above who lost before, and of one round
+    the greater mean score over all matches.
+    """
+    matches = Matches(judge)
+    await matches.play_all((0, member) for member in range(1, size))
+    seeds = sorted(range(size), key=lambda member: (-matches.mean(member), member))
+    bracket: list[int | None] = [seeds[seed] if seed < size else None for seed in _bracket(size)]
+    last = dict.fromkeys(range(size), 0)
+    while len(bracket) > 1:
+        pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
+        played = [(left, right) for left, right in pairs if left is not None and right is not None]
+        won = dict(zip(played, await matches.winners(played), strict=True))
+        bracket = [won.get((left, right), right if left is None else left) for left, right in pairs]  # type: ignore[arg-type]
+        for winner in bracket:
+            if winner is not None:
+                last[winner] += 1
+    return places([(last[member], matches.mean(member)) for member in range(size)])
+
+
+async def double_elimination(size: int, judge: Judge, draw: random.Random) -> list[float]:
+    """A knock-out in which two losses end it: at most 2 * size - 1 matches.
+
+    Members without a loss are paired with each other, and so are those with one. The last of both meet in the final,
+    once more where it leaves both with one loss. Who was out later is above who was out before.
+    """
+    matches, losses = Matches(judge), [0] * size
+    out: dict[int, int] = {}
+    rounds = 0
+    while size - len(out) > 1:
+        rounds += 1
+        alive = draw.sample([member for member in range(size) if losses[member] < 2], size - len(out))
+        upper, lower = ([member for member in alive if losses[member] == lost] for lost in (0, 1))
+        if len(upper) == len(lower) == 1:
+            upper, lower = [*upper, *lower], []
+        for bracket in (upper, lower):
+            pairs = list(zip(bracket[::2], bracket[1::2], strict=False))
+            for (left, right), winner in zip(pairs, await matches.winners(pairs), strict=True):
+                loser = left + right - winner
+                losses[loser] += 1
+                if losses[loser] == 2:
+                    out[loser] = rounds
+    return places([(out.get(member, rounds + 1), matches.mean(member)) for member in range(size)])
+
+
+TOURNAMENTS: dict[str, Tournament] = {
+    "anchor": anchor,
+    "round_robin": round_robin,
+    "swiss": swiss,
+    "single_elimination": single_elimination,
+    "double_elimination": double_elimination,
+}
+"""Tournaments by name."""
+
+
+def places(standings: Sequence[Hashable]) -> list[float]:
+    """Scores in [0, 1] by place, 1 for the greatest standing; equal ones share the mean of their places.
+
+    A group of one, and one whose members are all equal, has 0.5 throughout.
+    """
+    last = len(standings) - 1
+    order = sorted(standings, reverse=True)  # type: ignore[type-var]
+    shares = {standing: order.index(standing) + (order.count(standing) - 1) / 2 for standing in set(order)}
+    return [1 - shares[standing] / last if last else 0.5 for standing in standings]
+
+
+def _award(points: list[float], left: int, right: int, scores: tuple[float, float]) -> None:
+    won = 0.5 if scores[0] == scores[1] else float(scores[0] > scores[1])
+    points[left] += won
+    points[right] += 1 - won
+
+
+def _pairs(order: list[int], opponents: list[set[int]]) -> list[tuple[int, int]]:
+    """Pair members in their order with the next one that they have not met; with the next where they met all."""
+    left, pairs = list(order), []
+    while left:
+        first = left.pop(0)
+        second = next((member for member in left if member not in opponents[first]), left[0])
+        left.remove(second)
+        pairs.append((first, second))
+    return pairs
+
+
+def _bracket(size: int) -> list[int]:
+    """Seeds in the order of a knock-out of the next power of two: the best two meet in the final at the earliest."""
+    seeds = [0]
+    while len(seeds) < size:
+        seeds = [seed for one in seeds for seed in (one, 2 * len(seeds) - 1 - one)]
+    return seeds

@@ -1,0 +1,45 @@
+"""`asyncrl dump`: write one batch of a run as plain files."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from actors.learner.payloads import PayloadGone, fetch_trajectories
+from actors.learner.retraining import read_training
+from asyncrl.bus.connection import Bus
+from asyncrl.cli.target import add_run, any_run, read_topics
+from asyncrl.errors import WrongUsage
+from asyncrl.state.samples import samples_of, training_batch
+from asyncrl.training.dump import DumpError, write_dump
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser, "the newest")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="the step of the batch")
+    parser.add_argument("-o", "--out", default="", metavar="FOLDER", help="a new folder (default: RUN/dumps/stepN)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write it."""
+    found = any_run(arguments)
+    if found.root is None and not arguments.out:
+        raise WrongUsage(f"run {found.run} has no directory here; name the folder to write with --out")
+    out = Path(arguments.out) if arguments.out else found.files.root / "dumps" / f"step{arguments.step:06d}"
+    if out.exists():
+        raise DumpError(f"{out} exists; name another folder with --out")
+
+    async def dump(bus: Bus) -> None:
+        log = await read_training(bus)
+        packed, _ = log.batch(arguments.step)
+        try:
+            groups = await fetch_trajectories(bus, packed)
+        except PayloadGone as error:
+            raise DumpError(f"{error}; nats.keep = run keeps all tokens of a run") from error
+        _, samples = await samples_of(bus, training_batch(packed), found, 0)
+        write_dump(out, bus.run, (packed, log.trained.get(packed.step)), groups, samples)
+
+    read_topics(found, "dump", dump)
+    print(out)
+    return 0

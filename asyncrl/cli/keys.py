@@ -1,0 +1,86 @@
+"""`asyncrl keys`: API keys of the clients of a run's gateway."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import re
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import publish, unpack
+from asyncrl.cli.target import add_run, live_run, read_topics
+from asyncrl.errors import WrongUsage
+from asyncrl.live.keys import Keys, make_key
+from topics.topic import ACTORS
+from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
+from topics.wire import ID_PATTERN
+
+_SILENT_S = 10.0  # of the server, until it is given up
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
+    add_run(parser)
+    parser.add_argument("--tenant", default="", help="with add: whose key it is")
+    parser.add_argument(
+        "--requests-per-minute", type=int, default=0, metavar="N", help="with add: of the tenant; 0 for any number"
+    )
+    parser.add_argument(
+        "--tokens-per-day", type=int, default=0, metavar="N", help="with add: of the tenant, UTC; 0 for any number"
+    )
+    parser.add_argument("--private", action="store_true", help="with add: store nothing of its requests but counts")
+    parser.add_argument("--key", default="", metavar="ID", help="with revoke: id of the key, as list shows it")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Add, list or revoke keys; a new key is printed once and stored nowhere."""
+    name = {"add": arguments.tenant, "revoke": arguments.key, "list": "-"}[arguments.action]
+    if not re.match(ID_PATTERN, name):
+        option = {"add": "--tenant NAME", "revoke": "--key ID"}[arguments.action]
+        raise WrongUsage(f"asyncrl keys {arguments.action} needs {option}: letters, digits, _ and -; found {name!r}")
+    limits = {"requests_per_minute": arguments.requests_per_minute, "tokens_per_day": arguments.tokens_per_day}
+    if min(limits.values()) < 0:
+        raise WrongUsage(f"a limit of a key is a whole number from 0; found {min(limits.values())}")
+    made = make_key(name, **limits, private=arguments.private)
+    print(read_topics(live_run(arguments), "keys", lambda bus: _done(bus, arguments.action, name, made)))
+    return 0
+
+
+async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) -> str:
+    if action == "add":
+        key, added = made
+        await publish(bus, added)
+        return key
+    keys = await _read(bus)
+    if action == "revoke":
+        if name not in keys.valid:
+            raise WrongUsage(f"run {bus.run} has no valid key {name!r}; `asyncrl keys list` shows those that it has")
+        await publish(bus, KeyRevoked(key_id=name))
+        return f"key {name} is revoked"
+    rows = [f"{one.key_id}  {one.tenant}{_limits(one)}" for one in keys.valid.values()]
+    return "\n".join(rows) or f"run {bus.run} has no keys"
+
+
+def _limits(key: KeyAdded) -> str:
+    words = [f"{key.requests_per_minute} requests a minute"] if key.requests_per_minute else []
+    words += [f"{key.tokens_per_day} tokens a day"] if key.tokens_per_day else []
+    words += ["private"] if key.private else []
+    return f"  ({', '.join(words)})" if words else ""
+
+
+async def _read(bus: Bus) -> Keys:
+    keys = Keys()
+
+    def take(record: Record) -> None:
+        keys.take(unpack(record, record.data)[1])
+
+    reader = LogReader(bus, ACTORS, take, subjects=[topic.pattern(bus.run) for topic in (KEY_ADDED, KEY_REVOKED)])
+    await reader.start()
+    try:
+        async with asyncio.timeout(_SILENT_S):
+            await reader.caught_up.wait()
+    finally:
+        await reader.close()
+    return keys

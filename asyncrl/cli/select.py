@@ -1,0 +1,83 @@
+"""`asyncrl select`: write the rows that the policy of a run solves sometimes, for another run to train on."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from asyncrl.bus.connection import Bus
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_run, any_run, read_topics
+from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.state.learnability import Band, Selection, Which, select_rows
+from topics.prompts import PromptRow
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser)
+    band, which = Band(), "newest groups of each row whose answers are counted together"
+    parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="new file for the rows, a `task.source`")
+    parser.add_argument("--above", type=float, default=band.above, help="pass rates above this (default: %(default)s)")
+    parser.add_argument("--at-most", type=float, default=band.at_most, help="and up to this (default: %(default)s)")
+    parser.add_argument(
+        "--passing", type=float, default=band.passing, help="least reward that passes (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--groups", type=int, default=band.groups, metavar="N", help=f"N {which} (default: %(default)s)"
+    )
+    parser.add_argument("--task", default="", metavar="NAME", help="rows of this task alone, where a run has several")
+    parser.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="of the evaluation of VERSION")
+    parser.add_argument("--set", dest="dataset", metavar="NAME", help="with --eval: on the held-out set NAME")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the rows, and print how many there are of each kind."""
+    band = Band(arguments.above, arguments.at_most, arguments.passing, arguments.groups)
+    _check(band, arguments)
+    output = Path(arguments.output)
+
+    found, which = any_run(arguments), Which(arguments.task, arguments.version, arguments.dataset)
+    aside = output.with_name(f".{output.name}.partial")
+    try:
+        with aside.open("wb") as file:
+
+            async def select(bus: Bus) -> Selection:
+                return await select_rows(bus, band, which, lambda row: _write(file, row))
+
+            selection = read_topics(found, "select", select)
+        if not selection.selected:
+            raise AsyncRLError(f"{selection}; {output} is not written: a task needs rows")
+        aside.replace(output)
+    except OSError as error:
+        raise AsyncRLError(f"{output} cannot be written: {error}") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    show(arguments, selection._asdict(), lambda: f"{output}: {selection}")
+    return 0
+
+
+def _check(band: Band, arguments: argparse.Namespace) -> None:
+    if not 0 <= band.above < band.at_most <= 1:
+        found = f"--above {band.above:g} --at-most {band.at_most:g}"
+        raise WrongUsage(f"{found}: expected 0 <= above < at-most <= 1")
+    if band.groups < 1 or not math.isfinite(band.passing):
+        raise WrongUsage(f"--groups {band.groups} --passing {band.passing:g}: expected at least 1, and a finite number")
+    if arguments.version is None and arguments.dataset is not None:
+        raise WrongUsage(f"--set {arguments.dataset} names a held-out set: give the evaluated version, --eval VERSION")
+    if arguments.version is not None and arguments.task:
+        raise WrongUsage(f"--task {arguments.task} is for groups of training; --set names the set of an evaluation")
+    if not arguments.output.endswith(".jsonl"):
+        raise WrongUsage(f"--output {arguments.output}: expected a name that ends in .jsonl")
+    if Path(arguments.output).exists():
+        raise WrongUsage(f"--output {arguments.output}: the file is there; remove it, or give another name")
+
+
+def _write(file: BinaryIO, row: PromptRow) -> None:
+    row_of_file = {"prompt": row.prompt, "label": row.label, "metadata": row.metadata}
+    file.write(msgspec.json.encode(row_of_file) + b"\n")

@@ -1,0 +1,94 @@
+"""`asyncrl stage`: other data, or another objective, while the run goes on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from asyncrl.bus.publish import publish
+from asyncrl.cli.target import add_run, live_run, watched
+from asyncrl.config.reference import toml_text
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import of_learner
+from asyncrl.config.tasks import Task, stage_tasks, tasks_of
+from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.run.connect import FoundRun
+from asyncrl.state.run_state import RunState
+from topics.ids import TASK, prompt_name
+from topics.stages import StageBegan, StageRequested
+
+NO_STAGE = "(none)"  # before the first one
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser)
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """List the stages, or request one and wait until the prompter has recorded it."""
+    found = live_run(arguments)
+    print(asyncio.run(_switch(found, arguments.name, arguments.wait) if arguments.name else _list(found)))
+    return 0
+
+
+async def _list(found: FoundRun) -> str:
+    async with watched(found, "stage") as (_, state, _until):
+        return stages_text(state)
+
+
+async def _switch(found: FoundRun, name: str, wait_s: float) -> str:
+    async with watched(found, "stage") as (bus, state, until):
+        if name not in state.config.stages:
+            known = ", ".join(state.config.stages) or "none, its config has no [stages.NAME]"
+            raise WrongUsage(f"run {state.run} has no stage {name!r}; its stages: {known}")
+        sequence = await publish(bus, StageRequested(name=name))
+
+        def began() -> StageBegan | None:
+            return next((one for one in state.stages if one.request >= sequence), None)
+
+        if not await until(lambda: began() is not None, wait_s):
+            raise AsyncRLError(
+                f"after {wait_s:.0f} s stage {name} has not begun: the prompter has not answered. The request stays, "
+                f"and holds once it does; `asyncrl doctor {state.run}` names what keeps it"
+            )
+        found_one = began()
+        assert found_one is not None
+        return f"stage {found_one.name} from prompt {prompt_name(TASK, found_one.prompt)} on"
+
+
+def stages_text(state: RunState) -> str:
+    """The stages of a run with their shares; the present one is marked."""
+    config, begun = state.config, state.stages_begun
+    if not config.stages:
+        return f"run {state.run} has no stages: its config has no [stages.NAME]"
+    first, current = begun[-1] if begun else (0, "")
+    since = f"  since {prompt_name(TASK, first)}" if begun else "  since its beginning"
+    width = max(len(NO_STAGE), *map(len, config.stages))
+    marks = {current: ("*", since)}
+    rows = {"": tasks_of(config)} | {name: stage_tasks(config, name) for name in config.stages}
+    return "\n".join(
+        f"{mark} {name or NO_STAGE:{width}}  {_tasks_text(tasks)}{_objective_text(state.config, name)}{held}"
+        for name, tasks in rows.items()
+        for mark, held in [marks.get(name, (" ", ""))]
+    )
+
+
+def _objective_text(config: Config, name: str) -> str:
+    """Return what a stage gives of the objective, and the condition under which it begins by itself."""
+    if not name:
+        return ""
+    stage = config.stages[name]
+    given = {key: value for key, value in of_learner(stage).items() if key != "advantage" and value != {}}
+    given |= {key: value for key in ("at_step", "at_accuracy") if (value := getattr(stage, key))}
+    return "".join(f"; {key} {toml_text(value)}" for key, value in given.items())
+
+
+def _tasks_text(tasks: dict[str, Task]) -> str:
+    """The tasks with what a stage may change."""
+    return ", ".join(
+        f"{task.name} {task.share} (groups of {task.group_size}, temperature {task.temperature:g}, {task.advantage})"
+        for task in tasks.values()
+    )

@@ -1,0 +1,163 @@
+"""Settings of data, filters and shaped rewards that contradict others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.check import Finding
+from asyncrl.config.held_out import graded_tasks, held_out_sets
+from asyncrl.config.setting_types import changed_keys
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_filters, as_in, key_of_learner
+from asyncrl.config.tasks import Task, every_task, stage_tasks, tasks_of
+from topics.prompts import ONLY_TASK
+
+
+def data_contradictions(config: Config) -> Iterator[Finding]:
+    """Settings of what is trained on that cannot hold together."""
+    yield from _filters(config)
+    yield from _overlong(config)
+    yield from _scope(config)
+    if config.warmup.options and not config.warmup.source:
+        message = "are options of warmup.source, which names none; set it, or leave them out"
+        yield Finding(("warmup.options", "warmup.source"), message)
+    if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
+        message = 'has no effect: no advantage is "turns"; leave it out'
+        yield Finding(("learner.turn_discount", "learner.advantage"), message)
+    yield from _stages(config)
+    for task in tasks_of(config).values():
+        table = "task.curriculum" if task.name == ONLY_TASK else f"tasks.{task.name}.curriculum"
+        yield from _curriculum(task, table)
+    if config.tasks and changed_keys(config.task.curriculum):
+        message = "is for a run of one task, and [tasks] names several; set it in [tasks.NAME.curriculum]"
+        yield Finding(("task.curriculum.option", "tasks"), message)
+
+
+def _stages(config: Config) -> Iterator[Finding]:
+    for name, stage in config.stages.items():
+        table = f"stages.{name}.shares"
+        for unknown in sorted(stage.shares.keys() - config.tasks.keys()):
+            known = f"[tasks] names {', '.join(config.tasks)}" if config.tasks else "no [tasks.NAME] names any"
+            yield Finding((f"{table}.{unknown}", table, "tasks"), f"is no task: {known}")
+        if not any(task.share for task in stage_tasks(config, name).values()):
+            yield Finding((table,), "leaves no task a share; give one of them 1 or more")
+        yield from _condition(config, name)
+    for name in sorted(set(config.start.stages.values()) - config.stages.keys()):
+        message = f"the run is forked behind its stage {name}; keep [stages.{name}], whose shares its prompts follow"
+        yield Finding(("start.stages", "stages"), message)
+
+
+def _condition(config: Config, name: str) -> Iterator[Finding]:
+    """The condition under which a stage begins by itself."""
+    stage, key = config.stages[name], f"stages.{name}"
+    if stage.at_step and stage.at_accuracy is not None:
+        message = "the stage would begin by two conditions; set one of them, or leave both to two stages"
+        yield Finding((f"{key}.at_step", f"{key}.at_accuracy"), message)
+    if stage.at_step >= config.learner.steps > 0:
+        message = f"batch {stage.at_step} is not before the last of learner.steps = {config.learner.steps}; lower it"
+        yield Finding((f"{key}.at_step", "learner.steps"), message)
+    if stage.at_accuracy is None and "accuracy_groups" in changed_keys(stage):
+        yield Finding((f"{key}.accuracy_groups", f"{key}.at_accuracy"), "has no effect without at_accuracy; set it")
+
+
+def _curriculum(task: Task, table: str) -> Iterator[Finding]:
+    rule = task.curriculum
+    if not rule.option:
+        if changed := changed_keys(rule):
+            message = "is of a difficulty that does not rise; name the option of the source in option"
+            yield Finding((*(f"{table}.{key}" for key in changed), f"{table}.option"), message)
+        return
+    if rule.last <= rule.first:
+        message = f"found {rule.first} to {rule.last}, expected a last value above the first one"
+        yield Finding((f"{table}.last", f"{table}.first", f"{table}.option"), message)
+    elif rule.option in task.options:
+        message = f'the option "{rule.option}" is the difficulty, which {table} sets; remove it from the options'
+        yield Finding((*task.keys("options"), f"{table}.option"), message)
+
+
+def _filters(config: Config) -> Iterator[Finding]:
+    learner, table, used = config.learner, "learner.filter_options", all_filters(config)
+    for name in learner.filter_options.__struct_fields__:
+        changed = [f"{table}.{name}.{key}" for key in changed_keys(getattr(learner.filter_options, name))]
+        if changed and name not in used:
+            message = f'is of a filter that is not on: learner.filters has no "{name}"; add it, or remove the option'
+            yield Finding((*changed, "learner.filters"), message)
+    rate, length = learner.filter_options.pass_rate, learner.filter_options.length
+    if rate.above >= rate.below:
+        message = f"found above {rate.above:g} and below {rate.below:g}: no share of members is between them; widen it"
+        yield Finding((f"{table}.pass_rate.above", f"{table}.pass_rate.below"), message)
+    if 0 < length.most_tokens < length.least_tokens:
+        message = f"found at most {length.most_tokens} tokens, and at least {length.least_tokens}; exchange them"
+        yield Finding((f"{table}.length.most_tokens", f"{table}.length.least_tokens"), message)
+    for task in every_task(config):
+        filters = as_in(config, task.stage).learner.filters
+        if task.group_size == 1 and "pass_rate" in filters and (rate.above, rate.below) == (0.0, 1.0):
+            sizes = task.keys("group_size")
+            message = f"a group of {sizes[0]} = 1 passes or does not: pass_rate would drop all; remove it"
+            yield Finding((key_of_learner(config, task.stage, "filters"), *sizes), message)
+
+
+def _scope(config: Config) -> Iterator[Finding]:
+    """Rewards of whole groups: functions that take lists, each of whose groups is complete once."""
+    for task in graded_tasks(config).values():
+        if task.tournament:
+            yield from _tournament(config, task)
+        if task.reward_scope != "group":
+            continue
+        scopes, rewards = task.keys("reward_scope"), task.keys("reward")
+        if ":" not in task.reward or task.reward.startswith(("http:", "https:", "reasoning-gym:")):
+            message = (
+                f'{rewards[0]} = "{task.reward}" grades one trajectory; name a function of yours, or {scopes[0]} = '
+                '"trajectory"'
+            )
+            yield Finding((*rewards, *scopes), message)
+        if config.buffer.stale == "reissue":
+            message = (
+                f'{scopes[0]} = "group": a member that is issued again would change the scores of all others; set '
+                'buffer.stale = "drop" or "mask"'
+            )
+            yield Finding(("buffer.stale", *scopes), message)
+
+
+def _tournament(config: Config, task: Task) -> Iterator[Finding]:
+    """A tournament ranks the members of a group, of which there are two at least, before the group has to end."""
+    tournaments, scopes = task.keys("tournament"), task.keys("reward_scope")
+    if task.reward_scope != "group":
+        message = f'ranks the members of a group, but {scopes[0]} = "{task.reward_scope}"; set {scopes[0]} = "group"'
+        yield Finding((*tournaments, *scopes), message)
+        return
+    for one in every_task(config):
+        if one.name == task.name and one.group_size == 1:
+            sizes = one.keys("group_size")
+            message = f"{sizes[0]} = 1 leaves nobody to compare with; raise it, or leave the tournament out"
+            yield Finding((*tournaments, *sizes), message)
+    for held_out in held_out_sets(config).values():
+        if (
+            held_out.samples == 1
+            and held_out.name in ("", task.name)
+            and (task.table == "eval.sets") == bool(held_out.name)
+        ):
+            samples = held_out.key("samples")
+            message = (
+                f"{samples} = 1 leaves nobody to compare with: the answers to one row are ranked; raise it, or give "
+                "evaluations a reward of their own in [eval.sets.NAME]"
+            )
+            yield Finding((*tournaments, samples, "eval.samples"), message)
+
+
+def _overlong(config: Config) -> Iterator[Finding]:
+    overlong = config.reward.overlong
+    if not overlong.penalty:
+        if changed := changed_keys(overlong):
+            message = "is of a punishment, but reward.overlong.penalty = 0 punishes nothing; set it"
+            yield Finding((f"reward.overlong.{changed[0]}", "reward.overlong.penalty"), message)
+        return
+    longest = overlong.longest_tokens or config.rollout.max_new_tokens
+    if overlong.interval_tokens > longest:
+        source = "longest_tokens" if overlong.longest_tokens else "rollout.max_new_tokens"
+        message = (
+            f"found {overlong.interval_tokens}, expected at most {longest}, the longest trajectory ({source}); lower it"
+        )
+        yield Finding(
+            ("reward.overlong.interval_tokens", "reward.overlong.longest_tokens", "reward.overlong.penalty"), message
+        )

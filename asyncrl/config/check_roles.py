@@ -1,0 +1,135 @@
+"""Settings of the further models of the learner that contradict others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.algorithms.losses import LOSSES
+from asyncrl.algorithms.own_columns import RESERVED
+from asyncrl.config.check import Finding, is_address
+from asyncrl.config.setting_types import changed_keys
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_learners, as_in, key_of_learner, of_learner
+from asyncrl.config.tasks import every_task
+
+_WHEN = {
+    "critic": 'there is a critic where an advantage is "gae"',
+    "reference": "no loss and no penalty needs a reference",
+    "lora": "learner.lora.rank is 0",
+    "teacher": "learner.teacher.model names none",
+}
+
+
+def role_contradictions(config: Config) -> Iterator[Finding]:
+    """Settings of the further models that cannot hold together."""
+    teacher = config.learner.teacher
+    filled = {"proximal", "reference", "teacher", *config.learner.columns}
+    yield from _own_columns(config)
+    filled |= {column for task in every_task(config) for column in ADVANTAGES[task.advantage].needs}
+    for key, column in needed_columns(config):
+        if column not in filled:
+            message = f'needs the column "{column}", and nothing fills it; there are {", ".join(sorted(filled))}'
+            yield Finding((key,), message)
+        if column == "teacher" and not teacher.given:
+            message = "needs the log-probs of a teacher, and there is none; set learner.teacher.model or .url"
+            yield Finding((key, "learner.teacher.model"), message)
+    yield from _without_effect(config)
+    yield from _teacher_server(config)
+    for task in every_task(config):
+        keys = task.keys("advantage")
+        if task.advantage == "zero" and not (teacher.given and as_in(config, task.stage).learner.teacher.coef):
+            coef = key_of_learner(config, task.stage, "teacher.coef")
+            message = f'{keys[0]} = "zero" leaves advantages to a teacher; set learner.teacher.model, with {coef} > 0'
+            yield Finding((*keys, "learner.teacher.model", coef), message)
+
+
+def _own_columns(config: Config) -> Iterator[Finding]:
+    """Columns of the user's own that another fills, or that no loss needs."""
+    needed = {column for _, column in needed_columns(config)}
+    for name in config.learner.columns:
+        if name in RESERVED:
+            message = f"is a column that the learner fills, as {', '.join(RESERVED)}; take another name"
+            yield Finding((f"learner.columns.{name}",), message)
+        elif name not in needed:
+            message = "has no effect: no loss needs this column; leave it out, or name it in the needs of yours"
+            yield Finding((f"learner.columns.{name}", "learner.loss"), message)
+
+
+def _without_effect(config: Config) -> Iterator[Finding]:
+    """Tables of models that the run has not, and steps in which nothing of the policy moves."""
+    learner, needed = config.learner, {column for _, column in needed_columns(config)}
+    reference = "reference" in needed
+    for table, there in (
+        ("critic", "values" in needed),
+        ("reference", reference),
+        ("lora", learner.lora.rank > 0),
+        ("teacher", learner.teacher.given),
+    ):
+        changed = [f"learner.{table}.{key}" for key in changed_keys(getattr(learner, table))]
+        given = [(name, key) for name, stage in config.stages.items() for key in of_learner(stage)]
+        changed += [f"stages.{name}.{key}" for name, key in given if key.startswith(f"{table}.")]
+        if changed and not there:
+            yield Finding(tuple(changed), f"has no effect: {_WHEN[table]}; leave it out")
+    teacher = learner.teacher
+    idle = ("kl_estimator", "kl_of") if teacher.top_k else ("direction",)
+    changed = [key for key in changed_keys(teacher) if key in idle]
+    if changed and teacher.given:
+        why = "the KL over the top_k tokens is no estimate" if teacher.top_k else "learner.teacher.top_k is 0"
+        keys = (*(f"learner.teacher.{key}" for key in changed), "learner.teacher.top_k")
+        yield Finding(keys, f"has no effect: {why}; leave it out")
+    assertions = learner.assertions
+    if assertions.broken != type(assertions)().broken and not (assertions.first_k3 or assertions.k3):
+        keys = ("learner.assertions.broken", "learner.assertions.k3", "learner.assertions.first_k3")
+        yield Finding(keys, "is of a bound that is broken, and there is none; set one, or leave it out")
+    if "values" in needed and 0 < learner.steps - config.start.step <= learner.critic.warmup_steps:
+        keys = ("learner.critic.warmup_steps", "learner.steps")
+        yield Finding(keys, f"leaves none of {learner.steps} steps to the policy; lower it")
+
+
+def _teacher_server(config: Config) -> Iterator[Finding]:
+    teacher = config.learner.teacher
+    if not teacher.url:
+        own = ("api_key_file", "in_flight", "timeout_s", "deadline_s")
+        changed = [key for key in changed_keys(teacher) if key in own]
+        if changed and teacher.model:
+            keys = (*(f"learner.teacher.{key}" for key in changed), "learner.teacher.url")
+            yield Finding(keys, "is of a teacher that is a server, and learner.teacher.url names none; leave it out")
+        return
+    if teacher.model:
+        message = f'"{teacher.model}" and the server {teacher.url} are two teachers; leave one out'
+        yield Finding(("learner.teacher.model", "learner.teacher.url"), message)
+    if not is_address(teacher.url, "http", "https"):
+        yield Finding(("learner.teacher.url",), f'found "{teacher.url}", expected http://host:port')
+    if teacher.timeout_s > teacher.deadline_s:
+        message = (
+            f"one answer may take {teacher.timeout_s:g} s, and all are waited for {teacher.deadline_s:g} s; raise it"
+        )
+        yield Finding(("learner.teacher.deadline_s", "learner.teacher.timeout_s"), message)
+    for task in every_task(config):
+        if task.temperature != 1.0:
+            keys = task.keys("temperature")
+            message = (
+                f"found {task.temperature:g}: servers give log-probs of a prompt at temperature 1; set {keys[0]} = 1"
+            )
+            yield Finding((*keys, "learner.teacher.url"), message)
+
+
+def needed_columns(config: Config) -> Iterator[tuple[str, str]]:
+    """Columns that losses, advantages and penalties of RL need in any stage, each behind the setting that needs it."""
+    for stage, learner in all_learners(config).items():
+        loss = LOSSES[learner.loss]
+        options = {name: value for name, value in learner.loss_options.items() if name in loss.__struct_fields__}
+        chosen = loss(**options)
+        for column in [name for name in chosen.needs if name not in chosen.of_batch]:
+            yield key_of_learner(config, stage, "loss"), column
+        if learner.reference.kl_coef:
+            yield key_of_learner(config, stage, "reference.kl_coef"), "reference"
+    for task in every_task(config):
+        for column in ADVANTAGES[task.advantage].needs:
+            yield task.keys("advantage")[0], column
+
+
+def has_critic(config: Config) -> bool:
+    """Return whether an advantage of any task or stage needs a critic."""
+    return any(column == "values" for _, column in needed_columns(config))

@@ -1,0 +1,97 @@
+"""The held-out sets of a run: the one that `[eval]` describes, or those of `[eval.sets.NAME]`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from asyncrl.config.settings import Config
+from asyncrl.config.tasks import Task, rows_of, tasks_of, the_one_task
+from asyncrl.data.sources import RowSetup
+
+ONLY_SET = ""  # name of the set of a run that has one
+_HELD_OUT_ROWS = "held-out"
+
+
+class HeldOut(NamedTuple):
+    """A held-out set with all that its evaluations are made by."""
+
+    name: str
+    prompts: int
+    samples: int  # answers of each prompt
+    temperature: float
+    max_new_tokens: int
+    pass_at: tuple[int, ...]
+    pass_reward: float
+
+    @property
+    def members(self) -> int:
+        """Trajectories of one evaluation."""
+        return self.prompts * self.samples
+
+    @property
+    def data(self) -> str:
+        """Name of its rows among the data of the prompter."""
+        return f"{_HELD_OUT_ROWS}/{self.name}" if self.name else _HELD_OUT_ROWS
+
+    def key(self, field: str) -> str:
+        """Dotted key of the setting that a field may come from first."""
+        return f"eval.sets.{self.name}.{field}" if self.name else f"eval.{field}"
+
+
+def held_out_sets(config: Config) -> dict[str, HeldOut]:
+    """All sets that are evaluated, by name, in their order."""
+    settings = config.eval
+    one = HeldOut(
+        ONLY_SET,
+        settings.prompts,
+        settings.samples,
+        settings.temperature,
+        settings.max_new_tokens or config.rollout.max_new_tokens,
+        tuple(settings.pass_at),
+        settings.pass_reward,
+    )
+    sets = [one]
+    if settings.sets:
+        sets = [one._replace(name=name, **_given(own, HeldOut._fields)) for name, own in settings.sets.items()]
+    return {held_out.name: held_out for held_out in sets if held_out.prompts}
+
+
+def set_of(sets: Mapping[str, HeldOut], task: str) -> HeldOut:
+    """The set that a trajectory of an evaluation is of, by its task: named sets are tasks of their own."""
+    return sets[task] if task in sets else sets[ONLY_SET]
+
+
+def tasks_of_sets(config: Config) -> dict[str, Task]:
+    """The named sets as tasks: their rows, rollout functions and rewards."""
+    one = the_one_task(config)._replace(group_size=1, table="eval.sets")
+    found = {}
+    for name, own in config.eval.sets.items():
+        given = _given(own, ("options", "rollout", "reward", "reward_scope", "tournament"))
+        found[name] = one._replace(name=name, eval_source=own.source or one.eval_source, **given)
+    return found
+
+
+def graded_tasks(config: Config) -> dict[str, Task]:
+    """All tasks whose trajectories run a rollout function and get a reward: those of RL, and the named sets."""
+    return tasks_of(config) | tasks_of_sets(config)
+
+
+def held_out_rows(config: Config, base: Path, name: str) -> RowSetup:
+    """The rows of a set.
+
+    Args:
+        base: folder of the config's relative paths.
+    """
+    own = () if name == ONLY_SET else (tasks_of_sets(config)[name],)
+    return rows_of(config, base, *own, held_out=True)
+
+
+def _given(settings: msgspec.Struct, fields: tuple[str, ...]) -> dict[str, Any]:
+    """The settings of a set that are given, of some names."""
+    found = msgspec.structs.asdict(settings).items()
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in found}
+    return {name: value for name, value in given.items() if name in fields and value is not None}

@@ -1,0 +1,91 @@
+"""Settings of the further models of the learner: tables below `[learner]`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.algorithms.distillation import DIRECTIONS
+from asyncrl.algorithms.kl import KL_ESTIMATORS
+from asyncrl.algorithms.named import names
+from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
+
+if TYPE_CHECKING:
+    DirectionName: TypeAlias = str
+    EstimatorName: TypeAlias = str
+else:
+    DirectionName = Literal[names(DIRECTIONS)]
+    EstimatorName = Literal[names(KL_ESTIMATORS)]
+
+_Projection: TypeAlias = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+class PenaltySettings(Settings):
+    """A penalty in the reward of each token: -coef * KL from the policy to another model."""
+
+    kl_estimator: EstimatorName = "k1"  # Estimate of that KL by a sampled token (docs/algorithms.md).
+    # Log-probs of the policy in that KL: the sampler's, or the trainer's before the update, which take another pass.
+    kl_of: Literal["sampler", "trainer"] = "sampler"
+
+
+class ReferenceSettings(PenaltySettings):
+    """The reference model, a frozen copy of the policy at the first step of RL, made where an objective needs it."""
+
+    # Versions after which the copy is made anew; 0: never.
+    refresh_every: Count = 0
+    kl_coef: NonNegative = 0.0  # Weight of the KL from the reference in the reward of each token; 0: none.
+
+
+class TeacherSettings(PenaltySettings):
+    """The teacher of on-policy distillation: a second model in the learner, or an inference server."""
+
+    model: str = ""  # Hugging Face model directory with the tokenizer of the policy, which the learner loads.
+    # `http://` address of a server of such a model (SGLang, or the embedded engine), instead of `model`.
+    url: str = ""
+    api_key_file: str = ""  # File that holds the API key of that server, where it has one.
+    in_flight: Positive = 16  # Rows that each rank asks that server for at once.
+    timeout_s: Seconds = 120.0  # Seconds that one answer may take before it is asked for again.
+    # Seconds without any answer of that server (away, silent, or faults of its own), after which the run ends.
+    deadline_s: Seconds = 1800.0
+    # Weight of the KL from the teacher, beside the rewards: with `advantage = "zero"` it is all that is learned from.
+    coef: NonNegative = 1.0
+    # The KL is added to the loss, over this many tokens that the teacher finds most probable and one outcome of all
+    # others; 0: it is in the reward, estimated by the sampled token alone. More than the vocabulary are the vocabulary.
+    top_k: Count = 0
+    # With `top_k`: KL(policy || teacher), KL(teacher || policy), or half the sum of both.
+    direction: DirectionName = "reverse"
+
+    @property
+    def given(self) -> bool:
+        """Return whether there is a teacher."""
+        return bool(self.model or self.url)
+
+
+class LoraSettings(Settings):
+    """Low-rank adapters, trained instead of the weights. Engines get full weights with the adapters in them."""
+
+    rank: Count = 0  # Rank of an adapter; 0: none, all weights are trained.
+    alpha: Rate = 32.0  # An adapter counts alpha / rank times.
+    # Projections of every layer that have an adapter: those of the attention, of the feed-forward layer, or some.
+    targets: Annotated[list[_Projection], Meta(min_length=1)] = msgspec.field(
+        default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    )
+
+
+class CriticSettings(Settings):
+    """The critic of PPO, a second model in the learner, on the devices of the policy, where an advantage is `gae`."""
+
+    # Hugging Face model directory that it begins as, below its head, with the tokenizer of the policy; empty: `model`.
+    model: str = ""
+    warmup_steps: Count = 0  # First steps of RL, in which the critic is trained alone.
+    lr: Rate = 1e-5  # Its learning rate.
+    lr_warmup_steps: Count = 0  # Steps over which its learning rate rises from 0.
+    betas: tuple[Share, Share] = (0.9, 0.95)  # AdamW decay rates of the two moments.
+    weight_decay: NonNegative = 0.0  # AdamW weight decay.
+    max_grad_norm: Rate = 1.0  # Gradient norm above which gradients are scaled down.
+    discount: Share = 1.0  # Factor of the rewards of later tokens, gamma, for each token between.
+    gae_lambda: Share = 0.95  # Bias of the advantages to the critic (0) or to the rewards that came (1).
+    # Distance from the value before the update at which a value is clipped in the loss; 0: none.
+    value_clip: NonNegative = 0.2

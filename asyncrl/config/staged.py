@@ -1,0 +1,120 @@
+"""Stages of a run: its settings as each has them, and when one begins by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+from typing import TypeVar
+
+import msgspec
+
+from asyncrl.config.curriculum_settings import StageSettings
+from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.config.tasks import Begun
+from topics.ids import TASK, number_of
+
+Table = TypeVar("Table", bound=msgspec.Struct)
+
+OF_LEARNER = (
+    *("advantage", "loss", "loss_options", "aggregation", "filters"),
+    *("lr", "weight_decay", "max_grad_norm", "turn_discount"),
+)
+"""Settings of the learner that a stage may change, besides those of the further models."""
+_MODELS = ("reference", "teacher", "critic")
+
+
+def as_in(config: Config, stage: str) -> Config:
+    """The settings as a stage has them; as they are for "", before the first one."""
+    if not stage:
+        return config
+    learner = config.learner
+    for key, value in of_learner(config.stages[stage]).items():
+        learner = _with(learner, key, value)
+    return msgspec.structs.replace(config, learner=learner)
+
+
+def _with(table: Table, key: str, value: object) -> Table:
+    """A table with another value at a dotted key."""
+    first, _, rest = key.partition(".")
+    return msgspec.structs.replace(table, **{first: _with(getattr(table, first), rest, value) if rest else value})
+
+
+def of_learner(stage: StageSettings) -> dict[str, object]:
+    """The settings of the learner that a stage gives, by their dotted keys below `learner`."""
+    tables = [("", stage, OF_LEARNER)]
+    tables += [(f"{name}.", own := getattr(stage, name), own.__struct_fields__) for name in _MODELS]
+    given = {
+        prefix + key: value
+        for prefix, table, keys in tables
+        for key in keys
+        if (value := getattr(table, key)) is not None
+    }
+    if "loss" in given:
+        given.setdefault("loss_options", {})
+    return given
+
+
+def key_of_learner(config: Config, stage: str, field: str) -> str:
+    """Dotted key of the setting that a field of the learner comes from in a stage."""
+    return f"stages.{stage}.{field}" if stage and field in of_learner(config.stages[stage]) else f"learner.{field}"
+
+
+def all_learners(config: Config) -> dict[str, LearnerSettings]:
+    """The settings of the learner before the first stage, as "", and in each that changes them."""
+    changing = [name for name, stage in config.stages.items() if of_learner(stage)]
+    return {name: as_in(config, name).learner for name in ("", *changing)}
+
+
+def all_filters(config: Config) -> list[str]:
+    """The filters of all stages, each once."""
+    return list(dict.fromkeys(name for learner in all_learners(config).values() for name in learner.filters))
+
+
+class Ended(msgspec.Struct):
+    """The part of a run that the conditions of stages look at, as plain data."""
+
+    step: int = 0  # newest batch of RL that was packed
+    rewards: list[tuple[int, float]] = []  # number and mean reward of the newest groups that ended
+
+
+class Schedule:
+    """The stages that begin by themselves, each once: of those that have not begun, the first in the config is next.
+
+    Its condition looks at the log of batches and at the stages that began, at nothing else: whoever reads these again
+    comes to the same. The mean reward is that before shaping, of each group alike.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._waiting = {
+            name: stage for name, stage in config.stages.items() if stage.at_step or stage.at_accuracy is not None
+        }
+        groups = [stage.accuracy_groups for stage in self._waiting.values() if stage.at_accuracy is not None]
+        # Groups of the stage before may end among those of the running one: as many as may be open at once.
+        opened = (config.buffer.max_lag + 1) * config.buffer.batch_groups
+        self._kept = max(groups) + opened if groups else 0
+
+    def count(self, ended: Ended, prompt_id: str, scores: Sequence[float]) -> None:
+        """Take note of a group that was packed, or dropped by a filter.
+
+        Args:
+            scores: rewards of its answers before shaping; none where it ended for another reason.
+        """
+        if self._kept and scores and prompt_id.startswith(TASK):
+            ended.rewards = [*ended.rewards, (number_of(prompt_id), fmean(scores))][-self._kept :]
+
+    def due(self, ended: Ended, begun: Sequence[Begun]) -> str:
+        """The stage that begins now; "" for none.
+
+        Args:
+            begun: stages of the run, in their order.
+        """
+        before = {name for _, name in begun}
+        name = next((name for name in self._waiting if name not in before), "")
+        if not name:
+            return ""
+        stage, first = self._waiting[name], begun[-1][0] if begun else 0
+        if stage.at_accuracy is None:
+            return name if ended.step >= stage.at_step else ""
+        rewards = [reward for number, reward in ended.rewards if number >= first][-stage.accuracy_groups :]
+        enough = len(rewards) == stage.accuracy_groups
+        return name if enough and fmean(rewards) >= stage.at_accuracy else ""

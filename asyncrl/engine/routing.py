@@ -1,0 +1,53 @@
+"""Experts that engines return, kept with the tokens that they were chosen for.
+
+A row belongs to a token that was fed, and holds the experts of every layer: the last token of a request has none. Each
+token keeps the first row that was recorded for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from asyncrl.engine.errors import EngineRefused
+from topics.trajectories import Answer
+
+
+def keep_routing(answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, had: int, fed: int, wide: bool) -> None:
+    """Take over the rows of a request that ended.
+
+    Tokens that were known before it, and have no row, were sampled by a request that told none: its rows are lost, and
+    those of this one, which merely read the tokens, are not theirs.
+
+    Args:
+        answer: with the tokens of the request.
+        routed: all rows of the request, end to end.
+        prompt: tokens before the answer.
+        had: tokens of the answer before the request.
+        fed: tokens that have a row.
+        wide: an expert takes two bytes.
+
+    Raises:
+        EngineRefused: there is not a row for each token that was fed.
+    """
+    if not fed or not len(routed) or len(routed) % fed:
+        raise EngineRefused(
+            f"an engine returned {len(routed)} routed experts for {fed} tokens, expected as many for each; start "
+            "SGLang with --enable-return-routed-experts, or set learner.routing to own"
+        )
+    rows = routed.reshape(fed, -1).astype("<u2" if wide else "u1").view(np.uint8)
+    tokens = prompt + len(answer.tokens)
+    kept = np.zeros((tokens, rows.shape[1]), np.uint8)
+    known = rows_of(answer, rows.shape[1])
+    kept[: len(known)] = known
+    fresh = np.asarray(~kept.any(1))
+    fresh[prompt - 1 : prompt - 1 + had] = False
+    taken = np.flatnonzero(fresh[:fed])
+    kept[taken] = rows[taken]
+    answer.routing, answer.route_bytes = kept.tobytes(), rows.shape[1]
+
+
+def rows_of(answer: Answer, width: int) -> npt.NDArray[np.uint8]:
+    """Return the rows that an answer has, [T, B]; none of another width."""
+    content = answer.routing if answer.route_bytes == width else b""
+    return np.frombuffer(content, np.uint8).reshape(-1, width)

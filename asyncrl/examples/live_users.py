@@ -1,0 +1,231 @@
+"""Simulated users of a live run: they ask the policy for words, and what they say next tells how they liked it.
+
+    actors = ["live_users.py"]
+
+    [task]
+    source = "live_users.py:rows"
+    options = { users = 64, tastes = 1, think_s = 2.0 }
+
+No language model is behind them. A user says `say abc` and is pleased by `ABC`; the next request of the session
+begins with `good` or `wrong`, and `POST /v1/feedback` takes the reaction to its last reply. With two tastes others
+say `tell abc` and are pleased by `abc`. They know of the run what any client knows: an address and a key.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from asyncrl import Context, Role
+from asyncrl.run.directory import RunFiles
+from topics.engines import ENGINE_READY
+
+ROLE = Role("users", "service", stops=1, subscribes=("engine.ready",))
+TOPICS: list[Any] = []
+
+LETTERS = "abcdefgh"
+WORD = 3  # letters
+TURNS = 4  # of a session
+WINDOW = 100  # turns whose mean is the satisfaction
+GOAL = 0.9
+_ASKS = ("say", "tell")  # by taste
+_SILENT_S = 60.0  # of the gateway, until a request has failed
+_PAUSE_S = 0.5
+
+
+def rows(seed: int, **_options: Any) -> Any:
+    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half."""
+    return Conversations(seed)
+
+
+class Conversations:
+    """Conversations without end, by number."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def row(self, index: int) -> dict[str, Any]:
+        """Return one conversation; the case of a reply depends on nothing before it."""
+        draw = random.Random(f"{self._seed}-{index}")
+        messages: list[dict[str, str]] = []
+        ask = draw.choice(_ASKS)
+        for number in range(TURNS):
+            word = _word(draw)
+            messages.append({"role": "user", "content": _request(draw.choice(("good", "wrong")), ask, word, number)})
+            messages.append({"role": "assistant", "content": draw.choice((word, word.upper()))})
+        return {"prompt": messages, "label": ""}
+
+
+def _word(draw: random.Random) -> str:
+    return "".join(draw.choices(LETTERS, k=WORD))
+
+
+def _request(opinion: str, ask: str, word: str, number: int) -> str:
+    return f"{opinion} {ask} {word}" if number else f"{ask} {word}"
+
+
+@dataclass
+class Story:
+    """Replies that the users got, and requests that failed."""
+
+    began: float = 0.0  # of the first request, time.monotonic()
+    seconds: list[float] = field(default_factory=list)  # since then, of each reply
+    pleased: list[bool] = field(default_factory=list)  # by each
+    requests: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def satisfaction(self, end: int) -> float:
+        """Return the mean of the turns up to number `end`, the newest `WINDOW` of them."""
+        some = self.pleased[max(0, end - WINDOW) : end]
+        return sum(some) / len(some) if some else 0.0
+
+    def reached(self) -> int:
+        """Return the number of turns after which the satisfaction was `GOAL`; 0: it never was."""
+        ends = range(WINDOW, len(self.pleased) + 1)
+        return next((end for end in ends if self.satisfaction(end) >= GOAL), 0)
+
+    def rows(self) -> dict[str, str]:
+        """Return what a summary says of it."""
+        turns, goal = len(self.pleased), self.reached()
+        before, after = self.satisfaction(min(WINDOW, turns)), self.satisfaction(turns)
+        when = f"after {goal:,} turns and {self.seconds[goal - 1]:.0f} s" if goal else "not reached"
+        return {
+            "satisfaction": f"{before:.3f} before → {after:.3f} after (means of {WINDOW} of {turns:,} turns)",
+            f"satisfied {GOAL}": when,
+            "requests": f"{self.requests:,}, {len(self.failures):,} failed"
+            + (f", the first: {self.failures[0]}" if self.failures else ""),
+        }
+
+
+class Users:
+    """Users who talk at once, over real HTTP."""
+
+    def __init__(self, address: str, key: str, options: dict[str, Any], seed: int) -> None:
+        self.story = Story()
+        self._address = address
+        self._headers = {"Authorization": f"Bearer {key}"}
+        self._count, self._tastes = int(options.get("users", 64)), int(options.get("tastes", 1))
+        self._think_s = float(options.get("think_s", 2.0))
+        self._seed = seed
+
+    async def talk(self) -> None:
+        """Hold sessions until cancelled."""
+        self.story.began = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=_SILENT_S)
+        async with aiohttp.ClientSession(self._address, headers=self._headers, timeout=timeout) as http:
+            await asyncio.gather(*(self._user(http, number) for number in range(self._count)))
+
+    async def _user(self, http: aiohttp.ClientSession, number: int) -> None:
+        draw, taste = random.Random(f"{self._seed}-user-{number}"), number % self._tastes
+        await asyncio.sleep(draw.uniform(0.0, self._think_s))
+        while True:
+            try:
+                await self._session(http, draw, taste)
+            except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:
+                self.story.failures.append(f"{type(error).__name__}: {error}")
+                await asyncio.sleep(_PAUSE_S)
+
+    async def _session(self, http: aiohttp.ClientSession, draw: random.Random, taste: int) -> None:
+        messages: list[dict[str, str]] = []
+        opinion = ""
+        for number in range(TURNS):
+            word = _word(draw)
+            messages.append({"role": "user", "content": _request(opinion, _ASKS[taste], word, number)})
+            body = {"model": "any", "messages": messages, "max_tokens": WORD + 3}
+            answer = await self._post(http, "/v1/chat/completions", body)
+            reply = answer["choices"][0]["message"]["content"]
+            messages.append({"role": "assistant", "content": reply})
+            pleased = reply == (word if taste else word.upper())
+            self.story.seconds.append(time.monotonic() - self.story.began)
+            self.story.pleased.append(pleased)
+            opinion = "good" if pleased else "wrong"
+            await asyncio.sleep(self._think_s * draw.uniform(0.5, 1.5))
+        await self._post(http, "/v1/feedback", {"turn": answer["id"], "thumb": "up" if pleased else "down"})
+
+    async def _post(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> Any:
+        self.story.requests += 1
+        async with http.post(path, json=body) as response:
+            text = await response.text()
+            if response.status != 200:
+                raise ValueError(f"{path} answered status {response.status}: {text[:200]}")
+            return json.loads(text)
+
+
+async def main(context: Context) -> None:
+    """Talk from the first version on until asked to stop, then write what the users met beside the run's figures."""
+    if not await _is_served(context):
+        return
+    settings = context.config.gateway
+    key = (context.files.keys / "users").read_text(encoding="utf-8").strip()
+    users = Users(f"http://{settings.host}:{settings.port}", key, context.config.task.options, context.config.seed)
+    talking = context.tasks.start(users.talk())
+    while not context.stop.is_set():
+        await _stopped(context, _PAUSE_S)
+        turns = len(users.story.pleased)
+        context.vitals.update(turns=turns, satisfaction=users.story.satisfaction(turns))
+    talking.cancel()
+    write_report(users.story, context.files)
+
+
+async def _stopped(context: Context, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await context.stop.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _is_served(context: Context) -> bool:
+    """Wait until an engine has the weights of the warm-up, and the gateway listens; False where the run ends before."""
+    ready = asyncio.Event()
+    listener = context.listen(ENGINE_READY.stream, lambda *_: ready.set(), [ENGINE_READY])
+    await listener.start()
+    settings = context.config.gateway
+    async with aiohttp.ClientSession() as http:
+        while not await _stopped(context, _PAUSE_S):
+            try:
+                async with http.get(f"http://{settings.host}:{settings.port}/health") as response:
+                    if ready.is_set() and response.status == 200:
+                        break
+            except aiohttp.ClientError:
+                continue
+    await listener.close()
+    return not context.stop.is_set()
+
+
+def write_report(story: Story, files: RunFiles) -> None:
+    """Write `satisfaction.json` (each reply: seconds, pleased), the rows of the summary, and `satisfaction.png`."""
+    root = files.root
+    replies = list(zip(story.seconds, story.pleased, strict=True))
+    (root / "satisfaction.json").write_text(json.dumps(replies))
+    found = story.rows()
+    if story.pleased:
+        draw_satisfaction(story, root / "satisfaction.png")
+        found["satisfaction plot"] = str(root / "satisfaction.png")
+    files.reports.mkdir(exist_ok=True)
+    (files.reports / "users.json").write_text(json.dumps(found))
+
+
+def draw_satisfaction(story: Story, path: Path) -> None:
+    """Draw the mean of the newest turns over time."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    axes.plot(story.seconds, [story.satisfaction(end + 1) for end in range(len(story.pleased))], color="#1f4e8c")
+    axes.axhline(GOAL, color="#b0562c", linewidth=1, linestyle="--")
+    axes.set(xlabel="seconds", ylabel=f"pleased, mean of {WINDOW} turns", ylim=(0.0, 1.02))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

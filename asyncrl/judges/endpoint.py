@@ -1,0 +1,72 @@
+"""A judge behind an OpenAI-compatible chat endpoint."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import msgspec
+
+from asyncrl.http_calls import SHOWN_CHARS, NoAnswer, answered, check_transient, open_session, read_at_most
+from asyncrl.judges.protocol import Case, Vote, VoteFailed
+from asyncrl.judges.quoting import question_of, read_vote
+
+_ANSWER_BYTES = 1 << 20
+
+
+class _Message(msgspec.Struct):
+    content: str
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class EndpointJudge:
+    """Asks `URL/chat/completions`. Transient faults (no connection, status 429 or 5xx) are tried again until the
+    deadline of the vote; any other status fails it at once."""
+
+    def __init__(
+        self, url: str, model: str, *, key: str = "", deadline_s: float, temperature: float, most_tokens: int
+    ) -> None:
+        """
+        Args:
+            url: up to and with `/v1`.
+            key: sent as `Authorization: Bearer`; "" for none.
+        """
+        self.name = f"endpoint:{model}"
+        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._options = {"model": model, "temperature": temperature, "max_tokens": most_tokens}
+        self._deadline_s = deadline_s
+        self._session = open_session({"Authorization": f"Bearer {key}"} if key else None)
+
+    async def vote(self, case: Case) -> Vote:
+        """Ask the endpoint, again where that may help."""
+        question = question_of(case)
+        body = msgspec.json.encode(self._options | {"messages": question.messages})
+        try:
+            text = await answered(partial(self._ask, body), self._deadline_s)
+        except NoAnswer as error:
+            words = f"no vote from {self._url} within {self._deadline_s:g} s; last: {error}"
+            raise VoteFailed(words) from None
+        return read_vote(text, question.mark)
+
+    async def _ask(self, body: bytes) -> str:
+        # A redirection is not followed: what users wrote goes to the address that the settings name, and to no other.
+        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
+            text = await read_at_most(response, _ANSWER_BYTES)
+            check_transient(response, text)
+            shown = text[:SHOWN_CHARS].decode(errors="replace")
+            if response.status >= 300:
+                raise VoteFailed(f"{self._url} answered status {response.status}: {shown}")
+        try:
+            return msgspec.json.decode(text, type=_Answer).choices[0].message.content
+        except (msgspec.DecodeError, IndexError) as error:
+            raise VoteFailed(f"{self._url} answered no chat completion ({error}): {shown}") from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._session.close()

@@ -1,0 +1,50 @@
+"""A judge that is the run's own model, on the run's engines, with the weights that they have."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.errors import EngineError
+from asyncrl.engine.generator import Generator
+from asyncrl.judges.protocol import Case, Vote, VoteFailed
+from asyncrl.judges.quoting import question_of, read_vote
+
+
+class EngineJudge:
+    """Samples votes as replies are sampled: a vote goes on after an update or the death of an engine."""
+
+    name = "engine"
+
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: TaskTokenizer,
+        *,
+        deadline_s: float,
+        temperature: float,
+        most_tokens: int,
+    ) -> None:
+        self._generator = generator
+        self._tokenizer = tokenizer
+        self._deadline_s = deadline_s
+        self._sampling = SamplingParams(max_new_tokens=most_tokens, temperature=temperature)
+
+    async def vote(self, case: Case) -> Vote:
+        """Ask the model; without evidence there is nothing to ask about."""
+        question = question_of(case, special=self._tokenizer.special)
+        try:
+            prompt = self._tokenizer.encode(self._tokenizer.chat_text(question.messages))
+            async with asyncio.timeout(self._deadline_s):
+                answer = await self._generator.generate(prompt, self._sampling)
+        except TimeoutError as error:
+            raise VoteFailed(f"no vote of an engine within {self._deadline_s:g} s") from error
+        except (TokenizerError, EngineError) as error:
+            raise VoteFailed(str(error)) from error
+        return read_vote(self._tokenizer.decode(np.asarray(answer.tokens)), question.mark)
+
+    async def close(self) -> None:
+        """The engines belong to the run."""

@@ -1,0 +1,74 @@
+"""What judges have in common: a case, a vote, and a verdict of several votes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.errors import AsyncRLError
+
+SCORES = (-1, 0, 1)
+
+
+class VoteFailed(AsyncRLError):
+    """A vote that was not given, with the reason; the other votes on the turn are not touched."""
+
+
+class Case(msgspec.Struct, frozen=True):
+    """One turn before its judge: texts, special tokens left out."""
+
+    turn_id: str
+    prompt: str  # the conversation up to the reply, or its end where it is long
+    reply: str
+    evidence: str  # all that was appended since: the user's answer, results of tools
+
+
+class Vote(msgspec.Struct, frozen=True):
+    """One opinion about a reply."""
+
+    score: int  # one of SCORES: 1 for a good reply, -1 for a bad one, 0 where the evidence shows neither
+    hint: str = ""  # how the reply should have been, for whoever writes it again
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The outcome of the votes on a turn."""
+
+    reward: float | None  # None: there is no valid vote
+    hint: str = ""
+
+
+class Judge(Protocol):
+    """Votes on turns, many at a time."""
+
+    name: str  # for `turn.judged`
+
+    async def vote(self, case: Case) -> Vote:
+        """Give one vote; further calls about the same case give further ones.
+
+        Raises:
+            VoteFailed: there is none. The caller bounds the time.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End what was started for judging."""
+        ...
+
+
+def verdict_of(votes: Sequence[Vote]) -> Verdict:
+    """Return the majority of valid votes: 0.0 where two scores have equally many, no reward where there is no vote.
+
+    The hint is the longest of the votes that agree with the majority.
+
+    Source: OpenClaw-RL, arXiv 2603.10165, majority of m votes; there a turn without any valid vote counts as 0.
+    """
+    counts = Counter(vote.score for vote in votes).most_common(2)
+    if not counts:
+        return Verdict(None)
+    if len(counts) > 1 and counts[0][1] == counts[1][1]:
+        return Verdict(0.0)
+    score = counts[0][0]
+    return Verdict(float(score), max((vote.hint for vote in votes if vote.score == score), key=len))

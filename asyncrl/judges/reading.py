@@ -1,0 +1,53 @@
+"""The texts of a turn, from the tokens that its messages hold."""
+
+from __future__ import annotations
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import read
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.judges.protocol import Case
+from asyncrl.live.stored import TurnReader, TurnUnreadable
+from topics.topic import TURNS
+from topics.turns import TURN_STARTED, TurnReady, TurnStarted
+from topics.wire import Int32Array, WireError
+
+
+class CaseReader:
+    """Reads what a judge is shown of a turn."""
+
+    def __init__(self, bus: Bus, tokenizer: TaskTokenizer, *, most_tokens: int) -> None:
+        """
+        Args:
+            most_tokens: of the prompt its last, of the evidence its first, of the reply its first.
+        """
+        self._bus = bus
+        self._turns = TurnReader(bus)
+        self._tokenizer = tokenizer
+        self._most = most_tokens
+
+    async def case(self, ready: TurnReady) -> Case:
+        """Return the texts of a turn.
+
+        Raises:
+            WireError: a message about it, or about a turn that precedes or follows it, is not there.
+        """
+        try:
+            turn = await self._turns.read(ready.turn_id)
+        except TurnUnreadable as error:
+            raise WireError(str(error)) from error
+        followed = [await self._appended(name) for name in ready.evidence]
+        decode = self._tokenizer.decode
+        return Case(
+            ready.turn_id,
+            decode(turn.prompt[-self._most :]),
+            decode(turn.finished.tokens[: self._most]),
+            "\n".join(decode(tokens[: self._most]) for tokens in followed),
+        )
+
+    async def _appended(self, turn_id: str) -> Int32Array:
+        """Return what a turn, which need not have ended, has appended to the one that it continues: [T]."""
+        record = await read_last(self._bus, TURNS, TURN_STARTED.subject(self._bus.run, turn_id))
+        if record is None:
+            raise WireError(f"turn {turn_id} has no turn.started")
+        return (await read(self._bus, TurnStarted, record)).tokens

@@ -1,0 +1,1 @@
+"""Live traffic: the HTTP APIs that people and agents call, and the tokens of their conversations."""

@@ -1,0 +1,161 @@
+"""OpenAI chat completions, `/v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal
+from asyncrl.live.apis.openai_errors import openai_error
+from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
+from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
+
+_READ = (
+    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
+    *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
+)
+IGNORED = (
+    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("verbosity", "prediction"),
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "frequency_penalty": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+}
+
+
+class ChatCompletions:
+    """See `Api`."""
+
+    path = "/v1/chat/completions"
+
+    def parse(self, body: bytes) -> Request:
+        """See `Api`."""
+        fields = Body(body)
+        fields.only(_READ, IGNORED, _NEUTRAL)
+        messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
+        most = [fields.count(name) for name in ("max_completion_tokens", "max_tokens")]
+        return Request(
+            fields.text("model"),
+            answerable(messages, "messages"),
+            next((one for one in most if one is not None), None),
+            fields.real("temperature", 0.0, 2.0),
+            fields.real("top_p", 0.0, 1.0),
+            stop=fields.stops("stop"),
+            seed=fields.count("seed", least=-(2**63), most=2**63 - 1),
+            stream=fields.flag("stream"),
+            tools=chosen(fields, declared(fields, keys="function")),
+            parallel=fields.flag("parallel_tool_calls", absent=True),
+            usage=_wants_usage(fields.get("stream_options")),
+        )
+
+    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+        """See `Api`."""
+        message: dict[str, Any] = {"role": "assistant", "content": ending.text, "refusal": None}
+        if ending.calls:
+            calls = [_call(call) for call in ending.calls]
+            message |= {"content": ending.text or None, "tool_calls": calls}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(ending)}
+        head = _head(opening) | {"object": "chat.completion"}
+        return {**head, "choices": [choice], "usage": _usage(opening, ending)}
+
+    def events(self, opening: Opening, request: Request) -> Events:
+        """See `Api`."""
+        return _ChatEvents(opening, usage=request.usage)
+
+    def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
+        """See `Api`."""
+        return openai_error(error)
+
+
+class _ChatEvents:
+    """See `Events`."""
+
+    def __init__(self, opening: Opening, *, usage: bool) -> None:
+        self._opening = opening
+        self._usage = usage
+        self._calls = 0
+
+    def begin(self) -> bytes:
+        """See `Events`."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def text(self, delta: str) -> bytes:
+        """See `Events`."""
+        return self._chunk({"content": delta})
+
+    def call(self, call: Call) -> bytes:
+        """See `Events`."""
+        number, self._calls = self._calls, self._calls + 1
+        return self._chunk({"tool_calls": [{"index": number, **_call(call)}]})
+
+    def alive(self) -> bytes:
+        """See `Events`."""
+        return self._chunk({})
+
+    def end(self, ending: Ending) -> bytes:
+        """See `Events`."""
+        last = self._chunk({}, _finish(ending))
+        if self._usage:
+            last += event(_head(self._opening) | {"choices": [], "usage": _usage(self._opening, ending)})
+        return last + b"data: [DONE]\n\n"
+
+    def fail(self, error: LiveError) -> bytes:
+        """See `Events`."""
+        return event(openai_error(error)[1])
+
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return event(_head(self._opening) | {"choices": [choice]})
+
+
+def _message(entry: Message, where: str) -> Message:
+    """Read a message, a call of tools, or the result of one."""
+    if entry.get("role") == "tool":
+        return result_of(entry.get("tool_call_id"), entry.get("content"), where, ("text",))
+    if not entry.get("tool_calls") or entry.get("role") != "assistant":
+        return message_of(entry, where, roles=OPENAI_ROLES, parts=("text",))
+    given = entry["tool_calls"]
+    if not isinstance(given, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("function"), dict) for one in given
+    ):
+        raise refusal(f"{where}.tool_calls", "is no list of calls of functions")
+    calls = [
+        call_of(one["function"].get("name"), one.get("id"), one["function"].get("arguments"), f"{where}.tool_calls")
+        for one in given
+    ]
+    rest = {"role": "assistant", "content": entry.get("content") or ""}
+    return assistant_message(message_of(rest, where, roles=OPENAI_ROLES, parts=("text",))["content"], calls)
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+
+
+def _finish(ending: Ending) -> str:
+    return "tool_calls" if ending.calls and ending.finish == "stop" else ending.finish
+
+
+def _head(opening: Opening) -> dict[str, Any]:
+    kind = "chat.completion.chunk"
+    return {"id": f"chatcmpl-{opening.turn}", "object": kind, "created": opening.created, "model": opening.model}
+
+
+def _usage(opening: Opening, ending: Ending) -> dict[str, int]:
+    total = opening.prompt_tokens + ending.tokens
+    return {"prompt_tokens": opening.prompt_tokens, "completion_tokens": ending.tokens, "total_tokens": total}
+
+
+def _wants_usage(options: Any) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
+        raise refusal("stream_options", 'is not understood; expected {"include_usage": true or false}')
+    return bool(options.get("include_usage", False))

@@ -1,0 +1,198 @@
+"""Anthropic Messages, `/v1/messages`, and its count of tokens, `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, text_of
+from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
+from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
+
+COUNT_PATH = "/v1/messages/count_tokens"
+
+_COUNTED = ("model", "messages", "system", "tools", "tool_choice")
+_READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
+IGNORED = ("metadata", "service_tier", "cache_control")
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "thinking": ({"type": "disabled"},),
+}
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
+_STATUS: dict[Fault, tuple[int, str]] = {
+    "invalid": (400, "invalid_request_error"),
+    "key": (401, "authentication_error"),
+    "forbidden": (403, "permission_error"),
+    "absent": (404, "not_found_error"),
+    "large": (413, "request_too_large"),
+    "limited": (429, "rate_limit_error"),
+    "internal": (500, "api_error"),
+    "overloaded": (529, "overloaded_error"),
+}
+
+
+class Messages:
+    """See `Api`."""
+
+    path = "/v1/messages"
+
+    def parse(self, body: bytes) -> Request:
+        """See `Api`."""
+        fields = Body(body)
+        fields.only(_READ, IGNORED, _NEUTRAL)
+        most = fields.count("max_tokens")
+        if most is None:
+            raise refusal("max_tokens", "is absent; expected a whole number from 1")
+        return Request(
+            fields.text("model"),
+            _conversation(fields),
+            most,
+            fields.real("temperature", 0.0, 1.0),
+            fields.real("top_p", 0.0, 1.0),
+            fields.count("top_k"),
+            fields.stops("stop_sequences"),
+            stream=fields.flag("stream"),
+            tools=_tools(fields),
+            parallel=not (fields.get("tool_choice") or {}).get("disable_parallel_tool_use"),
+        )
+
+    def parse_count(self, body: bytes) -> Request:
+        """Read the body of a request for the number of tokens of a prompt; errors as `parse`."""
+        fields = Body(body)
+        fields.only(_COUNTED, IGNORED, _NEUTRAL)
+        return Request(fields.text("model"), _conversation(fields), tools=_tools(fields))
+
+    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+        """See `Api`."""
+        content: list[dict[str, Any]] = [{"type": "text", "text": ending.text}] if ending.text else []
+        content += [_use(call) | {"input": call.arguments} for call in ending.calls]
+        usage = {"input_tokens": opening.prompt_tokens, "output_tokens": ending.tokens}
+        return _message(opening, usage) | {"content": content} | _stop(ending)
+
+    def events(self, opening: Opening, request: Request) -> Events:
+        """See `Api`."""
+        return _MessageEvents(opening)
+
+    def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
+        """See `Api`."""
+        return _STATUS[error.fault][0], _error_body(error, turn)
+
+
+class _MessageEvents:
+    """See `Events`."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._block = False  # the block of text is open
+        self._number = 0  # of blocks that are closed
+
+    def begin(self) -> bytes:
+        """See `Events`."""
+        message = _message(self._opening, {"input_tokens": self._opening.prompt_tokens, "output_tokens": 0})
+        return _event("message_start", message=message) + self.alive()
+
+    def text(self, delta: str) -> bytes:
+        """See `Events`."""
+        first = b""
+        if not self._block:
+            self._block = True
+            first = _event("content_block_start", index=self._number, content_block={"type": "text", "text": ""})
+        return first + _event("content_block_delta", index=self._number, delta={"type": "text_delta", "text": delta})
+
+    def call(self, call: Call) -> bytes:
+        """See `Events`."""
+        before, number = self._closed(), self._number
+        self._number += 1
+        delta = {"type": "input_json_delta", "partial_json": call.text}
+        return (
+            before
+            + _event("content_block_start", index=number, content_block=_use(call))
+            + _event("content_block_delta", index=number, delta=delta)
+            + _event("content_block_stop", index=number)
+        )
+
+    def _closed(self) -> bytes:
+        """Return the end of the block of text, where one is open."""
+        if not self._block:
+            return b""
+        self._block, number = False, self._number
+        self._number += 1
+        return _event("content_block_stop", index=number)
+
+    def alive(self) -> bytes:
+        """See `Events`."""
+        return _event("ping")
+
+    def end(self, ending: Ending) -> bytes:
+        """See `Events`."""
+        usage = {"input_tokens": self._opening.prompt_tokens, "output_tokens": ending.tokens}
+        return self._closed() + _event("message_delta", delta=_stop(ending), usage=usage) + _event("message_stop")
+
+    def fail(self, error: LiveError) -> bytes:
+        """See `Events`."""
+        return event(_error_body(error, self._opening.turn), "error")
+
+
+def _conversation(fields: Body) -> list[Message]:
+    system, messages = fields.get("system"), []
+    if system is not None:
+        messages.append({"role": "system", "content": text_of(system, "system", ("text",))})
+    for number, entry in enumerate(fields.entries("messages")):
+        messages += _messages(entry, f"messages[{number}]")
+    return answerable(messages, "messages")
+
+
+def _tools(fields: Body) -> list[Message]:
+    choice = fields.get("tool_choice")
+    if choice is not None and not isinstance(choice, dict):
+        raise refusal("tool_choice", "is no object; expected one with a type")
+    return chosen(fields, declared(fields, keys="", parts="input_schema"))
+
+
+def _messages(entry: Message, where: str) -> list[Message]:
+    """Read a message: calls of tools join the text of the assistant, results come before that of the user."""
+    content, role = entry.get("content"), entry.get("role")
+    blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    kind = {"assistant": "tool_use", "user": "tool_result"}.get(role) if isinstance(role, str) else None
+    tools = [one for one in blocks if kind is not None and one.get("type") == kind]
+    if not tools:
+        return [message_of(entry, where, roles=_ROLES, parts=("text",))]
+    rest = [one for one in blocks if one not in tools]
+    text = text_of(rest, f"{where}.content", ("text",))
+    if role == "assistant":
+        calls = [call_of(one.get("name"), one.get("id"), one.get("input"), f"{where}.content") for one in tools]
+        return [assistant_message(text, calls)]
+    results = [result_of(one.get("tool_use_id"), one.get("content"), f"{where}.content", ("text",)) for one in tools]
+    return [*results, {"role": "user", "content": text}] if text else results
+
+
+def _use(call: Call) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def _message(opening: Opening, usage: dict[str, int]) -> dict[str, Any]:
+    return {
+        "id": f"msg_{opening.turn}",
+        "type": "message",
+        "role": "assistant",
+        "model": opening.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+
+
+def _stop(ending: Ending) -> dict[str, Any]:
+    if ending.stop is not None:
+        return {"stop_reason": "stop_sequence", "stop_sequence": ending.stop}
+    if ending.calls and ending.finish == "stop":
+        return {"stop_reason": "tool_use", "stop_sequence": None}
+    return {"stop_reason": "max_tokens" if ending.finish == "length" else "end_turn", "stop_sequence": None}
+
+
+def _event(name: str, **data: Any) -> bytes:
+    return event({"type": name, **data}, name)
+
+
+def _error_body(error: LiveError, turn: str) -> dict[str, Any]:
+    words = {"type": _STATUS[error.fault][1], "message": str(error)}
+    return {"type": "error", "error": words, "request_id": f"req_{turn}"}

@@ -1,0 +1,229 @@
+"""OpenAI Responses, `/v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, shown
+from asyncrl.live.apis.openai_errors import openai_error
+from asyncrl.live.apis.tool_fields import HOSTED, call_of, chosen, declared, result_of
+from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
+
+_READ = (
+    *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
+    *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id"),
+)
+IGNORED = (
+    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("include", "reasoning", "max_tool_calls", "stream_options"),
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "truncation": ("disabled",),
+    "text": ({"format": {"type": "text"}}, {}),
+    "top_logprobs": (0,),
+}
+_ID = "resp_"  # begins the id of a response, the rest is its turn's
+
+
+class Responses:
+    """See `Api`."""
+
+    path = "/v1/responses"
+
+    def parse(self, body: bytes) -> Request:
+        """See `Api`."""
+        fields = Body(body)
+        fields.only(_READ, IGNORED, _NEUTRAL)
+        first = fields.get("instructions")
+        messages: list[Message] = [] if first is None else [{"role": "system", "content": fields.text("instructions")}]
+        given = fields.get("input")
+        if isinstance(given, str):
+            messages.append({"role": "user", "content": given})
+        else:
+            for number, entry in enumerate(fields.entries("input")):
+                _take(messages, entry, f"input[{number}]")
+        return Request(
+            fields.text("model"),
+            answerable(messages, "input"),
+            fields.count("max_output_tokens"),
+            fields.real("temperature", 0.0, 2.0),
+            fields.real("top_p", 0.0, 1.0),
+            stream=fields.flag("stream"),
+            tools=chosen(fields, declared(fields, keys="", hosted=HOSTED)),
+            previous=_previous(fields),
+            parallel=fields.flag("parallel_tool_calls", absent=True),
+        )
+
+    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+        """See `Api`."""
+        return _response(opening, ending)
+
+    def events(self, opening: Opening, request: Request) -> Events:
+        """See `Api`."""
+        return _ResponseEvents(opening)
+
+    def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
+        """See `Api`."""
+        return openai_error(error)
+
+
+class _ResponseEvents:
+    """See `Events`."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
+        self._number = 0
+        self._items = 0  # that have begun
+        self._place: dict[str, Any] = {}  # of the text; empty: there is none yet
+
+    def begin(self) -> bytes:
+        """See `Events`."""
+        first = self._event("response.created", response=_response(self._opening))
+        return first + self._event("response.in_progress", response=_response(self._opening))
+
+    def text(self, delta: str) -> bytes:
+        """See `Events`."""
+        return self._opened() + self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
+
+    def _opened(self) -> bytes:
+        """Return the begin of the message, where it has not begun."""
+        if self._place:
+            return b""
+        number, self._items = self._items, self._items + 1
+        self._place = {"item_id": _item_id(self._opening), "output_index": number, "content_index": 0}
+        item = _item_of(self._opening, "in_progress", [])
+        first = self._event("response.output_item.added", output_index=number, item=item)
+        return first + self._event("response.content_part.added", **self._place, part=_part(""))
+
+    def call(self, call: Call) -> bytes:
+        """See `Events`."""
+        number, self._items = self._items, self._items + 1
+        item = _called(call)
+        place = {"item_id": item["id"], "output_index": number}
+        begun = item | {"arguments": "", "status": "in_progress"}
+        return (
+            self._event("response.output_item.added", output_index=number, item=begun)
+            + self._event("response.function_call_arguments.delta", **place, delta=call.text)
+            + self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.text)
+            + self._event("response.output_item.done", output_index=number, item=item)
+        )
+
+    def alive(self) -> bytes:
+        """See `Events`."""
+        return self._event("response.in_progress", response=_response(self._opening))
+
+    def end(self, ending: Ending) -> bytes:
+        """See `Events`."""
+        response, last = _response(self._opening, ending), b""
+        if ending.text or not ending.calls:
+            last = (
+                self._opened()
+                + self._event("response.output_text.done", **self._place, text=ending.text, logprobs=[])
+                + self._event("response.content_part.done", **self._place, part=_part(ending.text))
+            )
+            number = self._place["output_index"]
+            last += self._event("response.output_item.done", output_index=number, item=response["output"][0])
+        return last + self._event(f"response.{response['status']}", response=response)
+
+    def fail(self, error: LiveError) -> bytes:
+        """See `Events`."""
+        words = {"code": "server_error", "message": str(error)}
+        return self._event("response.failed", response=_response(self._opening) | {"status": "failed", "error": words})
+
+    def _event(self, kind: str, /, **data: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return event({"type": kind, "sequence_number": number, **data}, kind)
+
+
+def _previous(fields: Body) -> str:
+    given = fields.get("previous_response_id")
+    if given is None:
+        return ""
+    if not isinstance(given, str) or not given.startswith(_ID):
+        raise refusal("previous_response_id", f"is {shown(given)}; expected the id of a response")
+    return given.removeprefix(_ID)
+
+
+def _take(messages: list[Message], entry: Message, where: str) -> None:
+    """Add an item of the input to messages; replies come back as the items that the API gave.
+
+    Raises:
+        LiveError: it is of another type, or malformed.
+    """
+    kind, parts = entry.get("type", "message"), ("input_text", "output_text")
+    if kind == "function_call_output":
+        messages.append(result_of(entry.get("call_id"), entry.get("output"), where, parts))
+    elif kind == "function_call":
+        call = call_of(entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
+        said = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("", [])
+        calls = [one["function"] | {"id": one["id"]} for one in said.get("tool_calls", [])]
+        messages.append(assistant_message(said["content"], [*(Call(**one) for one in calls), call]))
+    elif kind == "message":
+        messages.append(message_of(entry, where, roles=OPENAI_ROLES, parts=parts))
+    else:
+        raise refusal(f"{where}.type", f"is {shown(kind)}; this gateway takes messages of text and calls of functions")
+
+
+def _response(opening: Opening, ending: Ending | None = None) -> dict[str, Any]:
+    """The response, under way or at its end."""
+    status, output, usage, details = "in_progress", [], None, None
+    if ending is not None:
+        status = "incomplete" if ending.finish == "length" else "completed"
+        details = {"reason": "max_output_tokens"} if ending.finish == "length" else None
+        text = [_item_of(opening, status, [_part(ending.text)])] if ending.text or not ending.calls else []
+        output = [*text, *map(_called, ending.calls)]
+        usage = {
+            "input_tokens": opening.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": ending.tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": opening.prompt_tokens + ending.tokens,
+        }
+    return {
+        "id": f"{_ID}{opening.turn}",
+        "object": "response",
+        "created_at": opening.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": details,
+        "instructions": None,
+        "metadata": {},
+        "model": opening.model,
+        "output": output,
+        "parallel_tool_calls": False,
+        "temperature": None,
+        "tool_choice": "none",
+        "tools": [],
+        "top_p": None,
+        "usage": usage,
+    }
+
+
+def _called(call: Call) -> dict[str, Any]:
+    return {
+        "id": f"fc_{call.id}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": call.text,
+    }
+
+
+def _item_id(opening: Opening) -> str:
+    return f"msg_{opening.turn}"
+
+
+def _item_of(opening: Opening, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "id": _item_id(opening),
+        "type": "message",
+        "status": status,
+        "role": "assistant",
+        "content": content,
+    }
+
+
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

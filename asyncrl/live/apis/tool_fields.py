@@ -1,0 +1,93 @@
+"""Tools in requests: their declarations, calls that come back, and choices, in the words of each API."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+
+from asyncrl.live.apis.body import Body, Message, refusal, shown, text_of
+from asyncrl.live.apis.words import Call
+
+HOSTED = ("web_search", "web_search_preview", "namespace")  # declared by agents, and run by nobody here: left out
+_MOST_TOOLS = 512
+
+
+def declared(fields: Body, *, keys: str, parts: str = "parameters", hosted: Collection[str] = ()) -> list[Message]:
+    """Return the tools of a request as chat templates take them.
+
+    Args:
+        keys: "function" where a tool's name stands in an object of this name, "" where it stands in the tool.
+        parts: the field with the JSON schema of its arguments.
+        hosted: types of tools that are left out.
+
+    Raises:
+        LiveError: a tool that is none, or of a type that is not known.
+    """
+    given = fields.get("tools") or []
+    if not isinstance(given, list) or len(given) > _MOST_TOOLS or not all(isinstance(tool, dict) for tool in given):
+        raise refusal("tools", f"is {shown(given)}; expected a list of at most {_MOST_TOOLS} objects")
+    found = []
+    for number, tool in enumerate(given):
+        kind = tool.get("type", "custom" if parts == "input_schema" else "function")
+        if kind in hosted:
+            continue
+        if kind not in ("function", "custom") or (kind == "custom") != (parts == "input_schema"):
+            raise refusal(f"tools[{number}].type", f"is {shown(kind)}; this gateway knows functions with a schema")
+        body = tool.get(keys) if keys else tool
+        name = body.get("name") if isinstance(body, dict) else None
+        if not isinstance(body, dict) or not isinstance(name, str) or not name:
+            raise refusal(f"tools[{number}]", "has no name")
+        schema = body.get(parts) or {"type": "object", "properties": {}}
+        if not isinstance(schema, dict):
+            raise refusal(f"tools[{number}].{parts}", f"is {shown(schema)}; expected a JSON schema")
+        function = {"name": name, "description": body.get("description") or "", "parameters": schema}
+        found.append({"type": "function", "function": function})
+    return found
+
+
+def chosen(fields: Body, tools: list[Message]) -> list[Message]:
+    """Return the tools that the model may call: all, or none.
+
+    Raises:
+        LiveError: the choice forces a call, which nothing here can do.
+    """
+    choice = fields.get("tool_choice")
+    kind = choice.get("type") if isinstance(choice, dict) else choice
+    if kind in (None, "auto"):
+        return tools
+    if kind == "none":
+        return []
+    raise refusal("tool_choice", f"is {shown(choice)}; this gateway cannot force a call: expected auto or none")
+
+
+def call_of(name: Any, identity: Any, arguments: Any, where: str) -> Call:
+    """Read a call that comes back.
+
+    Args:
+        arguments: an object, or its JSON.
+
+    Raises:
+        LiveError: it has no name, no id, or other arguments.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments or "{}")
+        except msgspec.DecodeError as error:
+            raise refusal(where, f"has arguments that are not JSON: {error}") from error
+    if not (isinstance(name, str) and name and isinstance(identity, str) and isinstance(arguments, dict)):
+        raise refusal(where, "is no call: expected an id, a name, and arguments that are an object")
+    return Call(identity, name, arguments)
+
+
+def result_of(identity: Any, content: Any, where: str, parts: Collection[str]) -> Message:
+    """Read the result of a tool.
+
+    Raises:
+        LiveError: it names no call, or is not text.
+    """
+    if not isinstance(identity, str) or not identity:
+        raise refusal(where, "names no call: expected the id of one")
+    text = "" if content is None else text_of(content, f"{where}.content", parts)
+    return {"role": "tool", "content": text, "tool_call_id": identity}

@@ -1,0 +1,211 @@
+"""Tokens in, tokens out: the prompt of a conversation's next turn is what was sampled before, and the new text alone.
+
+A reply is never encoded again: the ids of the longest known history are taken as they were sent and sampled, and the
+template writes what follows. The text behind a reply is found by difference: a mark stands in the reply's place, and
+what the template writes behind it is encoded. That is exact where it begins with an end-of-sequence token, because no
+token reaches over a special one; a template where it does not is refused at the start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.live.quoted import Quoted
+from topics.wire import Int32Array
+
+_MARK = "\ufdd2"  # in the place of a reply; Unicode keeps it from ever standing for a character
+_QUESTION = {"role": "user", "content": "a"}
+_REPLY = {"role": "assistant", "content": _MARK}
+_PROBES = (  # histories before a reply, which what follows it may not depend on
+    [_QUESTION],
+    [{"role": "system", "content": "a"}, _QUESTION],
+    [_QUESTION, {"role": "assistant", "content": "a"}, _QUESTION],
+)
+
+_ENCODER = msgspec.json.Encoder(order="deterministic")
+
+Message = dict[str, Any]
+
+
+class Prompt(NamedTuple):
+    """The tokens of a turn's prompt."""
+
+    ids: Int32Array  # [P]
+    parent: str = ""  # the turn whose tokens it begins with, prompt and reply; "": of none
+    known: int = 0  # ids of that turn
+    rewritten: int = 0  # replies in the request that no turn gave as they are: edited, compacted or foreign
+    session: str = ""  # of that turn
+    root: bytes = b""  # what the request's messages are known behind: of the first one, or a history's key
+
+
+class Seam:
+    """Writes what follows a reply."""
+
+    def __init__(self, tokenizer: TaskTokenizer) -> None:
+        """
+        Raises:
+            TokenizerError: the text behind a reply cannot be told, or need not begin with a token.
+        """
+        self._tokenizer = tokenizer
+        self._quoted = Quoted(tokenizer)
+        self._ends = {end: tokenizer.decode_all([end]) for end in tokenizer.eos_ids}
+        self._base = next((base for base in _PROBES if self._takes(base)), _PROBES[0])
+        text = self._behind(self._base, [_QUESTION])
+        if not any(text.startswith(end) for end in self._ends.values()):
+            raise TokenizerError(
+                f"the chat template writes {text[:40]!r} behind a reply; expected an end-of-sequence token first "
+                f"({', '.join(self._ends.values()) or 'the model names none'}), or tokens could reach over the seam: "
+                "end the assistant's text with eos_token in the template"
+            )
+        for base in _PROBES:
+            if self._takes(base) and self._behind(base, [_QUESTION]) != text:
+                raise TokenizerError(
+                    "the chat template writes what follows a reply in another way when more stands before it; "
+                    "a conversation cannot be continued without writing it anew: use another template"
+                )
+
+    def whole(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Int32Array:
+        """Return the tokens of a conversation of which nothing is known: [P] int32."""
+        quoted = self._quoted
+        return quoted.encode(self._tokenizer.chat_text(quoted.messages(messages), quoted.tools(tools)))
+
+    def after(self, ids: Int32Array, messages: Sequence[Message]) -> Int32Array:
+        """Return the tokens of a prompt: those of a history, and of the messages that follow its last reply.
+
+        Args:
+            ids: [T] prompt and reply. A reply that did not end by itself (its limit, a stop sequence) is closed here.
+            messages: at least one.
+        """
+        text = self._behind(self._base, messages)
+        closed = self._ends.get(int(ids[-1]), "")
+        if closed:
+            # The end that was sampled may be another than the template writes.
+            written = next((end for end in self._ends.values() if text.startswith(end)), "")
+            text = text[len(written) :]
+        return np.concatenate([ids, self._quoted.encode(text)])
+
+    def _behind(self, base: Sequence[Message], messages: Sequence[Message]) -> str:
+        """Return the text from the end of a reply on, up to where the next one begins."""
+        text = self._tokenizer.chat_text([*base, _REPLY, *self._quoted.messages(messages)])
+        before, found, behind = text.partition(_MARK)
+        if not found or _MARK in behind:
+            raise TokenizerError(
+                f"the chat template writes a reply {text.count(_MARK)} times, expected once: {before[-40:]!r}"
+            )
+        return behind
+
+    def _takes(self, base: Sequence[Message]) -> bool:
+        """Return whether the template takes such a history: some refuse a system message."""
+        try:
+            self._behind(base, [_QUESTION])
+        except TokenizerError:
+            return False
+        return True
+
+
+class History(NamedTuple):
+    """Tokens of a conversation up to the end of a reply."""
+
+    turn: str
+    ids: Int32Array
+    session: str
+
+
+class Conversations:
+    """Known histories by their messages, the newest ones: what is forgotten is written anew from its text."""
+
+    def __init__(self, seam: Seam, *, most_tokens: int) -> None:
+        self._seam = seam
+        self._most = most_tokens
+        self._tokens = 0
+        self._known: OrderedDict[bytes, History] = OrderedDict()
+
+    def prompt(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Prompt:
+        """Return the tokens of a request's prompt.
+
+        Args:
+            messages: roles and texts; the last is not the assistant's.
+            owner: whose histories it may go on with.
+            tools: that the reply may call.
+
+        Raises:
+            TokenizerError: the template refuses them.
+        """
+        root = root_of(owner, tools)
+        keys = list(_keys(messages, root))
+        for number in range(len(messages) - 1, 0, -1):
+            if messages[number - 1]["role"] != "assistant" or (known := self._known.get(keys[number - 1])) is None:
+                continue
+            self._known.move_to_end(keys[number - 1])
+            ids = self._seam.after(known.ids, messages[number:])
+            return Prompt(ids, known.turn, len(known.ids), _replies(messages[number:]), known.session, root)
+        return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), root=root)
+
+    def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Prompt:
+        """Return the tokens of a prompt that follows a history, whose messages the request leaves out.
+
+        Raises:
+            TokenizerError: the template refuses them.
+        """
+        ids = self._seam.after(history.ids, messages)
+        return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, key)
+
+    def put(self, key: bytes, turn: str, ids: Int32Array, session: str = "") -> None:
+        """Keep a history.
+
+        Args:
+            key: as `history_key` gives it.
+            turn: its last one.
+            ids: [T] its tokens, prompt and reply of that turn.
+            session: of that turn.
+        """
+        before = self._known.pop(key, None)
+        self._known[key] = History(turn, ids, session)
+        self._tokens += len(ids) - (len(before.ids) if before else 0)
+        while self._tokens > self._most and len(self._known) > 1:
+            self._tokens -= len(self._known.popitem(last=False)[1].ids)
+
+
+def history_key(messages: Sequence[Message], reply: Message, root: bytes) -> bytes:
+    """Return what a conversation is known by.
+
+    Args:
+        messages: of a request.
+        reply: as the client got it.
+        root: of the request's prompt.
+    """
+    *_, key = _keys([*messages, reply], root)
+    return key
+
+
+def root_of(owner: str = "", tools: Sequence[Message] = ()) -> bytes:
+    """Return what a conversation without messages is known by.
+
+    Args:
+        owner: who may go on with it.
+        tools: that its replies may call.
+    """
+    return _digest(_ENCODER.encode([owner, tools]))
+
+
+def _replies(messages: Sequence[Message]) -> int:
+    return sum(message["role"] == "assistant" for message in messages)
+
+
+def _keys(messages: Sequence[Message], key: bytes) -> Iterator[bytes]:
+    """Return a digest of each beginning of a conversation."""
+    for message in messages:
+        key = _digest(key + _ENCODER.encode(message))
+        yield key
+
+
+def _digest(raw: bytes) -> bytes:
+    """Return a digest for which nobody can find other messages: one tenant's must never be known by another's key."""
+    return hashlib.blake2b(raw, digest_size=16).digest()

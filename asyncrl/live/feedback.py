@@ -1,0 +1,63 @@
+"""Feedback of users on a reply, `POST /v1/feedback`: its body, and the answer to it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+import xxhash
+
+from asyncrl.live.apis.body import Body, refusal, shown
+
+FEEDBACK_PATH = "/v1/feedback"
+TEXT_CHARS = 4000
+_READ = ("turn", "thumb", "number", "text")
+_THUMBS = {"up": 1.0, "down": -1.0}
+_ID = re.compile(r"^(?:chatcmpl-|resp_|msg_)?([0-9A-Za-z]{1,64})\Z")
+
+
+class Opinion(msgspec.Struct, frozen=True):
+    """A user's opinion of a reply."""
+
+    turn: str  # id of the turn, without what the id of its API adds
+    score: float  # from -1 to 1
+    text: str = ""
+
+
+def parse_feedback(raw: bytes) -> Opinion:
+    """Read a body.
+
+    Raises:
+        LiveError: it is malformed; the message names the field.
+    """
+    fields = Body(raw)
+    fields.only(_READ, (), {})
+    turn = fields.text("turn")
+    found = _ID.match(turn)
+    if found is None:
+        raise refusal("turn", f"is {shown(turn)}; expected the id of a reply, as the API returned it")
+    thumb, number, text = fields.get("thumb"), fields.real("number", -1.0, 1.0), fields.get("text")
+    if thumb is not None and (not isinstance(thumb, str) or thumb not in _THUMBS):
+        raise refusal("thumb", f'is {shown(thumb)}; expected "up" or "down"')
+    if (thumb is None) == (number is None):
+        raise refusal("thumb", "and number: expected one of the two, which says how good the reply was")
+    if text is not None and (not isinstance(text, str) or len(text) > TEXT_CHARS):
+        raise refusal("text", f"is {shown(text)}; expected a text of at most {TEXT_CHARS} characters")
+    return Opinion(found[1], _THUMBS[str(thumb)] if number is None else number, text or "")
+
+
+def feedback_id(opinion: Opinion, before: str) -> str:
+    """Return the id of an opinion: the same for the same one behind the same `before`, the id of the one before it."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode([opinion.turn, before, opinion.score, opinion.text]))
+
+
+def feedback_body(identity: str, opinion: Opinion) -> dict[str, Any]:
+    """Return the answer to a client."""
+    return {
+        "id": f"feedback_{identity}",
+        "object": "feedback",
+        "turn": opinion.turn,
+        "score": opinion.score,
+        "text": opinion.text,
+    }

@@ -1,0 +1,64 @@
+"""What tenants have used, folded from what is stored of their requests, and the limits of their keys."""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import defaultdict
+
+from asyncrl.live.apis.words import LiveError
+from topics.turns import KeyAdded, TurnCounted
+
+MINUTE_S, DAY_S = 60.0, 86_400.0
+
+
+class Usage:
+    """Requests of the last minute, and tokens of the day (UTC), by tenant: of ended requests, and of those here."""
+
+    def __init__(self) -> None:
+        self._begun: defaultdict[str, list[float]] = defaultdict(list)  # when requests of the last minute began
+        self._tokens: defaultdict[str, int] = defaultdict(int)
+        self._day = 0
+
+    def take(self, counted: TurnCounted, *, known: bool = False) -> None:
+        """Fold in a request that has ended.
+
+        Args:
+            known: it began here, so `begin` has counted it.
+        """
+        self._turn_to(counted.begun_s)
+        if int(counted.begun_s // DAY_S) == self._day:
+            self._tokens[counted.tenant] += counted.tokens
+        if not known:
+            begun = self._begun[counted.tenant]
+            bisect.insort(begun, counted.begun_s)
+            del begun[: bisect.bisect_right(begun, begun[-1] - MINUTE_S)]  # the tenant may never ask this gateway
+
+    def begin(self, key: KeyAdded, now_s: float) -> None:
+        """Count a request that begins.
+
+        Args:
+            now_s: seconds since 1970.
+
+        Raises:
+            LiveError: its key's limit is reached.
+        """
+        self._turn_to(now_s)
+        begun = self._begun[key.tenant]
+        del begun[: bisect.bisect_right(begun, now_s - MINUTE_S)]
+        most = key.requests_per_minute
+        if most and len(begun) >= most:
+            wait_s = math.ceil(begun[len(begun) - most] + MINUTE_S - now_s)
+            words = f"{key.tenant} has made {len(begun)} requests in the last minute; this key allows {most}"
+            raise LiveError("limited", f"{words}: try again in {wait_s} s", retry_s=max(wait_s, 1))
+        used, most = self._tokens[key.tenant], key.tokens_per_day
+        if most and used >= most:
+            wait_s = math.ceil((self._day + 1) * DAY_S - now_s)
+            words = f"{key.tenant} has used {used:,} tokens today (UTC); this key allows {most:,}"
+            raise LiveError("limited", f"{words}: try again in {wait_s} s", retry_s=max(wait_s, 1))
+        begun.append(now_s)
+
+    def _turn_to(self, now_s: float) -> None:
+        if (day := int(now_s // DAY_S)) > self._day:
+            self._day = day
+            self._tokens.clear()

@@ -1,0 +1,67 @@
+"""Sessions of live traffic: which one a request belongs to, and whether its turn may be trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import xxhash
+
+from asyncrl.engine.client import SamplingParams
+from asyncrl.live.apis.words import LiveError
+from topics.turns import EarlySkip
+
+SESSION_HEADER = "x-asyncrl-session"
+TURN_HEADER = "x-asyncrl-turn"  # of replies: the id of the turn, which feedback names
+# In this order: ours, OpenClaw's, Claude Code's, Codex's.
+_NAMED_BY = (SESSION_HEADER, "x-session-id", "x-claude-code-session-id", "session-id")
+_KIND_HEADERS = ("x-asyncrl-turn-type", "x-turn-type")  # ours, OpenClaw's; `side` or `main`
+_DONE_HEADERS = ("x-asyncrl-session-done", "x-session-done")
+_TRUE = ("1", "true", "yes", "on")
+_MOST_CHARS = 256
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that is part of a message's subject as it is
+
+
+class Session(NamedTuple):
+    """The session that a turn belongs to."""
+
+    id: str  # in messages: of the tenant, and the name
+    name: str  # the reply repeats it, so that a session that was inferred can be named too
+    side: bool = False  # the client marked the turn as no part of the conversation: a title, a heartbeat
+    done: bool = False  # the client ends the session with this turn
+
+
+def session_of(tenant: str, headers: Mapping[str, str], turn: str, known: str) -> Session:
+    """Return the session of a request: that of its header, else that of the turn it continues, else a new one.
+
+    Args:
+        turn: its own id, which names a session that it opens.
+        known: id of the session of the turn whose history it continues; "": of none.
+
+    Raises:
+        LiveError: its name is longer than allowed.
+    """
+    named = next((headers[header] for header in _NAMED_BY if headers.get(header)), "")
+    if len(named) > _MOST_CHARS:
+        words = f"the session's name has {len(named)} characters; at most {_MOST_CHARS} are taken"
+        raise LiveError("invalid", words)
+    name = named or known.partition("_")[2] or turn
+    if not _PLAIN.fullmatch(name):
+        name = xxhash.xxh3_128_hexdigest(name.encode(errors="replace"))
+    side = any(headers.get(header, "").strip().lower() == "side" for header in _KIND_HEADERS)
+    done = any(headers.get(header, "").strip().lower() in _TRUE for header in _DONE_HEADERS)
+    return Session(f"{xxhash.xxh3_64_hexdigest(tenant.encode())}_{name}", name, side, done)
+
+
+def skip_of(sampling: SamplingParams, *, side: bool) -> EarlySkip | None:
+    """Return why a turn is served and not trained, None where it may be.
+
+    The trainer computes the whole distribution at the turn's temperature: a greedy reply has no such probability, and
+    that of a truncated one is another.
+    """
+    if side:
+        return "side"
+    if sampling.temperature == 0:
+        return "greedy"
+    return "truncated" if sampling.top_p < 1 or sampling.top_k > 0 else None

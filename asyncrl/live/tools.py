@@ -1,0 +1,127 @@
+"""Calls of tools: how a chat template writes them, and the calls in a reply while its text comes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.live.apis.words import Call, assistant_message
+
+_QUESTION = {"role": "user", "content": "a"}
+_TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
+
+
+class ToolFormat(NamedTuple):
+    """Form in which the templates of a family write a call."""
+
+    opener: str
+    closer: str  # "": the end of the reply
+    fields: tuple[str, str]  # names of the tool's name and its arguments in the JSON object between the two
+    first: bool = False  # a call is the whole reply, and its opener belongs to it
+
+
+FORMATS: dict[str, ToolFormat] = {
+    "hermes": ToolFormat("<tool_call>", "</tool_call>", ("name", "arguments")),
+    "llama3": ToolFormat('{"name"', "", ("name", "parameters"), first=True),
+}
+"""Formats by the family that began with them; Qwen 2.5 and 3 write calls as Hermes does."""
+
+
+class Wording(NamedTuple):
+    """Tokens of a model, and the form of its calls of tools."""
+
+    tokenizer: TaskTokenizer
+    form: ToolFormat | None
+
+
+def format_of(tokenizer: TaskTokenizer) -> ToolFormat | None:
+    """Return how a model's chat template writes calls of tools; None where it writes none, or otherwise."""
+    call = assistant_message("", [Call("call_1", "find", {"a": "b"})])
+    try:
+        text = tokenizer.chat_text(
+            [_QUESTION, call, {"role": "tool", "content": "c", "tool_call_id": "call_1"}], [_TOOL]
+        )
+    except TokenizerError:
+        return None
+    for form in FORMATS.values():
+        after = text.partition(form.opener)[2]
+        if after and (not form.closer or form.closer in after) and f'"{form.fields[1]}"' in after:
+            return form
+    return None
+
+
+class CallText:
+    """Tells calls of tools from the text of a reply; what may begin a call waits for what follows."""
+
+    def __init__(self, form: ToolFormat | None, turn: str) -> None:
+        """
+        Args:
+            form: None where the request has no tools: all is text.
+            turn: its id, which ids of calls are made of.
+        """
+        self.text = ""  # all of it so far, without calls
+        self.calls: list[Call] = []
+        self._form = form
+        self._turn = turn
+        self._waiting = ""
+        self._inside = False
+
+    def add(self, text: str) -> list[str | Call]:
+        """Return the new text and calls that are final."""
+        if (form := self._form) is None:
+            return self._shown(text)
+        self._waiting += text
+        found: list[str | Call] = []
+        while True:
+            if not self._inside:
+                place = self._waiting.find(form.opener)
+                if place < 0 or (form.first and (self.text or self._waiting[:place].strip())):
+                    break
+                found += self._shown(self._waiting[:place].rstrip())
+                self._waiting, self._inside = self._waiting[place:], True
+            place = self._waiting.find(form.closer) if form.closer else -1
+            if place < 0:
+                return found
+            end = place + len(form.closer)
+            found += self._called(self._waiting[:end])
+            self._waiting, self._inside = self._waiting[end:], False
+        ready = len(self._waiting) - self._held(form.opener)
+        text, self._waiting = self._waiting[:ready], self._waiting[ready:]
+        return found + self._shown(text)
+
+    def end(self) -> list[str | Call]:
+        """Return what waited for more: a call that is not closed is text, unless its format closes none."""
+        rest, self._waiting = self._waiting, ""
+        if self._inside and self._form is not None and not self._form.closer:
+            return self._called(rest)
+        return [] if self.calls and not rest.strip() else self._shown(rest)
+
+    def _held(self, opener: str) -> int:
+        """Return how many characters at the end may stand before a call or begin one."""
+        ends = range(min(len(opener) - 1, len(self._waiting)), 0, -1)
+        begun = next((size for size in ends if opener.startswith(self._waiting[-size:])), 0)
+        before = self._waiting[: len(self._waiting) - begun]
+        return begun + len(before) - len(before.rstrip())
+
+    def _called(self, raw: str) -> list[str | Call]:
+        """Return the call that stands in a text; the text itself where it is no call."""
+        form = self._form
+        assert form is not None
+        body = raw if form.first else raw[len(form.opener) : len(raw) - len(form.closer)]
+        try:
+            given = msgspec.json.decode(body)
+        except msgspec.DecodeError:
+            return self._shown(raw)
+        if isinstance(given, dict):
+            name, arguments = (given.get(field) for field in form.fields)
+            if isinstance(name, str) and name and isinstance(arguments, dict):
+                call = Call(f"call_{self._turn}_{len(self.calls)}", name, arguments)
+                self.calls.append(call)
+                return [call]
+        return self._shown(raw)
+
+    def _shown(self, text: str) -> list[str | Call]:
+        self.text += text
+        return [text] if text else []

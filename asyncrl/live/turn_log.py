@@ -1,0 +1,185 @@
+"""What stored turns tell any gateway: histories that a prompt may begin with, and replies that a retry goes on with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from asyncrl.live.apis.words import LiveError, Request
+from asyncrl.live.conversation import Conversations, History, Message, Prompt
+from topics.turns import TurnFinished, TurnSampled, TurnStarted
+from topics.wire import Float32Array, Int32Array
+
+_RETRIES = 4096  # ended turns that are kept for retries, at most
+Fact: TypeAlias = TurnStarted | TurnSampled | TurnFinished
+
+
+class Asked(NamedTuple):
+    """Digests of a request: a retry has the same ones."""
+
+    digest: str  # of tenant, API and body, but whether it is streamed
+    key: str = ""  # digest of tenant and idempotency key; "": it has none
+    again: bool = False  # the client says that it is a retry
+    owner: str = ""  # whose histories and replies it may go on with
+
+
+class Stored(msgspec.Struct):
+    """A turn as it is stored."""
+
+    started: TurnStarted
+    writer: str  # the gateway that began it
+    at_s: float  # when it began, and then when it ended
+    tokens: Int32Array  # [T] of its reply
+    logprobs: Float32Array  # [T]
+    versions: Int32Array  # [T]
+    owner: str  # who may go on with it
+    finish: str = ""  # "": it is under way, or was cut with its gateway
+
+    @property
+    def whole(self) -> bool:
+        """Return whether its reply is all there."""
+        return self.finish in ("stop", "length")
+
+
+def asked(owner: str, api: str, request: Request, headers: Mapping[str, str]) -> Asked:
+    """Return what tells a request from others; some clients repeat a cut stream as a request for a whole reply."""
+    body = msgspec.json.encode(msgspec.structs.replace(request, stream=False, usage=False))
+    key, count = headers.get("Idempotency-Key", ""), headers.get("x-stainless-retry-count", "0")
+    return Asked(_digest(owner, api, body), key and _digest(owner, key), count not in ("", "0"), owner)
+
+
+class _Known(NamedTuple):
+    """A turn whose reply is whole, and all before it."""
+
+    history: History
+    key: bytes  # that it is known by
+    owner: str  # who may go on with it
+
+
+class TurnLog:
+    """A fold of turns, as far back as there is room."""
+
+    def __init__(self, conversations: Conversations, *, most_tokens: int, retry_s: float) -> None:
+        """
+        Args:
+            conversations: is given each history.
+            most_tokens: of all histories, prompts and replies.
+            retry_s: seconds for which a retry goes on with an ended turn.
+        """
+        self._conversations = conversations
+        self._most = most_tokens
+        self._retry_s = retry_s
+        self._tokens = 0
+        self._open: dict[str, Stored] = {}
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # by turn
+        self._ended: OrderedDict[str, Stored] = OrderedDict()  # newest by digest of its request
+        self._by_key: OrderedDict[str, Stored] = OrderedDict()  # by digest of its idempotency key
+
+    def take(self, fact: Fact, writer: str, at_s: float, *, owner: str = "") -> None:
+        """Fold in a fact; what has no begin here is older than what was read.
+
+        Args:
+            writer: the gateway that stored it.
+            at_s: when it was stored, seconds since 1970.
+            owner: who may go on with a turn that begins; "": its tenant.
+        """
+        if isinstance(fact, TurnStarted):
+            none = np.empty(0, np.int32)
+            turn = Stored(fact, writer, at_s, none, np.empty(0, np.float32), none, owner or fact.tenant)
+            self._open[fact.turn_id] = turn
+            if fact.key:
+                self._by_key[fact.key] = turn
+            return
+        if (found := self._open.get(fact.turn_id)) is None:
+            return
+        if isinstance(fact, TurnSampled):
+            if fact.start == len(found.tokens):  # else one before it was lost
+                found.tokens = np.concatenate([found.tokens, fact.tokens])
+                found.logprobs = np.concatenate([found.logprobs, fact.logprobs])
+                found.versions = np.concatenate([found.versions, fact.versions])
+            return
+        del self._open[fact.turn_id]
+        found.tokens, found.logprobs, found.versions = fact.tokens, fact.logprobs, fact.versions
+        found.finish, found.at_s = fact.finish, at_s
+        self._end(found, fact.history)
+
+    def _end(self, turn: Stored, history: str) -> None:
+        started = turn.started
+        if started.digest and turn.finish != "failed":
+            self._ended[started.digest] = turn
+            self._ended.move_to_end(started.digest)
+        for kept in (self._ended, self._by_key):
+            while kept and (len(kept) > _RETRIES or self._over(next(iter(kept.values())), turn.at_s)):
+                kept.popitem(last=False)
+        parent = self._known.get(started.parent)
+        before = np.empty(0, np.int32) if not started.parent else None if parent is None else parent.history.ids
+        if not history or before is None or len(before) != started.known:
+            return
+        ids, key = np.concatenate([before, started.tokens, turn.tokens]), bytes.fromhex(history)
+        self._known[started.turn_id] = _Known(History(started.turn_id, ids, started.session), key, turn.owner)
+        self._tokens += len(ids)
+        while self._tokens > self._most and len(self._known) > 1:
+            self._tokens -= len(self._known.popitem(last=False)[1].history.ids)
+        self._conversations.put(key, started.turn_id, ids, started.session)
+
+    def _over(self, turn: Stored, now_s: float) -> bool:
+        """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
+        return bool(turn.finish) and now_s - turn.at_s > self._retry_s
+
+    def following(self, turn: str, owner: str, messages: Sequence[Message]) -> Prompt | None:
+        """Return the prompt of messages that follow a turn's reply; None where no such turn of this owner is known.
+
+        Raises:
+            TokenizerError: the template refuses them.
+        """
+        known = self._known.get(turn)
+        if known is None or known.owner != owner:
+            return None
+        return self._conversations.following(known.history, known.key, messages)
+
+    def open_of(self, writer: str) -> list[Stored]:
+        """Return the turns under way of a gateway."""
+        return [turn for turn in self._open.values() if turn.writer == writer]
+
+    def retried(self, request: Asked, now_s: float) -> Stored | None:
+        """Return the turn that a request goes on with, each once; None where it is a new one.
+
+        A request with the idempotency key of an earlier one gets that one's reply. A request whose client says that it
+        is a retry gets the reply of the newest equal one, whole or cut; any other goes on with an equal one that was
+        cut: a reply that a client has got is not given again unasked.
+
+        Args:
+            now_s: seconds since 1970.
+
+        Raises:
+            LiveError: another request had this idempotency key, or the one that has it is under way.
+        """
+        found = self._by_key.get(request.key) if request.key else None
+        if found is not None:
+            if found.started.digest != request.digest:
+                words = "the Idempotency-Key was sent with another request; send a new key"
+                raise LiveError("invalid", words, field="Idempotency-Key")
+            if not found.finish:
+                raise LiveError("overloaded", "the request with this Idempotency-Key is under way; try again")
+        else:
+            found = self._ended.get(request.digest)
+            if found is None or not (request.again or (found.finish == "gone" and not request.key)):
+                return None
+        if self._over(found, now_s) or found.finish == "failed":
+            return None
+        if not found.whole:
+            self._ended.pop(request.digest, None)
+        return found
+
+
+def _digest(*parts: str | bytes) -> str:
+    made = hashlib.sha256()
+    for part in parts:
+        raw = part.encode(errors="replace") if isinstance(part, str) else part
+        made.update(len(raw).to_bytes(8) + raw)
+    return made.hexdigest()[:32]

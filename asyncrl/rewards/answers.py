@@ -1,0 +1,133 @@
+"""Rewards that find the answer in a completion and compare it with the label.
+
+Each follows the reward of the same name in slime; mathematics is compared by the math-verify package.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from asyncrl.rewards.scorers import make_math
+
+_LAST_CHARS = 300  # of a completion, where `dapo` looks for the answer
+_DAPO_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+_UNITS = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|\\(?:left|right|!|,|;|:|quad|ldots|%)|[$%,\s]")
+_LETTERS = "ABCDEFGHIJ"
+_BEFORE = r"\s*(?i:is)?\s*:?\s*(?:\\boxed|\\text|[*($\\{])*([A-Z])(?![A-Za-z])"
+_GPQA_ANSWERS = (
+    r"(?i:final\s+(?:answer|option|choice))" + _BEFORE,
+    r"(?i:answer|option|choice)" + _BEFORE,
+    r"(?<![A-Za-z])([A-Z])[*)]*\s+(?i:is\s+(?:the\s+)?(?:correct|right))",
+)
+_WHOLE = {"yes", "no", "noanswer"}  # answers that `f1` takes only as a whole
+
+
+def last_boxed(text: str) -> str | None:
+    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, None where there is none or it never ends."""
+    starts = [match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
+    if not starts:
+        return None
+    depth = 1
+    for at in range(starts[-1], len(text)):
+        depth += {"{": 1, "}": -1}.get(text[at], 0)
+        if not depth:
+            return text[starts[-1] : at].strip()
+    return None
+
+
+def make_deepscaler() -> Callable[..., float]:
+    """Make the reward that is 1.0 where the boxed answer after the thinking equals the label as mathematics, else 0.0.
+
+    The thinking ends with `</think>` or `###Response`; without either, or without a boxed answer, the reward is 0.
+    """
+    math = make_math()
+
+    def deepscaler(completion: str, label: Any) -> float:
+        _, found, answer = completion.rpartition("</think>")
+        if not found:
+            _, found, answer = completion.partition("###Response")
+        boxed = last_boxed(answer) if found else None
+        expected = str(label)
+        expected = last_boxed(expected) or expected
+        return 0.0 if boxed is None else math(f"\\boxed{{{boxed}}}", expected)
+
+    return deepscaler
+
+
+def dapo(completion: str, label: Any) -> dict[str, float]:
+    """1 where the last `Answer:` in the last 300 characters equals the label, else -1; the metric `acc` is 1 or 0.
+
+    Integers are compared as numbers, other answers as texts without units, commas, dollars and spaces.
+    Source: DAPO (arXiv 2503.14476, section 2.4, and its prompt template in appendix A).
+    """
+    found = _DAPO_ANSWER.findall(completion[-_LAST_CHARS:])
+    right = bool(found) and _plain(found[-1]) == _plain(str(label))
+    return {"reward": 1.0 if right else -1.0, "acc": float(right)}
+
+
+def f1(completion: str, label: Any) -> dict[str, float]:
+    """F1 of the words of completion and label, in lower case without punctuation and articles.
+
+    `yes`, `no` and `noanswer` count only where both are equal. The metrics `precision` and `recall` come with it.
+    Source: the evaluation of SQuAD (arXiv 1606.05250, section 6.1) and of HotpotQA (arXiv 1809.09600).
+    """
+    said, wanted = _words(completion), _words(str(label))
+    common = sum((Counter(said) & Counter(wanted)).values())
+    if {" ".join(said), " ".join(wanted)} & _WHOLE and said != wanted:
+        common = 0
+    if not common:
+        return {"reward": 0.0, "precision": 0.0, "recall": 0.0}
+    precision, recall = common / len(said), common / len(wanted)
+    return {"reward": 2 * precision * recall / (precision + recall), "precision": precision, "recall": recall}
+
+
+def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
+    """1.0 where the letter that a completion chooses is that of the label, else 0.0.
+
+    The letter is that of the last "final answer is X", else of "answer: X" (also "option", "choice"), else of "X is
+    correct", else the last capital that is a choice and stands alone. The label is a letter, the number of a choice
+    from 0, or the text of one of `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are
+    `metadata["valid_letters"]`, or as many as there are choices, or A to D.
+
+    Raises:
+        ValueError: the label is no choice.
+    """
+    metadata = metadata or {}
+    choices = [str(choice).strip() for choice in metadata.get("choices") or ()]
+    letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _LETTERS[: len(choices) or 4]]
+    expected = _letter(metadata.get("correct_letter", label), letters, choices)
+    text = completion.rpartition("</think>")[2]
+    for pattern in (*_GPQA_ANSWERS, r"(?<![A-Za-z])([A-Z])(?![A-Za-z])"):
+        if found := [letter for letter in re.findall(pattern, text) if letter in letters]:
+            return float(found[-1] == expected)
+    return 0.0
+
+
+def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
+    text = str(label).strip()
+    if text.upper().strip("().") in letters:
+        return text.upper().strip("().")
+    if text in choices:
+        return letters[choices.index(text)]
+    if text.isdecimal() and int(text) < len(letters):
+        return letters[int(text)]
+    raise ValueError(f"label {label!r} is no choice: letters are {', '.join(letters)}, choices {choices}")
+
+
+def _plain(answer: str) -> str:
+    boxed = last_boxed(answer)
+    text = _UNITS.sub("", answer if boxed is None else boxed).rstrip(".").lower()
+    try:
+        number = float(text)
+        return str(int(number)) if number.is_integer() else text
+    except (ValueError, OverflowError):
+        return text
+
+
+def _words(text: str) -> list[str]:
+    bare = "".join(character for character in text.lower() if character not in string.punctuation)
+    return re.sub(r"\b(a|an|the)\b", " ", bare).split()

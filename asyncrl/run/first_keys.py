@@ -1,0 +1,22 @@
+"""API keys that a run makes at its start, for tenants that its config names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
+from asyncrl.files import write_private
+from asyncrl.live.keys import make_key
+from asyncrl.run.directory import RunFiles
+
+
+async def add_first_keys(bus: Bus, tenants: Sequence[str], files: RunFiles) -> None:
+    """Add a key for each tenant that has none in its file yet: a run that goes on keeps those it had."""
+    for tenant in tenants:
+        path = files.keys / tenant
+        if not path.exists():
+            key, added = make_key(tenant)
+            await publish(bus, added)
+            path.parent.mkdir(exist_ok=True)
+            write_private(path, key.encode())

@@ -1,0 +1,93 @@
+"""Pre-flight checks of the megatron trainer: its library, and whether the model can be divided. Nothing is loaded."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Iterator
+from pathlib import Path
+
+from asyncrl.config.check import Finding
+from asyncrl.config.check_roles import has_critic
+from asyncrl.config.setting_types import changed_keys
+from asyncrl.config.settings import Config
+from asyncrl.data.model_dir import ModelError
+from asyncrl.data.tokenizer import SPECIAL_TOKENS
+from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
+from asyncrl.engine.errors import EngineError
+from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.memory import Training, rank_memory
+from asyncrl.training.trainers import layout_of
+
+LIBRARY = "megatron-core"
+VERSION = "0.16.1"
+
+
+def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether the library is there, and divides policy and teacher as the layout says."""
+    learner = config.learner
+    if learner.trainer != "megatron":
+        return
+    found = _installed()
+    if found != VERSION:
+        message = f'found {found or "no package"}, "megatron" needs {LIBRARY} {VERSION}; install it: pip install -e'
+        yield Finding(("learner.trainer",), message + ' ".[megatron]"')
+    layout = layout_of(config)
+    keys = tuple(f"learner.layout.{key}" for key in changed_keys(learner.layout)) or ("learner.layout.tensor",)
+    given = {
+        "model.path": config.model.path,
+        "learner.teacher.model": learner.teacher.model,
+        "learner.critic.model": learner.critic.model,
+    }
+    if not config.model.path and (problem := layout.problem(_created(config))):
+        yield Finding((*keys, "model.create"), problem)
+    for key, path in given.items():
+        try:
+            problem = layout.problem(read_family(base / path)[1]) if path else ""
+        except (ModelError, EngineError) as error:
+            problem = str(error)
+        if problem:
+            yield Finding((key, "learner.trainer", *keys), problem)
+
+
+def memory_lines(config: Config, base: Path) -> Iterator[str]:
+    """Estimate the memory of a rank of the learner, where the megatron trainer divides a model; checked before."""
+    learner = config.learner
+    if learner.trainer != "megatron":
+        return
+    shape = read_family(base / config.model.path)[1] if config.model.path else _created(config)
+    training = Training(
+        ranks=learner.ranks,
+        element=4 if learner.dtype == "float32" else 2,
+        tokens=learner.micro_batch_tokens,
+        recompute=learner.recompute,
+        copies=int(learner.reference.kl_coef > 0),
+    )
+    found = rank_memory(shape, layout_of(config), training)
+    yield f"memory of the fullest rank of the learner, estimated: {found}"
+    if learner.teacher.model or has_critic(config):
+        yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
+
+
+def _installed() -> str:
+    try:
+        return importlib.metadata.version(LIBRARY)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _created(config: Config) -> ModelConfig:
+    create = config.model.create
+    return ModelConfig(
+        architecture="Qwen3ForCausalLM",
+        vocab_size=len(create.alphabet) + len(SPECIAL_TOKENS),
+        hidden=create.hidden,
+        intermediate=create.ffn,
+        layers=create.layers,
+        heads=create.heads,
+        kv_heads=create.kv_heads,
+        head_dim=create.head_dim,
+        norm_eps=1e-6,
+        tied=False,
+        max_positions=create.context,
+        rope=RopeConfig(),
+    )

@@ -1,0 +1,101 @@
+"""What a run that goes on may be given: other settings of some kinds, and a batch that it passes over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import publish, read
+from asyncrl.config.check_roles import has_critic
+from asyncrl.config.load import with_overrides
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import all_filters
+from asyncrl.config.tasks import tasks_of
+from asyncrl.run.make_model import LaunchError
+from topics.actors import SkipRequested
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.topic import BATCHES, TRAINING
+
+_LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
+_ROOM = ("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb", "nats.host", "nats.port")
+_OBJECTIVE = tuple(
+    f"learner.{name}"
+    for name in (
+        *("lr", "lr_warmup_steps", "schedule", "betas", "weight_decay", "max_grad_norm"),
+        *("loss", "loss_options", "columns", "advantage", "turn_discount", "aggregation", "filters"),
+        *("reference.refresh_every", "reference.kl_coef", "reference.kl_estimator", "reference.kl_of"),
+        *(f"critic.{name}" for name in ("lr", "betas", "weight_decay", "max_grad_norm", "value_clip")),
+        *("critic.discount", "critic.gae_lambda"),
+        *("teacher.coef", "teacher.kl_estimator", "teacher.kl_of", "teacher.top_k", "teacher.direction"),
+    )
+)
+_OPTIONS = ("learner.loss_options.", "learner.columns.", "learner.filter_options.")
+
+
+def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> Config:
+    """The settings of a run that goes on: those it began with, but for those that may change.
+
+    Args:
+        overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `buffer.batch_groups=N`, `learner.lr=1e-5`,
+            or nothing.
+        base: folder of the config's relative paths.
+
+    Raises:
+        ConfigError: settings that cannot be.
+        LaunchError: another setting, or fewer steps or epochs.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in (*_LENGTHS, *_ROOM, *_OBJECTIVE) and not key.startswith(_OPTIONS):
+            raise LaunchError(
+                f"--set {override}: a run goes on with the settings it began with; only {', '.join(_LENGTHS)} "
+                f"may be raised, and {', '.join((*_OBJECTIVE, *_ROOM))} may change"
+            )
+    wanted = with_overrides(config, overrides, base=base) if overrides else config
+    steps, epochs = config.learner.steps, config.task.epochs
+    if wanted.learner.steps < steps:
+        given = f"--set learner.steps={wanted.learner.steps}"
+        raise LaunchError(f"{given}: the run began with {steps} steps; they may only be raised")
+    if wanted.task.epochs != epochs and not 0 < epochs <= (wanted.task.epochs or epochs):
+        given = f"--set task.epochs={wanted.task.epochs}"
+        raise LaunchError(f"{given}: the run began with {epochs}; it may be raised, 0 is no end")
+    _check_batch_groups(config, wanted)
+    for name in {*all_filters(config)} & {*all_filters(wanted)}:
+        if getattr(wanted.learner.filter_options, name, None) != getattr(config.learner.filter_options, name, None):
+            given = f"learner.filter_options.{name}"
+            raise LaunchError(f"--set {given}: the filter is on, and groups were dropped by its options; keep them")
+    if has_critic(config) and not has_critic(wanted):
+        raise LaunchError("the run has a critic, which batches under way still need; fork it to change the advantage")
+    return wanted
+
+
+def _check_batch_groups(config: Config, wanted: Config) -> None:
+    """Refuse batches that leave groups over, which were issued for larger ones, and levels that no log explains."""
+    was, now = config.buffer.batch_groups, wanted.buffer.batch_groups
+    if now < was:
+        raise LaunchError(f"--set buffer.batch_groups={now}: the run has {was}; it may be raised, or lowered in a fork")
+    if now > was and any(task.curriculum.option for task in tasks_of(config).values()):
+        raise LaunchError(
+            "--set buffer.batch_groups: the levels of the curriculum follow from it; fork the run instead"
+        )
+
+
+async def request_skip(bus: Bus, origin: int, step: int) -> None:
+    """Ask the learner of a run to end a batch without training on it.
+
+    Args:
+        origin: step of the weights before the first batch.
+
+    Raises:
+        LaunchError: it is trained already, or not packed yet.
+    """
+    newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
+    trained = origin if newest is None else (await read(bus, BatchTrained, newest)).step
+    newest = await read_last(bus, BATCHES, BATCH_PACKED.subject(bus.run))
+    packed = origin if newest is None else (await read(bus, BatchPacked, newest)).step
+    if not trained < step <= packed:
+        waiting = f"batches {trained + 1} to {packed} wait to be trained" if trained < packed else "no batch waits"
+        raise LaunchError(f"--skip-batch {step}: batches up to {trained} are trained, and {waiting}")
+    await publish(bus, SkipRequested(step))

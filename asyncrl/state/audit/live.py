@@ -1,0 +1,126 @@
+"""Turns of live traffic in an audit: each is admitted once, and what is trained of it is what engines gave."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.log import Record
+from asyncrl.live.row import row_of
+from asyncrl.state.audit.violations import Violations
+from topics.ids import LIVE, number_of
+from topics.prompts import PromptIssued
+from topics.trajectories import Segment, TrajectoryGenerated
+from topics.turns import TurnAdmitted, TurnFinished, TurnStarted
+
+_EXPECTED = "what the gateway stored of the turn"
+
+
+class _Turn(NamedTuple):
+    """Digests of a turn: its tokens would fill the memory of an audit."""
+
+    prompt: int  # tokens
+    reply: int
+    tokens: str  # of prompt and reply
+    logprobs: str  # of the reply
+    versions: str
+
+
+class Live(Fold):
+    """Compares trajectories of live turns with the turns, which were read before; of bodies that are read."""
+
+    def __init__(self, violations: Violations) -> None:
+        self._violations = violations
+        self._begun: dict[str, TurnStarted] = {}
+        self._histories: dict[str, Any] = {}  # digest under way of prompt and reply, by turn
+        self._ahead: dict[str, list[tuple[TurnStarted, TurnFinished]]] = {}  # stored before the end of their parent
+        self._turns: dict[str, _Turn] = {}
+        self._admitted: list[TurnAdmitted] = []
+        self._names: set[str] = set()  # of those turns
+
+    @on(TurnStarted)
+    def _on_started(self, message: TurnStarted, _record: Record) -> None:
+        self._begun[message.turn_id] = message
+
+    @on(TurnFinished)
+    def _on_finished(self, message: TurnFinished, _record: Record) -> None:
+        started = self._begun.pop(message.turn_id, None)
+        ended = [(started, message)] if started is not None else []
+        while ended:
+            turn, end = ended.pop()
+            if turn.parent and turn.parent not in self._histories:  # a gateway stored its end late
+                self._ahead.setdefault(turn.parent, []).append((turn, end))
+                continue
+            self._know(turn, end)
+            ended += self._ahead.pop(turn.turn_id, [])
+
+    def _know(self, started: TurnStarted, finished: TurnFinished) -> None:
+        """Keep the digests of a turn whose history is known."""
+        digest = self._histories[started.parent].copy() if started.parent else xxhash.xxh3_64()
+        digest.update(started.tokens.tobytes() + finished.tokens.tobytes())
+        self._histories[started.turn_id] = digest
+        self._turns[started.turn_id] = _Turn(
+            started.known + len(started.tokens),
+            len(finished.tokens),
+            digest.hexdigest(),
+            _digest(finished.logprobs),
+            _digest(finished.versions),
+        )
+
+    @on(TurnAdmitted)
+    def _on_admitted(self, message: TurnAdmitted, _record: Record) -> None:
+        if message.turn_id in self._names:
+            self._violations.add("admitted twice", message.turn_id, "admitted again", "one end for a turn")
+        self._names.add(message.turn_id)
+        self._admitted.append(message)
+
+    @on(PromptIssued)
+    def _on_issued(self, message: PromptIssued | None, _record: Record) -> None:
+        if message is None or not message.prompt_id.startswith(LIVE):
+            return
+        turn = self._turn_of(message.prompt_id)
+        if turn is None or message.rows != [row_of(turn)] or message.temperature != turn.temperature:
+            found = f"the row {message.rows[0].metadata if message.rows else 'of nothing'}"
+            expected = f"{row_of(turn).metadata if turn else 'nothing'}, as it was admitted"
+            self._violations.add("wrong row", message.trajectory_id, found, expected)
+
+    @on(TrajectoryGenerated)
+    def _on_generated(self, message: TrajectoryGenerated | None, _record: Record) -> None:
+        if message is None or not message.prompt_id.startswith(LIVE):
+            return
+        admitted = self._turn_of(message.prompt_id)
+        turn = self._turns.get(admitted.turn_id) if admitted is not None else None
+        if admitted is None or turn is None:
+            found = f"the trajectory of {admitted.turn_id if admitted else 'no turn'}"
+            self._violations.add("foreign tokens", message.trajectory_id, found, "a turn that is stored")
+            return
+        problem = _difference(message.segments, turn)
+        if not problem and (message.outcome is None or message.outcome.reward != admitted.reward):
+            problem = f"the reward {message.outcome.reward if message.outcome else None}, not {admitted.reward}"
+        if problem:
+            self._violations.add("foreign tokens", message.trajectory_id, problem, f"{_EXPECTED} {admitted.turn_id}")
+
+    def _turn_of(self, prompt_id: str) -> TurnAdmitted | None:
+        number = number_of(prompt_id)
+        return self._admitted[number] if number < len(self._admitted) else None
+
+
+def _difference(segments: list[Segment], turn: _Turn) -> str:
+    """Return what a trajectory has that its turn has not; "" for nothing."""
+    if len(segments) != 1:
+        return f"{len(segments)} rows"
+    [row] = segments
+    if len(row.tokens) != turn.prompt + turn.reply or _digest(row.tokens) != turn.tokens:
+        return f"other ids ({len(row.tokens)} of them)"
+    if row.mask[: turn.prompt].any() or not (row.mask[turn.prompt :] == 1).all():
+        return "another mask"
+    if _digest(row.logprobs[turn.prompt :]) != turn.logprobs:
+        return "other log-probs"
+    return "other versions" if _digest(row.versions[turn.prompt :]) != turn.versions else ""
+
+
+def _digest(values: np.ndarray[Any, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(values.tobytes())

@@ -1,0 +1,121 @@
+"""Where the stages of a run began: as operators or settings asked, before the first prompt that obeys them was issued;
+and which batches follow them."""
+
+from __future__ import annotations
+
+from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Config
+from asyncrl.config.staged import Ended, Schedule
+from asyncrl.config.tasks import Begun, first_stages
+from asyncrl.state.audit.groups import Groups
+from asyncrl.state.audit.opening import Opening
+from asyncrl.state.audit.violations import Violations
+from asyncrl.training.objective import given_by_stage
+from topics.batches import BatchPacked
+from topics.groups import GroupDropped
+from topics.ids import LIVE, REISSUE, TASK, number_of, prompt_name
+from topics.prompts import PromptIssued
+from topics.stages import StageBegan, StageRequested
+
+
+class Stages(Fold):
+    """The stages of a run, in their order."""
+
+    def __init__(self, opening: Opening, groups: Groups, violations: Violations) -> None:
+        self._opening, self._groups, self._violations = opening, groups, violations
+        self._requests: dict[int, str] = {}  # names by sequence
+        self._answered = 0
+        self._begun: list[Begun] = []
+        self._schedule: Schedule | None = None
+        self._ended, self._due = Ended(), ""  # of the batches so far, and the stage whose condition held
+        self._again: dict[str, int] = {}  # prompts that were issued again: stages that had begun
+        self._packed = 0  # stages that had begun for the newest prompt of a batch
+
+    @property
+    def begun(self) -> list[Begun]:
+        """All that began, those that the run was forked behind first."""
+        config = self._opening.config
+        return self._begun if config is None else [*first_stages(config), *self._begun]
+
+    @on(StageRequested)
+    def _on_requested(self, message: StageRequested, record: Record) -> None:
+        self._requests[record.sequence] = message.name
+
+    @on_headers(StageBegan)
+    def _on_began(self, record: Record) -> None:
+        """Compare one with its request and the prompts before it.
+
+        Raises:
+            LookupError, ValueError: headers that are not what they must be, or a stage that the run does not have.
+        """
+        began, config = StageBegan.of(record.headers), self._opening.config
+        if config is not None and began.name not in config.stages:
+            raise LookupError(f"{began.name!r} is no stage of the run")
+        what = f"stage {began.name}"
+        if began.after is not None:
+            self._check_condition(began)
+        elif began.request <= self._answered or self._requests.get(began.request) != began.name:
+            found = f"message {began.request} of ACTORS, behind message {self._answered}"
+            self._violations.add("unasked stage", what, found, f"a later request for {began.name}")
+        newest = self._groups.newest_issued.get(TASK)
+        first = (config.start.prompt if config is not None else 0) if newest is None else newest + 1
+        if began.prompt != first:
+            found, expected = prompt_name(TASK, began.prompt), prompt_name(TASK, first)
+            self._violations.add("unasked stage", what, f"from {found} on", f"{expected}, the first not issued yet")
+        self._answered = max(self._answered, began.request)
+        self._begun.append((began.prompt, began.name))
+        self._due = self._schedule.due(self._ended, self.begun) if self._schedule else ""
+
+    def _check_condition(self, began: StageBegan) -> None:
+        """Compare a stage that began by itself with the batches before it."""
+        if self._due != began.name:
+            found = f"by itself after batch {began.after}"
+            self._violations.add("unasked stage", f"stage {began.name}", found, self._due or "no stage, by its batches")
+
+    @on_headers(PromptIssued)
+    def _on_issued(self, record: Record) -> None:
+        prompt_id = record.headers["trajectory"].rpartition("-")[0]
+        if prompt_id.startswith((REISSUE, LIVE)):
+            self._again.setdefault(prompt_id, len(self.begun))
+
+    @on(GroupDropped)
+    def _on_dropped(self, message: GroupDropped, _record: Record) -> None:
+        self._count(message.prompt_id, message.rewards)
+
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, record: Record) -> None:
+        self._ended.step = max(self._ended.step, message.step)
+        for group in message.groups:
+            self._count(group.prompt_id, [member.score for member in group.members])
+        if self._opening.config is not None and message.stage == "rl":
+            self._check_objective(message, self._opening.settings_at(record.time_ns))
+
+    def _count(self, prompt_id: str, scores: list[float]) -> None:
+        """Take note of a group that ended, and of the stage whose condition holds now."""
+        if self._opening.config is None:
+            return
+        self._schedule = self._schedule or Schedule(self._opening.config)
+        self._schedule.count(self._ended, prompt_id, scores)
+        self._due = self._due or self._schedule.due(self._ended, self.begun)
+
+    def _check_objective(self, message: BatchPacked, config: Config) -> None:
+        """Compare the stage that a batch follows with its prompts, and its objective with that stage."""
+        begun, batch, objective = self.begun, f"batch {message.step}", message.objective
+        self._packed = max([self._packed, *(self._stages_before(group.prompt_id) for group in message.groups)])
+        name = begun[self._packed - 1][1] if self._packed else ""
+        if (objective.stage or "") != name:
+            found = f"the objective of stage {objective.stage or '(none)'}"
+            self._violations.add("wrong stage", batch, found, f"{name or '(none)'}, by its newest prompt")
+        elif name:
+            for field, given in given_by_stage(config, message.step, name).items():
+                if (found := getattr(objective, field)) != given:
+                    expected = f"{given!r}, as stages.{name} has it"
+                    self._violations.add("wrong stage", batch, f"{field} {found!r}", expected)
+
+    def _stages_before(self, prompt_id: str) -> int:
+        """Stages that had begun when a prompt was issued."""
+        if prompt_id in self._again:
+            return self._again[prompt_id]
+        number = number_of(prompt_id)
+        return sum(first <= number for first, _ in self.begun) if prompt_id.startswith(TASK) else 0

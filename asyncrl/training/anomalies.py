@@ -1,0 +1,70 @@
+"""The rule by which the loss or the gradient of a step is an anomaly: far out of those of the steps before it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping
+from typing import TypeAlias
+
+import msgspec
+
+_WINDOW = 32  # steps that are remembered
+_LEAST = 8  # steps before which nothing is usual
+# Advantages that cancel leave losses of rounding; a step whose advantages do not is no anomaly beside them.
+_LEAST_DISTANCE = 0.05
+
+Figures: TypeAlias = list[tuple[float, float]]
+"""Loss and gradient norm of the newest steps of one stage."""
+
+
+class Usual(msgspec.Struct, array_like=True, frozen=True):
+    """The range of a step that is no anomaly; bounds may be infinite."""
+
+    loss: tuple[float, float]
+    grad_norm: float
+
+
+def with_figures(figures: Mapping[str, Figures], stage: str, metrics: Mapping[str, float]) -> dict[str, Figures]:
+    """Add a step to the newest ones, by stage; one without a gradient says nothing of others."""
+    if not metrics.get("grad_norm"):
+        return dict(figures)
+    newest = [*figures.get(stage, []), (metrics.get("loss", 0.0), metrics["grad_norm"])]
+    return {**figures, stage: newest[-_WINDOW:]}
+
+
+class Recent:
+    """The newest steps of a learner, and what is usual after them."""
+
+    def __init__(self, times: float) -> None:
+        """
+        Args:
+            times: a gradient norm is an anomaly above so many medians; a loss where it is farther from the median than
+                so many times the median of these distances, which counts as at least 0.05. 0: nothing is.
+        """
+        self.figures: dict[str, Figures] = {}  # by stage
+        self._times = times
+
+    def add(self, stage: str, metrics: Mapping[str, float]) -> None:
+        """Add a step."""
+        self.figures = with_figures(self.figures, stage, metrics)
+
+    def usual(self, stage: str) -> Usual | None:
+        """Return the range of the next step; None where there are too few to judge."""
+        figures = self.figures.get(stage, [])
+        if not self._times or len(figures) < _LEAST:
+            return None
+        middle = statistics.median(loss for loss, _ in figures)
+        distance = self._times * max(statistics.median(abs(loss - middle) for loss, _ in figures), _LEAST_DISTANCE)
+        return Usual(
+            (middle - distance, middle + distance), self._times * statistics.median(norm for _, norm in figures)
+        )
+
+
+def departure(usual: Usual, loss: float, grad_norm: float) -> str:
+    """Name what is out of its range; empty where nothing is."""
+    low, high = usual.loss
+    found = (
+        [f"gradient norm {grad_norm:.4g}, usual is up to {usual.grad_norm:.4g}"] if grad_norm > usual.grad_norm else []
+    )
+    found += [] if low <= loss <= high else [f"loss {loss:.4g}, usual is {low:.4g} to {high:.4g}"]
+    return "; ".join(found)

@@ -1,0 +1,87 @@
+"""Attention within the documents of a packed sequence: no token sees another document, and no mask is built.
+
+On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), elsewhere causal attention of
+each document, those of one length that follow one another at once. Dropout is never applied: the trainer's
+probabilities must be those of the policy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+DOCUMENTS = "asyncrl_documents"
+"""Name of this attention among those of transformers."""
+
+GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""Newer versions of torch have to be told that heads are grouped, older ones have no such argument."""
+
+
+class Documents(NamedTuple):
+    """D documents of a sequence of T tokens."""
+
+    positions: torch.Tensor  # [1, T] place of each token in its document
+    bounds: torch.Tensor  # [D + 1] int32: 0, and the end of each
+    longest: int  # at least the length of the longest one
+    groups: tuple[tuple[int, int], ...]  # number and length of documents of one length that follow one another
+    routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros where nothing is known
+
+
+def document_attention(
+    _module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    _mask: torch.Tensor | None,
+    *,
+    documents: Documents,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Compute causal attention as transformers calls it.
+
+    Args:
+        query: [1, heads, T, D].
+        key: [1, key heads, T, D].
+        value: as `key`.
+        documents: of the sequence.
+        options: of them `scaling`, of the products, 1 / sqrt(D) where left out; and `sliding_window`, the number of
+            tokens that one sees, itself among them.
+
+    Returns:
+        [1, T, heads, D].
+    """
+    scale, window = options.get("scaling"), options.get("sliding_window") or 0
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
+        how: dict[str, Any] = {"scale": scale, "window_size": (window - 1, 0), **GROUPED_HEADS}
+        ends, longest = documents.bounds, documents.longest
+        attended: Any = varlen_attn(query, key, value, ends, ends, longest, longest, **how)
+        return attended.unsqueeze(0), None
+    parts, start = [], 0
+    for count, length in documents.groups:
+        stop = start + count * length
+        split = (
+            tensor[0, :, start:stop].reshape(-1, count, length, tensor.shape[-1]) for tensor in (query, key, value)
+        )
+        queries, keys, values = (tensor.transpose(0, 1) for tensor in split)
+        mask = _band(length, window, query.device) if 0 < window < length else None
+        part = scaled_dot_product_attention(
+            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        parts.append(part.transpose(1, 2).flatten(0, 1))
+        start = stop
+    return torch.cat(parts).unsqueeze(0), None
+
+
+def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
+    """Mask [length, length] of the tokens that each one sees."""
+    whole = torch.ones(length, length, dtype=torch.bool, device=device)
+    return whole.tril() & whole.triu(1 - window)
+
+
+ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, document_attention)

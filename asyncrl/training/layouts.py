@@ -1,0 +1,159 @@
+"""Rows of different lengths as the tensors of one forward pass: packed end to end, or padded to the longest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from asyncrl.algorithms.lag import split_lags
+from asyncrl.algorithms.packing import first_fit, padded_batches
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.token_loss import Tokens
+from asyncrl.training.attention import Documents
+
+_MULTIPLE = 128  # tokens to which a packed sequence is filled up on GPUs: fewer shapes, whole tiles of the kernels
+
+
+class Inputs(NamedTuple):
+    """Arguments of `Policy.forward`: S sequences of T tokens, of which N are scored."""
+
+    tokens: torch.Tensor  # [S, T]
+    positions: torch.Tensor  # [N] flat indices into [S * T] of the tokens before the scored ones
+    targets: torch.Tensor  # [N] scored tokens
+    temperatures: torch.Tensor  # [N] sampling temperature of each
+    documents: Documents | None = None  # of the one sequence, where rows are packed
+
+
+class MicroBatch(NamedTuple):
+    """Rows of one forward pass, and the N of their tokens that are trained on."""
+
+    inputs: Inputs
+    tokens: Tokens  # [N] each
+
+
+class Layout(NamedTuple):
+    """A way to lay rows out."""
+
+    cut: Callable[[Sequence[int], int], list[npt.NDArray[np.intp]]]  # lengths and token budget into micro-batches
+    size: Callable[[Sequence[int]], int]  # lengths of a micro-batch into its tokens, padding among them
+    lay: Callable[[Sequence[TrainRow], torch.device], Inputs]
+
+
+def micro_batch(
+    layout: Layout, rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = ()
+) -> MicroBatch:
+    """Lay rows out; the last token of a row predicts nothing and is only a target.
+
+    Args:
+        layout: a row of `LAYOUTS`.
+        rows: at least one, each with at least two tokens, and with these columns.
+        device: where the tensors are put.
+        columns: that the loss reads.
+    """
+    flat = trained_places(rows)
+    owner = np.repeat(np.arange(len(rows)), [len(row.mask) for row in rows])[flat]
+    lags = [split_lags(row.versions, step=row.step) for row in rows]
+
+    def of_tokens(values: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
+        return _put(np.concatenate(values)[flat], device)
+
+    return MicroBatch(
+        layout.lay(rows, device),
+        Tokens(
+            behaviour=of_tokens([row.logprobs for row in rows]),
+            advantages=of_tokens([row.advantages for row in rows]),
+            weights=of_tokens([row.weights for row in rows]),
+            rows=_put(owner, device),
+            in_queue=_put(np.concatenate([in_queue for in_queue, _ in lags])[flat], device),
+            in_flight=_put(np.concatenate([in_flight for _, in_flight in lags])[flat], device),
+            columns={name: of_tokens([row.columns[name] for row in rows]) for name in columns},
+        ),
+    )
+
+
+def trained_places(rows: Sequence[TrainRow]) -> npt.NDArray[np.bool_]:
+    """Mask of the tokens that are trained on, of all rows end to end; never the first of a row."""
+    flat: npt.NDArray[np.bool_] = np.concatenate([row.mask for row in rows]) != 0
+    flat[np.cumsum([0, *(len(row.mask) for row in rows[:-1])])] = False
+    return flat
+
+
+def by_row(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[np.float32]]:
+    """Values of the trained tokens of a micro-batch, [N, ...], as one array [T, ...] for each row, 0 elsewhere."""
+    flat = trained_places(rows)
+    column = np.zeros((len(flat), *values.shape[1:]), np.float32)
+    column[flat] = values.float().cpu().numpy()
+    return np.split(column, np.cumsum([len(row.mask) for row in rows[:-1]]))
+
+
+def _padded(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
+    """A sequence for each row, padded on the right: attention is causal, so no token sees what is after it."""
+    lengths = np.array([len(row.tokens) for row in rows])
+    inside = np.arange(lengths.max()) < lengths[:, None]
+    tokens = np.zeros(inside.shape, np.int64)
+    tokens[inside] = np.concatenate([row.tokens for row in rows])
+    trained = np.zeros(inside.shape, np.bool_)
+    trained[inside] = trained_places(rows)
+    places = np.flatnonzero(trained[:, 1:])
+    return _inputs(np.ascontiguousarray(tokens[:, :-1]), places, rows, device)
+
+
+def _packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
+    """One sequence of all rows, each without its last token; on GPUs a document of nothing fills it up."""
+    lengths = [len(row.tokens) - 1 for row in rows]
+    filled = sum(lengths)
+    rest = -filled % _MULTIPLE if device.type == "cuda" else 0
+    tokens = np.zeros((1, filled + rest), np.int64)
+    tokens[0, :filled] = np.concatenate([row.tokens[:-1] for row in rows])
+    places = np.flatnonzero(np.concatenate([row.mask[1:] for row in rows]))
+    lengths += [rest] if device.type == "cuda" else []
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    positions = np.arange(filled + rest) - np.repeat(bounds[:-1], lengths)
+    documents = Documents(
+        positions=_put(positions[None], device),
+        bounds=_put(bounds, device),
+        longest=1 << (max(lengths) - 1).bit_length(),  # a power of two: kernels are compiled for few of them
+        groups=tuple((len(list(same)), length) for length, same in groupby(lengths) if length),
+        routing=_routing(rows, filled + rest, device),
+    )
+    return _inputs(tokens, places, rows, device)._replace(documents=documents)
+
+
+def _routing(rows: Sequence[TrainRow], tokens: int, device: torch.device) -> torch.Tensor | None:
+    width = next((row.routing.shape[1] for row in rows if row.routing is not None), 0)
+    if not width:
+        return None
+    found, start = np.zeros((tokens, width), np.uint8), 0
+    for row in rows:
+        end = start + len(row.tokens) - 1
+        if row.routing is not None:
+            found[start:end] = row.routing[:-1]
+        start = end
+    return _put(found, device)
+
+
+def _inputs(
+    tokens: npt.NDArray[np.int64], places: npt.NDArray[np.intp], rows: Sequence[TrainRow], device: torch.device
+) -> Inputs:
+    flat = trained_places(rows)
+    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
+    temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
+    return Inputs(
+        _put(tokens, device), _put(places, device), _put(targets, device), _put(temperatures.astype(np.float32), device)
+    )
+
+
+def _put(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(array).to(device, non_blocking=True)
+
+
+LAYOUTS = {
+    "packed": Layout(first_fit, sum, _packed),
+    "padded": Layout(padded_batches, lambda lengths: len(lengths) * max(lengths), _padded),
+}
+"""By their name in `learner.packing`."""

@@ -1,0 +1,142 @@
+"""All that is set around megatron-core 0.16.1, with the reason of each; nothing else of asyncrl changes the library.
+
+Without a GPU the library runs on gloo in float32, but names the device "cuda" in its own code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.core.optimizer import OptimizerConfig
+from megatron.core.tensor_parallel import random as random_states
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+from torch.overrides import TorchFunctionMode
+
+from asyncrl.training.megatron.layout import Layout
+
+OPTIONS: Mapping[str, Any] = {
+    "use_cpu_initialization": True,  # else weights are allocated on the current GPU, also of a model on no device
+    "perform_initialization": False,  # all weights are read from files
+    "hidden_dropout": 0.0,  # the trainer's probabilities must be those of the policy that sampled
+    "attention_dropout": 0.0,
+    "add_bias_linear": False,  # no family has biases but those of queries, keys and values
+    "gradient_accumulation_fusion": False,  # a kernel of Apex
+    "masked_softmax_fusion": False,  # a kernel of Apex
+    "bias_dropout_fusion": False,  # compiled at the first pass, for no gain without biases and dropout
+    "bias_activation_fusion": False,
+    "persist_layer_norm": False,  # a kernel of Apex
+    "calculate_per_token_loss": True,  # else losses are divided by the micro-batches and gradients by the replicas
+    "variable_seq_lengths": True,  # packed rows have another length in each micro-batch
+    "moe_token_dispatcher_type": "alltoall",  # the default one is refused beside lengths that vary, experts or not
+    "moe_router_load_balancing_type": "none",  # the gradient is that of the objective alone
+    "expert_tensor_parallel_size": 1,  # gloo refuses what divided experts gather
+}
+"""Of every `TransformerConfig`."""
+
+REPLICAS = DistributedDataParallelConfig(
+    grad_reduce_in_fp32=True,
+    overlap_grad_reduce=False,  # the gradients of single rows, which name culprits, come from passes of any number
+    use_distributed_optimizer=True,  # each replica holds its share of the moments
+    check_for_nan_in_grad=False,  # the trainer finds and names what is not finite
+)
+
+
+def optimizer_config(*, eps: float, dtype: torch.dtype) -> OptimizerConfig:
+    """AdamW with decoupled weight decay; rate, betas, decay and the norm to clip at are given at each update."""
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=0.0,
+        adam_eps=eps,
+        use_distributed_optimizer=True,
+        clip_grad=1.0,
+        params_dtype=dtype,
+        bf16=dtype == torch.bfloat16,  # then the masters are float32
+    )
+
+
+class _OnCpu(TorchFunctionMode):
+    """Turn what the library asks of a GPU into the same on the CPU."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"  # norms, clipping and schedules make scalars on "cuda"
+        kwargs.pop("pin_memory", None)  # of positions, which no GPU fetches
+        if func is torch.Tensor.cuda:
+            return args[0]
+        found = func(*args, **kwargs)
+        if func is torch.Tensor.type and isinstance(found, str):
+            return found.replace("torch.", "torch.cuda.")  # clipping and optimiser compare it to torch.cuda.FloatTensor
+        return found
+
+
+def around(device: torch.device) -> AbstractContextManager[object]:
+    """Return what every call of the library runs within; a mode belongs to one thread, so it is entered anew."""
+    return _OnCpu() if device.type == "cpu" else nullcontext()
+
+
+def prepare(device: torch.device) -> None:
+    """Set what the library asks of torch where there is no GPU."""
+    if device.type == "cpu":
+        cuda: Any = torch.cuda
+        cuda.current_device = lambda: torch.device("cpu")  # buffers and rotary tables are made there
+        cuda.synchronize = lambda *_: None  # the exchange between stages waits for a stream
+        # Recomputation keeps the state of a GPU's generator; without dropout nothing is drawn.
+        random_states._get_cuda_rng_state = lambda *_, **__: None
+        random_states._set_cuda_rng_state = lambda *_, **__: None
+        dispatcher: Any = MoEAlltoAllTokenDispatcher
+        dispatcher.cuda_dtoh_stream = False  # else it makes a stream, on which counts are copied to the host
+        dispatcher._maybe_dtoh_and_synchronize = _on_host
+    router: Any = moe_utils
+    router.te_general_gemm = None  # named without Transformer Engine, but not defined
+
+
+def _on_host(dispatcher: Any, _point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
+    """Give exchanges between ranks numbers: a tensor is refused."""
+    for name in ("input_splits", "output_splits", "output_splits_tp"):
+        if isinstance(counts := getattr(dispatcher, name, None), torch.Tensor):
+            setattr(dispatcher, name, counts.tolist())
+    return tokens_per_expert
+
+
+def join(layout: Layout) -> None:
+    """Form the groups of a layout out of all ranks, or out of this process alone; those that are there stay."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
+    if parallel_state.model_parallel_is_initialized():
+        if layout == _joined():
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        context_parallel_size=layout.context,
+        virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=1,
+        create_gloo_process_groups=False,  # they are for the library's own checkpoints
+    )
+    # Without dropout nothing is drawn; this tracker asks no GPU for the state of its generator.
+    model_parallel_cuda_manual_seed(0, inference_rng_tracker=True, force_reset_rng=True)
+
+
+def _joined() -> Layout:
+    """Return the layout whose groups are formed."""
+    return Layout(
+        tensor=parallel_state.get_tensor_model_parallel_world_size(),
+        pipeline=parallel_state.get_pipeline_model_parallel_world_size(),
+        context=parallel_state.get_context_parallel_world_size(),
+        virtual=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
+        expert=parallel_state.get_expert_model_parallel_world_size(),
+    )

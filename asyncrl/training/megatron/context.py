@@ -1,0 +1,206 @@
+"""Context parallelism: ranks share the tokens of every document.
+
+A document is filled up to 2 C chunks of one length, C the number of ranks. Rank r has the chunks r and 2 C - 1 - r, so
+that all ranks attend to as many tokens; keys and values are gathered (arXiv 2407.21783, section 3.3.2).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
+
+from asyncrl.training.attention import GROUPED_HEADS, Documents
+from asyncrl.training.layouts import Inputs
+from asyncrl.training.megatron.layout import Layout
+
+
+class Segments(NamedTuple):
+    """Runs of queries of this rank, of which each sees a document up to its own end."""
+
+    keys: torch.Tensor  # [K] places of all that they see, run after run, among the keys of all ranks
+    queries: tuple[int, ...]  # length of each run
+    seen: tuple[int, ...]  # number of keys of each, the queries themselves last
+
+
+class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
+    """Documents as the library's rotary embedding reads them, and as attention does."""
+
+    def __init__(self, documents: Documents, segments: Segments | None = None) -> None:
+        # The true length: beside one that equals the tokens of all documents, as a rounded one may, the rotary
+        # embedding takes positions for those of one document, in silence.
+        longest = max(length for _, length in documents.groups)
+        bounds = documents.bounds
+        super().__init__("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+        self.documents = documents
+        self.segments = segments
+        self.told: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
+
+
+class Share(NamedTuple):
+    """A micro-batch as one rank has it: T tokens, after M of which a token is scored."""
+
+    tokens: torch.Tensor  # [1, T]
+    packed: PackedDocuments
+    positions: torch.Tensor  # [M] indices into T
+    targets: torch.Tensor  # [M]
+    temperatures: torch.Tensor  # [M]
+    scored: torch.Tensor | None = None  # [M] places among those of all ranks; None where this rank has them all
+    whole: int = 0  # number of them on all ranks
+
+
+def share_of(inputs: Inputs, documents: Documents, layout: Layout) -> Share:
+    """Return the share of this rank; sequence parallelism divides its tokens further, so they are filled up."""
+    if layout.context == 1:
+        rest = -inputs.tokens.shape[1] % layout.tensor
+        if rest:
+            bounds = torch.cat([documents.bounds, documents.bounds[-1:] + rest])
+            documents = documents._replace(bounds=bounds, groups=(*documents.groups, (1, rest)))
+            if documents.routing is not None:
+                routing = torch.nn.functional.pad(documents.routing, (0, 0, 0, rest))
+                documents = documents._replace(routing=routing)
+        tokens = torch.nn.functional.pad(inputs.tokens, (0, rest))
+        return Share(tokens, PackedDocuments(documents), inputs.positions, inputs.targets, inputs.temperatures)
+    lengths = np.concatenate([np.full(count, length) for count, length in documents.groups])
+    chunks = 2 * layout.context
+    filled = -(-lengths // chunks) * chunks
+    rest = -filled.sum() % (math.lcm(2, layout.tensor) * layout.context)
+    zigzag = _Zigzag(np.append(lengths, 0), np.append(filled, rest), layout.context)
+    return zigzag.share(inputs, documents)
+
+
+class _Zigzag:
+    """The places of the tokens of D documents on C ranks."""
+
+    def __init__(self, lengths: np.ndarray[Any, Any], filled: np.ndarray[Any, Any], ranks: int) -> None:
+        """
+        Args:
+            lengths: [D] of the documents.
+            filled: [D] the same, filled up.
+        """
+        self._lengths, self._filled, self._ranks = lengths, filled, ranks
+        self._rank = parallel_state.get_context_parallel_rank()
+        self._chunk = filled // (2 * ranks)
+        self._starts = np.cumsum(2 * self._chunk) - 2 * self._chunk  # of each document on a rank
+        self._held = int(2 * self._chunk.sum())  # tokens of a rank
+
+    def share(self, inputs: Inputs, documents: Documents) -> Share:
+        """Return what this rank has."""
+        device = inputs.tokens.device
+        document = np.repeat(np.arange(len(self._filled)), 2 * self._chunk)
+        local = np.arange(self._held) - self._starts[document]
+        chunk = self._chunk[document]
+        second = (2 * self._ranks - 1 - self._rank) * chunk + local - chunk
+        place = np.where(local < chunk, self._rank * chunk + local, second)
+        there = place < self._lengths[document]
+        source = (np.cumsum(self._lengths) - self._lengths)[document] + place
+        tokens, own = np.zeros(self._held, np.int64), np.full(inputs.tokens.shape[1], -1)
+        own[source[there]] = np.flatnonzero(there)
+        tokens[there] = source[there]
+        of_rank = torch.from_numpy(own).to(device)[inputs.positions]
+        scored = torch.nonzero(of_rank >= 0).squeeze(1)
+        there_, tokens_ = torch.from_numpy(there).to(device), torch.from_numpy(tokens).to(device)
+        taken = torch.where(there_, inputs.tokens[0, tokens_], 0)
+        routing = documents.routing
+        if routing is not None:
+            routing = torch.where(there_[:, None], routing[tokens_], 0)
+        bounds = torch.from_numpy(np.cumsum([0, *self._filled], dtype=np.int32)).to(device)
+        groups = tuple((1, int(length)) for length in self._filled if length)
+        return Share(
+            taken[None],
+            PackedDocuments(documents._replace(bounds=bounds, groups=groups, routing=routing), self._segments(device)),
+            of_rank[scored],
+            inputs.targets[scored],
+            inputs.temperatures[scored],
+            scored,
+            len(inputs.positions),
+        )
+
+    def _segments(self, device: torch.device) -> Segments:
+        keys, queries, seen = [], [], []
+        for start, chunk in zip(self._starts, self._chunk, strict=True):
+            if not chunk:
+                continue
+            place = np.arange(2 * self._ranks * chunk)
+            number = place // chunk
+            late = number >= self._ranks
+            rank = np.where(late, 2 * self._ranks - 1 - number, number)
+            among = rank * self._held + start + place % chunk + late * chunk
+            for own in (self._rank, 2 * self._ranks - 1 - self._rank):
+                keys.append(among[: (own + 1) * chunk])
+                queries.append(int(chunk))
+                seen.append(len(keys[-1]))
+        return Segments(torch.from_numpy(np.concatenate(keys)).to(device), tuple(queries), tuple(seen))
+
+
+def segment_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """Compute the causal attention of this rank's queries.
+
+    Args:
+        query: [T, heads, D].
+        key: [T, key-value heads, D] of this rank.
+        value: as `key`.
+
+    Returns:
+        [T, heads, D].
+    """
+    group = parallel_state.get_context_parallel_group()
+    key, value = (
+        gather_from_sequence_parallel_region(one, group=group).index_select(0, segments.keys) for one in (key, value)
+    )
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+        ends = [_ends(lengths, query.device) for lengths in (segments.queries, segments.seen)]
+        how: dict[str, Any] = {"window_size": (-1, 0), **GROUPED_HEADS}
+        longest = max(segments.queries), max(segments.seen)
+        attended: Any = varlen_attn(query, key, value, ends[0], ends[1], longest[0], longest[1], **how)
+        return attended  # type: ignore[no-any-return]
+    heads = [one.transpose(0, 1)[None] for one in (query, key, value)]
+    lengths = segments.queries, segments.seen, segments.seen
+    cut = [torch.split(one, list(sizes), dim=2) for one, sizes in zip(heads, lengths, strict=True)]
+    parts = [_up_to_the_end(*run, grouped=query.shape[1] != key.shape[1]) for run in zip(*cut, strict=True)]
+    return torch.cat(parts, 2)[0].transpose(0, 1)
+
+
+def _up_to_the_end(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, grouped: bool) -> torch.Tensor:
+    """Attend to keys of which the last are the queries' own."""
+    own, seen = queries.shape[2], keys.shape[2]
+    mask = torch.ones(own, seen, dtype=torch.bool, device=queries.device).tril(seen - own)
+    return scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=grouped)
+
+
+def _ends(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+
+
+def of_all_ranks(own: torch.Tensor, share: Share) -> torch.Tensor:
+    """Return the values of all scored tokens, [N, ...], from those of this rank, [M, ...]."""
+    if share.scored is None:
+        return own
+    apply: Callable[..., torch.Tensor] = _Together.apply
+    return apply(own, share.scored, share.whole)
+
+
+class _Together(torch.autograd.Function):
+    """Every rank computes the whole loss, so the gradient of its own values is complete."""
+
+    @staticmethod
+    def forward(ctx: Any, own: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+        ctx.save_for_backward(places)
+        found = own.new_zeros(count, *own.shape[1:])
+        found[places] = own
+        dist.all_reduce(found, group=parallel_state.get_context_parallel_group())
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (places,) = ctx.saved_tensors
+        return grads[0][places], None, None

@@ -1,0 +1,84 @@
+"""Experts by one grouped product: the library has it through other packages alone, or loops over experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch import nn
+
+from asyncrl.training.megatron.context import PackedDocuments
+from asyncrl.training.routing import replayed
+
+
+class Experts(nn.Module):
+    """The experts of this rank, as the library calls them."""
+
+    def __init__(self, num_local_experts: int, config: Any, **_: Any) -> None:
+        super().__init__()
+        hidden, channels = config.hidden_size, config.moe_ffn_hidden_size
+        self.gate_up = self._parameter(num_local_experts, 2 * channels, hidden)
+        self.down = self._parameter(num_local_experts, hidden, channels)
+
+    @staticmethod
+    def _parameter(*shape: int) -> nn.Parameter:
+        parameter: Any = nn.Parameter(torch.empty(shape))
+        # Its replicas are the ranks with the same experts, also where one expert-parallel rank has them all: these
+        # have other tokens, tensor-parallel ranks too.
+        parameter.allreduce = False
+        # Without the mark the norm of the gradient misses the experts of other ranks, in silence.
+        set_tensor_model_parallel_attributes(parameter, True, 0, 1)
+        return parameter  # type: ignore[no-any-return]
+
+    def forward(
+        self, hidden: torch.Tensor, tokens_per_expert: torch.Tensor, shares: torch.Tensor
+    ) -> tuple[torch.Tensor, None]:
+        """
+        Args:
+            hidden: [T, H] ordered by expert.
+            tokens_per_expert: [E of this rank].
+            shares: [T] of the expert in its token.
+
+        Returns:
+            [T, H], and no bias.
+        """
+        ends = tokens_per_expert.to(hidden.device).cumsum(0).int()
+        gate, up = F.grouped_mm(hidden, self.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
+        opened = F.silu(gate) * up * shares.unsqueeze(-1)
+        return F.grouped_mm(opened.to(hidden.dtype), self.down.transpose(1, 2), offs=ends), None
+
+
+class _Replay:
+    """The choice of experts as the library asks for it; it has the same, but keeps micro-batches in a queue."""
+
+    def __init__(self, told: torch.Tensor) -> None:
+        self._told = told
+
+    def get_replay_topk(
+        self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the scores of the chosen experts, [T, K], and these."""
+        _, own = choose(scores, topk, num_groups=groups, group_topk=group_topk)
+        chosen = replayed(own, self._told)
+        return scores.gather(1, chosen), chosen
+
+
+class ExpertLayer(TransformerLayer):  # type: ignore[misc]
+    """The library's layer, whose router is told the experts of each call: a layer that is computed again in a backward
+    pass gets those of its own micro-batch, whichever is under way (docs/routing-replay.md)."""
+
+    def forward(self, *args: Any, packed_seq_params: PackedDocuments, **kwargs: Any) -> Any:
+        """See `TransformerLayer`."""
+        told = packed_seq_params.told
+        self.mlp.router.router_replay = None if told is None else _Replay(told[:, self.layer_number - 1])
+        return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+
+
+EXPERTS = ModuleSpec(MoELayer, submodules=MoESubmodules(experts=ModuleSpec(Experts)))
+"""What stands in the place of a feed-forward layer."""

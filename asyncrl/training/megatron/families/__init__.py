@@ -1,0 +1,39 @@
+"""Families of models, one file each, by the architecture that `config.json` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from asyncrl.data.model_dir import ModelError, read_json
+from asyncrl.engine.embedded.config import ModelConfig, read_shape
+from asyncrl.training.megatron.families import llama, qwen2, qwen3, qwen3_moe
+from asyncrl.training.megatron.table import Family
+
+_ALL = (qwen3.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3_moe.FAMILY)
+FAMILIES: dict[str, Family] = {family.architecture: family for family in _ALL}
+"""Another family is added here."""
+
+
+def read_family(directory: Path) -> tuple[Family, ModelConfig]:
+    """Family and shape of a model directory.
+
+    Raises:
+        ModelError: the family, its rotary embedding or some feature of it is not known here.
+        EngineError: `config.json` is torn, or lacks a field.
+    """
+    raw, shape = read_json(directory / "config.json"), read_shape(directory)
+    family = FAMILIES.get(shape.architecture)
+    if family is None:
+        known = ", ".join(FAMILIES)
+        raise ModelError(f'{directory}: the trainer "megatron" has no family {shape.architecture}; it has {known}')
+    if shape.rope.kind not in family.ropes:
+        raise ModelError(
+            f"{directory}: found rope type {shape.rope.kind!r}, expected {' or '.join(family.ropes)}; "
+            'set learner.trainer = "torch"'
+        )
+    for key, value in family.fixed.items():
+        if raw.get(key, value) != value:
+            raise ModelError(
+                f'{directory}: found {key} = {raw[key]!r}, expected {value!r}; set learner.trainer = "torch"'
+            )
+    return family, shape

@@ -1,0 +1,11 @@
+"""Llama 3: the dense layer as it is, with the stretched rotary embedding of Llama 3.1 (arXiv 2407.21783)."""
+
+from __future__ import annotations
+
+from asyncrl.training.megatron.table import Family
+
+FAMILY = Family(
+    "LlamaForCausalLM",
+    ropes=("default", "llama3"),
+    fixed={"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+)

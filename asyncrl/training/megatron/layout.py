@@ -1,0 +1,69 @@
+"""The layout of a model over the ranks of a learner: how its layers and products are divided."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from asyncrl.data.model_dir import ModelError
+from asyncrl.engine.embedded.config import ModelConfig
+
+
+class Layout(NamedTuple):
+    """Sizes of the groups of ranks. Each rank has a place in one group of each kind, as megatron-core orders them."""
+
+    tensor: int = 1  # ranks that share each product, and the tokens between products
+    pipeline: int = 1  # stages of consecutive layers
+    context: int = 1  # ranks that share the tokens of each document
+    virtual: int = 1  # chunks of consecutive layers in each stage, which the stages take in turn
+    expert: int = 1  # ranks of a stage, of one replica or of several, that share the experts
+
+    @property
+    def model(self) -> int:
+        """Ranks that hold one model together; the others are its replicas."""
+        return self.tensor * self.context * self.pipeline
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of consecutive layers that a model is cut into; chunk N lies on stage N modulo `pipeline`."""
+        return self.pipeline * self.virtual
+
+    def replica(self, rank: int, ranks: int) -> int:
+        """Number of the replica that a rank belongs to, from 0; all its ranks train the same rows."""
+        return rank // (self.tensor * self.context) % (ranks // self.model)
+
+    def is_first(self, rank: int, ranks: int) -> bool:
+        """Return whether a rank is the first of its replica, which counts the rows of all."""
+        place, first = divmod(rank, self.tensor * self.context)
+        return first == 0 and place < ranks // self.model
+
+    def check(self, shape: ModelConfig, directory: Path) -> None:
+        """Refuse a model that cannot be divided so.
+
+        Raises:
+            ModelError: naming what does not divide what.
+        """
+        if found := self.problem(shape):
+            raise ModelError(f"learner.layout: {found}; the model is {directory}")
+
+    def problem(self, shape: ModelConfig) -> str:
+        """Return why a model cannot be divided so; empty where it can."""
+        dense = () if shape.experts else ((shape.intermediate, "feed-forward channels"),)
+        for count, what in ((shape.kv_heads, "key-value heads"), *dense):
+            if count % self.tensor:
+                return f"tensor = {self.tensor} does not divide the model's {count} {what}; use a divisor of {count}"
+        if self.virtual > 1 and self.pipeline == 1:
+            return f"virtual = {self.virtual} divides the layers of several stages, found pipeline = 1; raise pipeline"
+        if shape.layers % self.chunks:
+            times = f" times virtual = {self.virtual}" if self.virtual > 1 else ""
+            return (
+                f"pipeline = {self.pipeline}{times} does not divide the model's {shape.layers} layers; "
+                f"use a divisor of {shape.layers}"
+            )
+        experts = shape.experts.count if shape.experts else 0
+        if self.expert > 1 and (not experts or experts % self.expert):
+            hint = f"use a divisor of {experts}" if experts else "set it to 1"
+            return f"expert = {self.expert} does not divide the model's {experts} experts; {hint}"
+        if (self.tensor - 1) * -(-shape.vocab_size // self.tensor) >= shape.vocab_size:
+            return f"tensor = {self.tensor} leaves ranks without any of the model's {shape.vocab_size} tokens; lower it"
+        return ""

@@ -1,0 +1,185 @@
+"""The distributed optimizer of megatron-core over one model: a replica's ranks hold its moments in shares.
+
+Without Transformer Engine the library's own checkpoints do not carry the moments to another layout (docs/megatron.md).
+Here they are read and written under Hugging Face names, like the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+from megatron.core.optimizer import get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from torch import nn
+
+from asyncrl.training.host_copy import Source
+from asyncrl.training.megatron.around import REPLICAS, optimizer_config
+from asyncrl.training.megatron.policy import MegatronPolicy
+from asyncrl.training.optimized import MOMENTS, Stems, Update
+from asyncrl.training.steps import WEIGHTS
+from asyncrl.training.tensor_files import TensorFiles
+
+MASTER = "param"  # beside the moments: the weight that is updated
+
+
+class MegatronOptimized:
+    """See `asyncrl.training.optimized.Optimized`: of this rank's stage."""
+
+    def __init__(self, policy: MegatronPolicy, *, eps: float, stems: Stems) -> None:
+        """
+        Args:
+            stems: of the files of a checkpoint.
+        """
+        self._stems = stems
+        config = policy.chunks[0].config
+        self.replicated: list[Any] = [DistributedDataParallel(config, REPLICAS, chunk) for chunk in policy.chunks]
+        # The losses are shares of the whole batch, so gradients add up; the library would divide them by the tokens.
+        config.finalize_model_grads_func = lambda models, _tokens, **how: finalize_model_grads(models, None, **how)
+        self._optimizer = get_megatron_optimizer(  # one, and another for experts
+            optimizer_config(eps=eps, dtype=policy.dtype),
+            self.replicated,
+            config_overrides={},  # all parameters decay, as the torch trainer's
+            use_gloo_process_groups=False,
+        )
+        self._parts = policy.parts
+        # Weights are the rounded masters, and else the masters themselves.
+        self._rounded = policy.dtype != torch.float32
+        self._replicas = (
+            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            parallel_state.get_expert_data_parallel_group(),
+        )
+        if self._rounded:
+            self._take_masters(policy.directory, WEIGHTS, heads=policy.has_vocabulary)
+
+    def forget(self) -> None:
+        """Forget the gradient."""
+        for chunk in self.replicated:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def norm(self) -> float:
+        """Norm of the gradient over all ranks."""
+        self._optimizer.prepare_grads()
+        return float(self._optimizer.get_grad_norm())
+
+    def update(self, update: Update, norm: float) -> None:
+        """Move the weights by the gradient, whose norm this is, and forget it."""
+        for group in self._optimizer.param_groups:
+            group["lr"], group["betas"] = update.learning_rate, update.betas
+            group["weight_decay"] = update.weight_decay
+        for one in self._optimizer.chained_optimizers:
+            if parameters := one.get_parameters():
+                clip_grad_by_total_norm_fp32(parameters, update.max_grad_norm, norm)
+        self._optimizer.step_with_ready_grads()
+        self.forget()
+
+    def sources(self) -> list[Source]:
+        """Tensors for a checkpoint; every rank makes the same list."""
+        masters = self._parts.spread(_Once(partial(self._gathered, MASTER))) if self._rounded else self._parts.spread()
+        found = [Source(self._stems.weights, name, tensor, torch.float32) for name, tensor in masters]
+        step = self._step()
+        if step is None:
+            return found
+        for kind in MOMENTS:
+            for name, tensor in self._parts.spread(_Once(partial(self._gathered, kind))):
+                found.append(Source(self._stems.state, f"{kind}.{name}", tensor, torch.float32))
+        return found + [
+            Source(self._stems.state, f"step.{place.name}", step, step.dtype) for place in self._parts.places
+        ]
+
+    def load(self, directory: Path) -> None:
+        """Continue from the files of a checkpoint: see `Optimized.load`."""
+        with TensorFiles(directory, self._stems.state) as files:
+            named = f"step.{self._parts.places[0].name}"
+            step = files[named] if named in files.names else None
+        for one in self._optimizer.chained_optimizers:
+            one.optimizer.state.clear()
+            if step is not None:
+                with torch.no_grad():
+                    for group in one.optimizer.param_groups:
+                        group["lr"] = 0.0  # what makes the states is an update
+                    one._init_optimizer_states_with_dummy_values()
+        if self._rounded:
+            self._take_masters(directory, self._stems.weights)
+        else:
+            self._parts.read(directory, self._stems.weights)
+        if step is None:
+            return
+        for kind in MOMENTS:
+            for parameter, moment in self._whole(directory, self._stems.state, f"{kind}.").items():
+                self._set(parameter, kind, moment)
+        for one in self._optimizer.chained_optimizers:
+            for state in one.optimizer.state.values():
+                state["step"] = step.clone()
+
+    def _take_masters(self, directory: Path, stem: str, *, heads: bool = True) -> None:
+        for parameter, master in self._whole(directory, stem, heads=heads).items():
+            self._set(parameter, MASTER, master)
+            with torch.no_grad():
+                parameter.copy_(master)
+
+    def _whole(
+        self, directory: Path, stem: str, prefix: str = "", *, heads: bool = True
+    ) -> dict[nn.Parameter, torch.Tensor]:
+        """Read tensors of the shapes of this rank's parameters, in float32."""
+        whole: dict[nn.Parameter, torch.Tensor] = {}
+        self._parts.read(directory, stem, prefix, partial(_memory, whole), heads=heads)
+        return whole
+
+    def _owned(self, parameter: nn.Parameter, kind: str) -> tuple[torch.Tensor | None, slice] | None:
+        """Return this rank's share of a master or moment, and its place; None where it has none."""
+        for one in self._optimizer.chained_optimizers:
+            if parameter in one.model_param_group_index_map:
+                group, order = one.model_param_group_index_map[parameter]
+                share = one._get_model_param_range_map(parameter)["param"]
+                main = one.optimizer.param_groups[group]["params"][order]
+                found = main.detach() if kind == MASTER else one.optimizer.state.get(main, {}).get(kind)
+                return found, slice(share.start, share.end)
+        return None
+
+    def _step(self) -> torch.Tensor | None:
+        """Return the number of updates so far, which all parameters share; None before the first."""
+        states = (state for one in self._optimizer.chained_optimizers for state in one.optimizer.state.values())
+        return next((state["step"] for state in states), None)
+
+    def _gathered(self, kind: str, parameter: nn.Parameter) -> torch.Tensor:
+        """Gather a master or moment over the replicas, in the shape of its parameter."""
+        found, owned = torch.zeros_like(parameter, dtype=torch.float32), self._owned(parameter, kind)
+        if owned is not None and owned[0] is not None:
+            found.view(-1)[owned[1]] = owned[0].view(-1)
+        replicas = self._replicas[not getattr(parameter, "allreduce", True)]
+        if dist.get_world_size(replicas) > 1:
+            dist.all_reduce(found, group=replicas)
+        return found
+
+    def _set(self, parameter: nn.Parameter, kind: str, value: torch.Tensor) -> None:
+        owned = self._owned(parameter, kind)
+        if owned is not None and owned[0] is not None:
+            owned[0].view(-1).copy_(value.view(-1)[owned[1]])
+
+
+class _Once:
+    """A moment, gathered once for the tensors that follow one another in one parameter, as those of experts do."""
+
+    def __init__(self, gather: Callable[[nn.Parameter], torch.Tensor]) -> None:
+        self._gather = gather
+        self._known: tuple[nn.Parameter, torch.Tensor] | None = None
+
+    def __call__(self, parameter: nn.Parameter) -> torch.Tensor:
+        if self._known is None or self._known[0] is not parameter:
+            self._known = parameter, self._gather(parameter)
+        return self._known[1]
+
+
+def _memory(whole: dict[nn.Parameter, torch.Tensor], parameter: nn.Parameter) -> torch.Tensor:
+    """Return the tensor that the parts of what belongs to a parameter are put together in."""
+    if parameter not in whole:
+        whole[parameter] = torch.zeros_like(parameter, dtype=torch.float32)
+    return whole[parameter]

@@ -1,0 +1,173 @@
+"""A model of megatron-core as a function from tokens to log-probabilities, for all ranks of a replica at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+from torch import nn
+
+from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.training.attention import Documents
+from asyncrl.training.layouts import Inputs
+from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
+from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.modules import build
+from asyncrl.training.megatron.parts import Parts
+from asyncrl.training.megatron.vocabulary import ParallelKernels
+from asyncrl.training.routing import Mixture, told
+from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
+
+
+class _Head(NamedTuple):
+    weight: torch.Tensor
+    bias: None = None
+
+
+class MegatronPolicy:
+    """The stage of this rank, and the exchange with the other stages. See `asyncrl.training.policy.Policy`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: Layout,
+        device: torch.device,
+        *,
+        dtype: torch.dtype = torch.float32,
+        recompute: bool = False,
+        values: bool = False,
+    ) -> None:
+        """Load the part of this rank out of a Hugging Face model directory.
+
+        Args:
+            values: for a critic, whose head gives the value of the state before each token (`critic.ValueModel`).
+
+        Raises:
+            ModelError: the family is not known, or the model cannot be divided so.
+        """
+        family, shape = read_family(directory)
+        layout.check(shape, directory)
+        if values:
+            shape = msgspec.structs.replace(shape, tied=False)
+        self.directory, self.has_vocabulary = directory, not values
+        self._layout, self._device, self.dtype = layout, device, dtype
+        self.vocab_size, self.context = shape.vocab_size, shape.max_positions
+        self._hidden_size, self._tied = shape.hidden, shape.tied
+        self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=recompute, values=values)
+        self.model = nn.ModuleList(self.chunks)
+        if device.type == "cuda":
+            self.model.to(device)
+        self.parts = Parts(self.chunks, family, shape, layout, values=values)
+        self.parts.read(directory, "model", heads=self.has_vocabulary)
+        experts = shape.experts
+        self.mixture = Mixture(shape.layers, experts.chosen, experts.count) if experts else None
+        self.replays = False  # tokens go to the experts that their documents name
+        self._last = parallel_state.is_pipeline_last_stage()
+        self._stages = parallel_state.get_pipeline_model_parallel_group()
+        rows = -(-shape.vocab_size // layout.tensor)
+        self._start = rows * parallel_state.get_tensor_model_parallel_rank()
+        self._kernels = ParallelKernels(
+            parallel_state.get_tensor_model_parallel_group(),
+            rows=range(self._start, min(self._start + rows, shape.vocab_size)),
+            vocabulary=shape.vocab_size,
+        )
+
+    def __call__(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        documents: Documents | None = None,
+        wanted: torch.Tensor | Top | None = None,
+    ) -> tuple[torch.Tensor, ...]:
+        """Score one micro-batch, without gradient: see `Policy.forward`. Every rank of the replica has the result."""
+        inputs = Inputs(tokens, positions, targets, temperatures, documents)
+        with torch.no_grad():
+            return self._over_stages(inputs, wanted)
+
+    def _over_stages(self, inputs: Inputs, wanted: torch.Tensor | Top | None) -> tuple[torch.Tensor, ...]:
+        share = self.share(inputs)
+        if self._layout.pipeline == 1:
+            return self.scored(self.hidden(self.chunks[0], share), share, wanted)
+        length = share.tokens.shape[1] // self._layout.tensor
+        for chunk in self.chunks:
+            if not chunk.pre_process:
+                received = torch.empty(length, 1, self._hidden_size, dtype=self.dtype, device=self._device)
+                dist.recv(received, parallel_state.get_pipeline_model_parallel_prev_rank(), self._stages)
+                chunk.set_input_tensor(received)
+            hidden = self.hidden(chunk, share)
+            if not chunk.post_process:
+                dist.send(hidden.contiguous(), parallel_state.get_pipeline_model_parallel_next_rank(), self._stages)
+        if self._last:
+            found = self.scored(hidden, share, wanted)
+        else:
+            found = tuple(torch.empty(size, device=self._device) for size in self._sizes(len(inputs.targets), wanted))
+        for one in found:
+            dist.broadcast(one, parallel_state.get_pipeline_model_parallel_last_rank(), self._stages)
+        return found
+
+    def _sizes(self, count: int, wanted: torch.Tensor | Top | None) -> list[tuple[int, ...]]:
+        """Sizes of the scores of so many tokens."""
+        if isinstance(wanted, Top):
+            return [(count, wanted.number, 2)]
+        if wanted is None:
+            return [(count,), (count,)]
+        return [(count,), (count,), (count, min(wanted.shape[1] + 1, self.vocab_size))]
+
+    def share(self, inputs: Inputs) -> Share:
+        """Return what this rank has of a micro-batch."""
+        if inputs.documents is None:
+            raise AlgorithmError('the trainer "megatron" takes packed rows alone; set learner.packing = "packed"')
+        documents = inputs.documents if self.replays else inputs.documents._replace(routing=None)
+        share = share_of(inputs, documents, self._layout)
+        routing = share.packed.documents.routing
+        if routing is not None and self.mixture is not None:
+            own = routing.chunk(self._layout.tensor)[parallel_state.get_tensor_model_parallel_rank()]
+            share.packed.told = told(own, self.mixture.layers, self.mixture.experts)
+        return share
+
+    def hidden(self, model: Any, share: Share) -> torch.Tensor:
+        """Return the hidden states after a chunk of layers.
+
+        Args:
+            model: the chunk, or what wraps it.
+
+        Returns:
+            [T / tensor, 1, H], T the tokens of the share.
+        """
+        found: torch.Tensor = model(share.tokens, None, None, packed_seq_params=share.packed)
+        return found
+
+    def scored(
+        self, hidden: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None = None
+    ) -> tuple[torch.Tensor, ...]:
+        """Score all tokens from the hidden states of the last stage: see `Policy.forward`; or return their values."""
+        if self._layout.tensor > 1:
+            # The gradient of logits is summed over the ranks, each of which has other tokens to score by.
+            hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=self.has_vocabulary)
+        chosen = torch.index_select(hidden.squeeze(1), 0, share.positions)
+        own = self._scored(chosen, share, wanted) if self.has_vocabulary else self._valued(chosen)
+        return tuple(of_all_ranks(one, share) for one in own)
+
+    def _valued(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = self.chunks[-1].output_layer(chosen).float().squeeze(-1)
+        return values, values.detach()
+
+    def _scored(
+        self, chosen: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None
+    ) -> tuple[torch.Tensor, ...]:
+        last = self.chunks[-1]
+        tied = self._tied and last.pre_process  # several stages have a copy of the embedding in the last one
+        head = _Head(last.embedding.word_embeddings.weight if tied else last.output_layer.weight)
+        if isinstance(wanted, Top):
+            return (most_probable(chosen, head, share.temperatures, self._kernels, wanted),)
+        ids = wanted if wanted is None or share.scored is None else wanted[share.scored]
+        columns = share.targets - self._start, share.temperatures
+        return chosen_logprobs(chosen, head, columns, self._kernels, None if ids is None else ids - self._start)

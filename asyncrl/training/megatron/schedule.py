@@ -1,0 +1,73 @@
+"""Passes with a gradient: micro-batches go through the stages of a model one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from asyncrl.algorithms.rows import TOP, TrainRow, weightless
+from asyncrl.algorithms.sums import Sums
+from asyncrl.training.layouts import MicroBatch
+from asyncrl.training.megatron.context import Share
+from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.policy import MegatronPolicy
+from asyncrl.training.passes import Passes
+
+LossOf: TypeAlias = Callable[[MicroBatch, tuple[torch.Tensor, ...]], tuple[torch.Tensor, Sums]]
+"""From a micro-batch, and what the model says of its tokens, to a loss and sums."""
+
+
+class Schedule:
+    """A model with its optimiser, over all stages."""
+
+    def __init__(self, policy: MegatronPolicy, own: MegatronOptimized, passes: Passes, layout: Layout) -> None:
+        self._policy, self._own, self._passes, self._layout = policy, own, passes, layout
+
+    def gradient(self, batches: list[list[TrainRow]], columns: Sequence[str], loss_of: LossOf) -> Sums:
+        """Leave the gradient of micro-batches in the parameters; returns the sums of all ranks."""
+        self._own.forget()
+        rows = self._passes.even(batches, columns)
+        if self._layout.virtual > 1:  # the stages take the chunks by turns of as many micro-batches as stages
+            rows = rows + [[weightless(columns)]] * (-len(rows) % self._layout.pipeline)
+        found: list[Sums] = []
+        if rows:
+            given = [(self._passes.lay(one, columns) for one in rows) for _ in self._own.replicated]
+            found = get_forward_backward_func()(
+                forward_step_func=partial(self._forward, loss_of),
+                data_iterator=given if len(given) > 1 else given[0],
+                model=self._own.replicated,
+                num_microbatches=len(rows),
+                seq_length=1,  # each has its own
+                micro_batch_size=1,
+                forward_only=False,
+            )
+        return self._of_last_stage(self._passes.sums(found))
+
+    def _forward(self, loss_of: LossOf, batches: Iterator[MicroBatch], model: Any) -> tuple[torch.Tensor, Any]:
+        """Pass a micro-batch through a chunk; returns its hidden states, and what makes a loss of the last ones."""
+        batch = next(batches)
+        share = self._policy.share(batch.inputs)
+        return self._policy.hidden(model, share), partial(self._loss, loss_of, batch, share)
+
+    def _loss(
+        self, loss_of: LossOf, batch: MicroBatch, share: Share, hidden: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, Sums]:
+        """Return loss, a number of tokens by which nothing is divided, and sums."""
+        ids = batch.tokens.columns[TOP][..., 0].long() if TOP in batch.tokens.columns else None
+        total, sums = loss_of(batch, self._policy.scored(hidden, share, ids))
+        return total, torch.tensor(0, dtype=torch.int, device=hidden.device), sums
+
+    def _of_last_stage(self, sums: Sums) -> Sums:
+        """Give the sums, which the last stage has, to the ranks of all stages."""
+        if self._layout.pipeline == 1:
+            return sums
+        group, held = parallel_state.get_pipeline_model_parallel_group(), [sums]
+        dist.broadcast_object_list(held, parallel_state.get_pipeline_model_parallel_last_rank(), group)
+        return held[0]

@@ -1,0 +1,102 @@
+"""The trainer on megatron-core: the same step as the torch trainer's, in any layout of a model over ranks."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.sums import Sums
+from asyncrl.algorithms.token_loss import Loss
+from asyncrl.training.culprits import RowPasses
+from asyncrl.training.host_copy import HostCopy, Source
+from asyncrl.training.layouts import MicroBatch
+from asyncrl.training.megatron.around import around, join, prepare
+from asyncrl.training.megatron.critic import MegatronCritic
+from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.policy import MegatronPolicy
+from asyncrl.training.megatron.reference import MegatronReference
+from asyncrl.training.megatron.schedule import Schedule
+from asyncrl.training.megatron.settings import MegatronSettings
+from asyncrl.training.optimized import Stems
+from asyncrl.training.passes import Passes
+from asyncrl.training.steps import STATE, WEIGHTS, Steps
+
+
+class MegatronTrainer(Steps):
+    """See `Trainer`. Ranks of one replica give `step` the same rows."""
+
+    _own: MegatronOptimized
+
+    def __init__(self, directory: Path, settings: MegatronSettings | None = None) -> None:
+        """Load the model of a Hugging Face directory, which must stay there: versions need its tokenizer.
+
+        Raises:
+            ModelError: the family is not known, or the model cannot be divided as the layout says.
+        """
+        self.settings = settings or MegatronSettings()
+        torch.set_num_threads(self.settings.threads)
+        self.source, self.beside_state = directory, {}
+        self.device = torch.device(self.settings.device)
+        prepare(self.device)
+        with self.placed():
+            join(self.settings.layout)
+            self._open(directory)
+
+    def _open(self, directory: Path) -> None:
+        self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
+        load = partial(MegatronPolicy, layout=self.settings.layout, device=self.device, dtype=self._dtype)
+        self._policy: MegatronPolicy = load(directory, recompute=self.settings.recompute)
+        self._mixture = self._policy.mixture
+        self._policy.replays = self.replays = self.settings.replays
+        self._own = MegatronOptimized(self._policy, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE))
+        self._passes = Passes(
+            self.device,
+            torch.float32,  # the weights themselves are of another type; nothing is cast on the way
+            packing="packed",
+            micro_batch_tokens=self.settings.micro_batch_tokens,
+            group=parallel_state.get_data_parallel_group(),
+        )
+        self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout)
+        self._alone = RowPasses(self._passes, self._inputs, self._anew)
+        self._reference = MegatronReference(self._policy, partial(load, directory))
+        self.scorers = {"proximal": self._policy, "reference": self._reference}
+        self._contexts = {"model": self._policy.context}
+        if self.settings.teacher is not None:
+            teacher = load(self.settings.teacher)
+            self.scorers["teacher"], self._contexts["teacher"] = teacher, teacher.context
+        if self.settings.critic is not None:
+            values = load(self.settings.critic, recompute=self.settings.recompute, values=True)
+            self._critic = MegatronCritic(values, self.settings, self._passes)
+            self.scorers["values"], self._contexts["critic"] = values, values.context
+        copied = partial(HostCopy, self.device, rank=dist.get_rank(), ranks=dist.get_world_size())
+        self._copies = copied(shares=self.settings.shares), copied()
+
+    def placed(self) -> AbstractContextManager[object]:
+        """Let the library run on this trainer's device."""
+        return around(self.device)
+
+    def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
+        """See `Steps._gradient`."""
+        return self._schedule.gradient(batches, loss.needs, partial(_loss, loss)), self._own.norm()
+
+    def _weights(self) -> list[Source]:
+        """See `Steps`."""
+        spread = self._policy.parts.spread(dtype=self._dtype)
+        return [Source(WEIGHTS, name, tensor, self._dtype) for name, tensor in spread]
+
+
+def _loss(loss: Loss, batch: MicroBatch, scores: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Sums]:
+    """Return the loss of a micro-batch, and sums."""
+    (logprobs, entropy, *outcomes), tokens = scores, batch.tokens
+    columns = {**tokens.columns, **dict(zip(("outcomes",), outcomes, strict=False))}
+    if loss.uses_entropy:
+        columns["entropy"] = entropy
+    total, sums = loss(logprobs, tokens._replace(columns=columns))
+    figures = {"loss": total.detach().clone(), "entropy": (entropy.detach() * (tokens.weights > 0)).sum()}
+    return total, {**sums, **figures}

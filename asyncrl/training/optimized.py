@@ -1,0 +1,138 @@
+"""A model with its optimiser: one update, and the parts of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk
+from asyncrl.training.host_copy import Source
+from asyncrl.training.lora import is_adapter, peft_name
+from asyncrl.training.tensor_files import TensorFiles, placed
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Update(NamedTuple):
+    """The settings of one update by AdamW."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    max_grad_norm: float
+
+
+class Stems(NamedTuple):
+    """Stems of the files of a checkpoint."""
+
+    weights: str
+    state: str  # of the optimiser
+    adapter: str = ""  # empty for a model that never has adapters
+
+
+class Optimized:
+    """The parameters of a model by their Hugging Face names, and AdamW over those that are trained."""
+
+    def __init__(self, model: nn.Module, source: Path, *, eps: float, stems: Stems) -> None:
+        """
+        Args:
+            source: directory that the model was loaded from, for errors.
+            stems: of the files of a checkpoint.
+        """
+        self._source = source
+        self._stems = stems
+        # FSDP2 may leave a model unsharded after a pass, which then has other parameters for a while.
+        self.parameters = dict(model.named_parameters())
+        self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
+        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=0.0, eps=eps, fused=True)
+
+    def norm(self) -> float:
+        """Norm of the gradient over all ranks; a parameter that has none has zeros from here on."""
+        for parameter in self._trained.values():
+            if parameter.grad is None:
+                # Momentum moves on even where a batch has no gradient.
+                parameter.grad = torch.zeros_like(parameter)
+        norm = get_total_norm([parameter.grad for parameter in self._trained.values() if parameter.grad is not None])
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def update(self, update: Update, norm: float) -> None:
+        """Move the weights by the gradient, whose norm this is, and forget it."""
+        parameters = list(self._trained.values())
+        clip_grads_with_norm_(parameters, update.max_grad_norm, torch.tensor(norm, device=parameters[0].device))
+        for group in self._optimizer.param_groups:
+            group["lr"], group["betas"] = update.learning_rate, update.betas
+            group["weight_decay"] = update.weight_decay
+        self._optimizer.step()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget the gradient."""
+        self._optimizer.zero_grad()
+
+    def sources(self) -> list[Source]:
+        """Tensors for a checkpoint; adapters by PEFT's names in files of their own."""
+        found: list[Source] = []
+        for name, one in self.parameters.items():
+            if is_adapter(name):
+                found.append(Source(self._stems.adapter, peft_name(name), one, one.dtype))
+            else:
+                found += divided(Source(self._stems.weights, name, one, one.dtype), tuple(one.shape))
+        for name, parameter in self._trained.items():
+            for key, value in self._optimizer.state[parameter].items():
+                source = Source(self._stems.state, f"{key}.{name}", value, value.dtype)
+                found += divided(source, tuple(parameter.shape))
+        return found
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, and the moments of the optimiser."""
+        moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS if key in state]
+        return [*self.parameters.values(), *moments]
+
+    def load(self, directory: Path) -> None:
+        """Continue from the files of a checkpoint, whose tensors are read one at a time.
+
+        Adapters begin anew on the weights of a checkpoint that has none.
+
+        Raises:
+            CheckpointError: it belongs to another model.
+            OSError, SafetensorError: it cannot be read.
+        """
+        with TensorFiles(directory, self._stems.weights) as weights, TensorFiles(directory, self._stems.state) as state:
+            self._load({name: one for name, one in self.parameters.items() if not is_adapter(name)}, weights)
+            adapters = {peft_name(name): one for name, one in self.parameters.items() if is_adapter(name)}
+            stem = self._stems.adapter
+            if stem and any(directory.glob(f"{stem}*.safetensors")):
+                with TensorFiles(directory, stem) as files:
+                    self._load(adapters, files)
+            self._load_state(state)
+
+    def _load(self, parameters: dict[str, nn.Parameter], files: TensorFiles) -> None:
+        found = {name: files.shape(name) for name in files.names}
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        expected = dict(part for name, shape in shapes.items() for part in shapes_on_disk(name, shape).items())
+        if found != expected:
+            name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+            raise CheckpointError(
+                f"{files.directory}: {name} has shape {found.get(name)}, the model in {self._source} "
+                f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
+            )
+        for name, parameter in parameters.items():
+            with torch.no_grad():
+                parameter.copy_(placed(read_whole(files, name, shapes[name]), parameter))
+
+    def _load_state(self, state: TensorFiles) -> None:
+        events: dict[int, dict[str, torch.Tensor]] = {}
+        for index, (name, parameter) in enumerate(self._trained.items()):
+            shape = tuple(parameter.shape)
+            step = next(iter(parts_of(f"step.{name}", shape)))
+            if step in state.names:
+                kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
+                events[index] = {"step": state[step], **kept}
+        groups = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": events, "param_groups": groups})

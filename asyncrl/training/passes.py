@@ -1,0 +1,108 @@
+"""Passes of a model over rows, in micro-batches and on every rank as many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+
+from asyncrl.algorithms.rows import TrainRow, weightless
+from asyncrl.algorithms.sums import Sums, merge_sums
+from asyncrl.training.layouts import LAYOUTS, Inputs, MicroBatch, by_row, micro_batch
+
+T = TypeVar("T")
+
+Scorer: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
+"""Values of N tokens, [N, ...], from the arguments of `Policy.forward`, and what is not used here."""
+
+
+class Passes:
+    """Common parts of passes with and without a gradient."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        packing: str,
+        micro_batch_tokens: int,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """
+        Args:
+            device: of the model.
+            dtype: of its matrix products.
+            packing: name of a layout in `LAYOUTS`.
+            micro_batch_tokens: of one pass.
+            group: of the ranks that have different rows, where they are not all.
+        """
+        self._device, self._dtype = device, dtype
+        self._layout, self._budget = LAYOUTS[packing], micro_batch_tokens
+        self._group = group
+        self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
+        self.rank = dist.get_rank(group) if dist.is_initialized() else 0
+
+    def cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
+        """Micro-batches."""
+        cut = self._layout.cut([len(row.tokens) for row in rows], self._budget)
+        return [[rows[index] for index in batch] for batch in cut]
+
+    def padding_share(self, batches: Sequence[Sequence[TrainRow]]) -> float:
+        """Share of the tokens of these micro-batches that is padding, in [0, 1); 0.0 where there is nothing."""
+        lengths = [[len(row.tokens) for row in batch] for batch in batches]
+        padded = sum(map(self._layout.size, lengths))
+        return 1.0 - sum(map(sum, lengths)) / padded if padded else 0.0
+
+    def even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
+        """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
+        if self.ranks == 1:
+            return batches  # and no value is read from the device: a copy of the weights may be under way from there
+        count = torch.tensor([len(batches)], device=self._device)
+        dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
+        return batches + [[weightless(columns)]] * (int(count.item()) - len(batches))
+
+    def lay(self, rows: Sequence[TrainRow], columns: Sequence[str] = ()) -> MicroBatch:
+        """Rows as tensors."""
+        return micro_batch(self._layout, rows, self._device, columns)
+
+    def scored(self, scorer: Scorer, inputs: Inputs, **options: Any) -> tuple[torch.Tensor, ...]:
+        """One pass. Without FSDP2, which casts parameters, the products of a CPU are cast one by one."""
+        mixed = self._dtype != torch.float32 and self.ranks == 1 and self._device.type == "cpu"
+        with torch.autocast("cpu", self._dtype) if mixed else nullcontext():
+            return scorer(*inputs, **options)
+
+    def column(self, scorer: Scorer, rows: Sequence[TrainRow]) -> dict[int, npt.NDArray[np.float32]]:
+        """A scorer's values of trained tokens, [T, ...] each, by the `id` of the row. Every rank takes part."""
+        found: dict[int, npt.NDArray[np.float32]] = {}
+        for batch in self.even(self.cut(rows)):
+            with torch.no_grad():
+                values, *_ = self.scored(scorer, self.lay(batch).inputs)
+            found |= zip(map(id, batch), by_row(values, batch), strict=True)
+        return found
+
+    def gathered(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Values of all ranks, each with as many as it has."""
+        if self.ranks == 1:
+            return values
+        return np.concatenate(self.of_all(values))
+
+    def of_all(self, value: T) -> list[T]:
+        """Return the value of each rank, in their order."""
+        parts = [value] * self.ranks
+        if self.ranks > 1:
+            dist.all_gather_object(parts, value, group=self._group)
+        return parts
+
+    def sums(self, parts: list[Sums]) -> Sums:
+        """Merge the sums of micro-batches, and of all ranks."""
+        sums = merge_sums(parts)
+        if self.ranks == 1 or not sums:
+            return sums
+        gathered = [torch.zeros(len(sums), device=self._device) for _ in range(self.ranks)]
+        dist.all_gather(gathered, torch.stack(list(sums.values())), group=self._group)
+        return merge_sums([dict(zip(sums, values, strict=True)) for values in gathered])

@@ -1,0 +1,96 @@
+"""The reference model: a frozen copy of the policy, from which KL penalties are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from asyncrl.training.disk_names import divided, read_whole
+from asyncrl.training.host_copy import Source
+from asyncrl.training.lora import is_adapter
+from asyncrl.training.tensor_files import TensorFiles, placed
+
+STEM, VERSION = "reference", "version"  # of the file in a checkpoint; the tensor in it that is no weight
+NONE = -1  # version of a copy that is not there
+
+
+class Copy(Protocol):
+    """A model like the policy: `asyncrl.training.policy.Policy`."""
+
+    model: Any
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """Score one micro-batch."""
+        ...
+
+
+class Reference:
+    """Fills the column `reference`. The copy is made at the first pass that needs it, and is part of checkpoints."""
+
+    def __init__(self, policy: Mapping[str, torch.Tensor], load: Callable[[], Copy]) -> None:
+        """
+        Args:
+            policy: parameters that are copied, by name.
+            load: makes another model of its architecture, placed and sharded as it is.
+        """
+        self._policy = policy
+        self._load = load
+        self._copy: Copy | None = None
+        self._parameters: dict[str, torch.Tensor] = {}  # of the copy, sharded as those of the policy
+        self._version = torch.tensor(NONE)
+
+    def is_due(self, version: int) -> bool:
+        """Return whether the copy has weights that are older than those of this version."""
+        return self._copy is not None and int(self._version) < version
+
+    def follow(self, version: int) -> None:
+        """Copy the weights of the policy anew where that is due; a copy that is made later counts as this version."""
+        if self.is_due(version):
+            self._take()
+        self._version = self._version.clamp(min=version)
+
+    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+        """See `Policy.forward`."""
+        if self._copy is None:
+            self._copy = self._made()
+            self._take()
+        found: tuple[torch.Tensor, ...] = self._copy(*inputs)
+        return found
+
+    def _made(self) -> Any:
+        copy = self._load()
+        copy.model.requires_grad_(False)
+        self._parameters = dict(copy.model.named_parameters())
+        return copy
+
+    def _take(self) -> None:
+        for name, parameter in self._policy.items():
+            self._parameters[name].copy_(parameter.detach())
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights of the copy, where it is made."""
+        return [] if self._copy is None else list(self._parameters.values())
+
+    def sources(self) -> list[Source]:
+        """Tensors for a checkpoint; none where nothing needed the copy so far."""
+        if self._copy is None:
+            return []
+        found = [Source(STEM, VERSION, self._version, self._version.dtype)]
+        for name, tensor in self._parameters.items():
+            found += divided(Source(STEM, name, tensor, tensor.dtype), tuple(tensor.shape))
+        return found
+
+    def load(self, directory: Path) -> None:
+        """Continue from a checkpoint of the policy. Adapters that it has none of begin as nothing."""
+        self._copy, self._version = None, torch.tensor(NONE)
+        if not any(directory.glob(f"{STEM}*.safetensors")):
+            return
+        with TensorFiles(directory, STEM) as files:
+            self._copy = self._made()
+            self._version = files[VERSION]
+            for name, parameter in self._parameters.items():
+                if name in files.names or not is_adapter(name):
+                    parameter.copy_(placed(read_whole(files, name, tuple(parameter.shape)), parameter))

@@ -1,0 +1,62 @@
+"""Routing replay: a token goes to the experts that it went to when it was sampled (arXiv 2510.11370, section 4)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.training.protocol import RowError
+
+
+class Mixture(NamedTuple):
+    """The experts of a model, as many in each layer."""
+
+    layers: int
+    chosen: int  # of each token
+    experts: int
+
+
+def told(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
+    """Read what engines recorded.
+
+    Args:
+        routing: [T, B] bytes, one for each expert where there are at most 256, else two.
+
+    Returns:
+        [T, layers, K] int64; all the same where nothing was recorded.
+    """
+    wide = routing if experts <= 256 else routing.contiguous().view(torch.int16)
+    return wide.view(len(routing), layers, -1).long()
+
+
+def replayed(own: torch.Tensor, told: torch.Tensor | None) -> torch.Tensor:
+    """Return the recorded experts [T, K], and the router's own where none were: a router never chooses one twice."""
+    if told is None:
+        return own
+    return torch.where((told == told[:, :1]).all(1, keepdim=True), own, told)
+
+
+def check_routing(row: TrainRow, mixture: Mixture) -> None:
+    """Refuse a row whose recorded experts are not of this model.
+
+    Raises:
+        RowError: naming what was found and what was expected.
+    """
+    if row.routing is None:
+        return
+    experts = mixture.experts
+    width = mixture.layers * mixture.chosen * (1 if experts <= 256 else 2)
+    if row.routing.shape != (len(row.tokens), width):
+        raise RowError(
+            f"trajectory {row.trajectory_id}: routing of {list(row.routing.shape)} tokens and bytes of each, expected "
+            f"{[len(row.tokens), width]}; engines serve another model than is trained"
+        )
+    numbers = row.routing if experts <= 256 else row.routing.view(np.uint16)
+    if numbers.size and int(numbers.max()) >= experts:
+        raise RowError(
+            f"trajectory {row.trajectory_id}: routed to expert {int(numbers.max())}, the model has {experts}; "
+            "engines serve another model than is trained"
+        )

@@ -1,0 +1,70 @@
+"""A process that sends weights which lie in another process's memory to a server, over NCCL or gloo.
+
+It is a process of its own because a transfer to a server that dies cannot be ended in any other way than with its
+process. `python -m asyncrl.weights.sender FD` answers commands on a socket, one after the other, until that closes.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+import msgspec
+import torch
+import zstandard
+
+from asyncrl.errors import AsyncRLError
+from asyncrl.framing import Frames, pack
+from asyncrl.weights.described import Described
+from asyncrl.weights.sender_calls import Answer, Command, Join, Open
+from asyncrl.weights.shared import unpack_tensors
+from asyncrl.weights.transfer import TransferGroup
+
+
+class _Sender:
+    def __init__(self) -> None:
+        self._packed = b""
+        self._tensors: dict[str, torch.Tensor] = {}
+        self._group: TransferGroup | None = None
+
+    def do(self, command: Command) -> Answer:
+        """Obey a command."""
+        if isinstance(command, Open):
+            if command.tensors != self._packed:
+                self._tensors = {}  # those of a learner that is gone
+                self._tensors = dict(unpack_tensors(zstandard.ZstdDecompressor().decompress(command.tensors)))
+                self._packed = command.tensors
+            return Answer(tensors=[_described(name, tensor) for name, tensor in self._tensors.items()])
+        if isinstance(command, Join):
+            for tensor in self._tensors.values():
+                if tensor.is_cuda:
+                    torch.cuda.set_device(tensor.device)
+            self._group = TransferGroup(command.place, 0, timeout_s=command.timeout_s)
+        elif self._group is not None:
+            self._group.broadcast([self._tensors[name] for name in command.names])
+        return Answer()
+
+
+def _described(name: str, tensor: torch.Tensor) -> Described:
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Described(name, dtype, list(tensor.shape), tensor.numel() * tensor.element_size())
+
+
+def main() -> None:
+    """Answer until the socket closes."""
+    sender, frames, decoder = _Sender(), Frames(), msgspec.msgpack.Decoder(Command)
+    with socket.socket(fileno=int(sys.argv[1])) as channel:
+        channel.sendall(pack(Answer()))  # it has imported what it needs
+        while data := channel.recv(1 << 20):
+            for frame in frames.feed(data):
+                try:
+                    answer = sender.do(decoder.decode(frame))
+                except (AsyncRLError, RuntimeError, KeyError, zstandard.ZstdError) as error:
+                    answer = Answer(f"{type(error).__name__}: {error}"[:2000])
+                channel.sendall(pack(answer))
+    os._exit(0)  # a library's thread may still wait
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Tensors in memory that other processes of the host map: shared memory, or that of a GPU by CUDA IPC.
+
+They travel as torch's own processes exchange them, which SGLang takes as it is: a pickled list of names and tensors.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing import reductions
+
+from asyncrl.errors import AsyncRLError
+
+torch_reductions: Any = reductions  # it has no types
+_REBUILD = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_typed_storage", "rebuild_storage_filename")
+_TYPES = ("Tensor", "UntypedStorage", "Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8")
+_ALLOWED = {
+    *(("torch.multiprocessing.reductions", name) for name in _REBUILD),
+    *(("torch", name) for name in (*_TYPES, "bool")),
+    *(("torch.storage", name) for name in ("TypedStorage", "UntypedStorage")),
+}
+_DEVICE = 6  # place of the device among the arguments of `rebuild_cuda_tensor`
+
+
+class NotShared(AsyncRLError):
+    """Tensors that cannot be shared, or are not what they must be."""
+
+
+class View(NamedTuple):
+    """A tensor in a piece of memory."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int  # byte
+
+    @property
+    def offset(self) -> int:
+        """Elements before it."""
+        return self.start // self.dtype.itemsize
+
+
+class _Call:
+    """Pickles as a call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._reduced = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+def shared_memory(size: int, device: torch.device) -> torch.Tensor:
+    """Return [size] bytes that other processes can map.
+
+    Raises:
+        NotShared: there is no room for them.
+    """
+    try:
+        if device.type == "cuda":
+            return torch.empty(size, dtype=torch.uint8, device=device)
+        storage = torch.UntypedStorage._new_using_filename_cpu(size)
+    except RuntimeError as error:
+        words = f"{size} bytes for weights.direct cannot be shared ({error}); is /dev/shm large enough?"
+        raise NotShared(words) from error
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def keep_for_reader(memory: torch.Tensor) -> None:
+    """Count one more process that will map the memory: torch removes its name when as many have let go of it."""
+    storage: Any = memory.untyped_storage()
+    if not memory.is_cuda:
+        storage._shared_incref()
+
+
+def pack_tensors(memory: torch.Tensor, views: Sequence[View]) -> bytes:
+    """Return tensors in shared memory as other processes of the host can read them.
+
+    GPUs are named by their identity: another process may number them in another way.
+    """
+    if memory.is_cuda:
+        function, given = torch_reductions.reduce_tensor(memory)
+        identity = str(torch.cuda.get_device_properties(memory.device).uuid)
+        # Cell by cell: class, shape, stride, offset, class of the storage, type, device; the rest names the memory.
+        packed = [
+            (
+                view.name,
+                _Call(
+                    function,
+                    *(given[0], view.shape, _stride(view.shape), view.offset),
+                    *(given[4], view.dtype, identity, *given[_DEVICE + 1 :]),
+                ),
+            )
+            for view in views
+        ]
+        return pickle.dumps(packed)
+    named = memory.untyped_storage()._share_filename_cpu_()
+    storage = _Call(reductions.rebuild_storage_filename, torch.UntypedStorage, *named)
+    typed = {view.dtype: _Call(reductions.rebuild_typed_storage, storage, view.dtype) for view in views}
+    return pickle.dumps(
+        [
+            (
+                view.name,
+                _Call(
+                    reductions.rebuild_tensor,
+                    torch.Tensor,
+                    typed[view.dtype],
+                    (view.offset, view.shape, _stride(view.shape), False),
+                ),
+            )
+            for view in views
+        ]
+    )
+
+
+def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
+    """Map the tensors of a `pack_tensors` of another process.
+
+    Raises:
+        NotShared: they are no such tensors, or their memory is gone.
+    """
+    try:
+        found = _Unpickler(io.BytesIO(packed)).load()
+    except Exception as error:  # whatever a damaged pickle raises
+        raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
+    if not isinstance(found, list) or not all(_is_named(one) for one in found):
+        raise NotShared("no list of names and tensors")
+    return found
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes tensors and nothing else: a pickle can name any function."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ALLOWED:
+            raise NotShared(f"{module}.{name} belongs to no tensor in shared memory")
+        return _rebuild_cuda if name == "rebuild_cuda_tensor" else super().find_class(module, name)
+
+
+def _rebuild_cuda(*given: Any) -> torch.Tensor:
+    """As torch does, for a GPU that is named by its identity."""
+    device = given[_DEVICE]
+    if isinstance(device, str):
+        count = torch.cuda.device_count()
+        numbers = [index for index in range(count) if str(torch.cuda.get_device_properties(index).uuid) == device]
+        if not numbers:
+            raise NotShared(f"GPU {device} is not among the {count} that this process sees")
+        device = numbers[0]
+    rebuilt: torch.Tensor = torch_reductions.rebuild_cuda_tensor(*given[:_DEVICE], device, *given[_DEVICE + 1 :])
+    return rebuilt
+
+
+def _is_named(one: object) -> bool:
+    return isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], torch.Tensor)
+
+
+def _stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

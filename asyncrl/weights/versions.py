@@ -1,0 +1,125 @@
+"""Versions written to a weight store: the share of each rank, and what the first rank makes of all of them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncrl.weights.delta import Delta, DeltaRecord, TensorDelta, describe_delta, write_frames
+from asyncrl.weights.files import describe_model
+from asyncrl.weights.folders import Folder
+from asyncrl.weights.shares import Attempt, StoredFiles
+from asyncrl.weights.store import WeightStore
+from asyncrl.weights.tensors import (
+    Files,
+    TensorRecord,
+    WrittenFile,
+    digest_of,
+    manifest_of_files,
+    manifest_of_records,
+    write_files,
+)
+from asyncrl.weights.verify import MANIFEST
+from topics.weights import WeightsPublished
+
+
+class FullShare(msgspec.Struct, frozen=True):
+    """The tensors that one rank wrote."""
+
+    stored: StoredFiles
+    files: list[WrittenFile]
+
+
+class DeltaShare(msgspec.Struct, frozen=True):
+    """The difference that one rank found."""
+
+    stored: StoredFiles
+    file: str  # of its frames
+    tensors: list[TensorDelta]
+    records: list[TensorRecord]  # of all tensors of the rank
+
+
+def new_attempt(lineage: int, version: int) -> Attempt:
+    """Return an attempt to write a version, which has a name of its own."""
+    return Attempt(lineage, version, secrets.token_hex(8))
+
+
+def write_share(store: WeightStore, attempt: Attempt, files: Files, rank: int = 0) -> FullShare:
+    """Write the tensors of a rank in one pass.
+
+    Raises:
+        CheckpointError: they cannot be stored; nothing is left behind.
+    """
+    with store.share(attempt, rank) as filling:
+        written = write_files(filling.folder, files)
+    return FullShare(filling.stored, written)
+
+
+def write_delta_share(store: WeightStore, attempt: Attempt, delta: Delta, rank: int = 0, ranks: int = 1) -> DeltaShare:
+    """Write what a rank found changed.
+
+    Raises:
+        CheckpointError: it cannot be stored; nothing is left behind.
+    """
+    with store.share(attempt, rank) as filling:
+        name = write_frames(filling.folder, delta, rank, ranks)
+    return DeltaShare(filling.stored, name, delta.tensors, delta.records)
+
+
+def complete(
+    store: WeightStore, attempt: Attempt, shares: Sequence[FullShare], source: Path | None
+) -> WeightsPublished:
+    """Make a version of the shares of all ranks; what is returned may be published.
+
+    Args:
+        source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+
+    Raises:
+        CheckpointError: it cannot be stored; nothing is left behind.
+    """
+    written = [file for share in shares for file in share.files]
+    manifest = manifest_of_files(written)
+
+    def describe(folder: Folder) -> None:
+        describe_model(folder, written, source)
+        with folder.file(MANIFEST) as file:
+            file.write(manifest)
+
+    digest = digest_of(manifest)
+    place = store.complete(attempt, digest, [share.stored for share in shares], describe)
+    return WeightsPublished(attempt.lineage, attempt.version, digest, store.name, place)
+
+
+def complete_delta(
+    store: WeightStore, attempt: Attempt, shares: Sequence[DeltaShare], *, run: str, base: str
+) -> WeightsPublished:
+    """Make a difference of what all ranks found changed.
+
+    Args:
+        run: id of the run; a difference belongs to no other.
+        base: key of the version that it is a difference to.
+
+    Raises:
+        CheckpointError: it cannot be stored; nothing is left behind.
+    """
+    manifest = manifest_of_records([record for share in shares for record in share.records])
+    message = WeightsPublished(attempt.lineage, attempt.version, digest_of(manifest), store.name, "", base=base)
+    changed = [tensor for share in shares for tensor in share.tensors]
+    record = DeltaRecord(run, base, message.key, changed, tuple(share.file for share in shares))
+    message.location = store.complete(
+        attempt,
+        message.digest,
+        [share.stored for share in shares],
+        lambda folder: describe_delta(folder, record, manifest),
+        delta=True,
+    )
+    return message
+
+
+def publish(store: WeightStore, files: Files, source: Path | None, *, lineage: int, version: int) -> WeightsPublished:
+    """Write tensors of one process as a version: see `complete`."""
+    attempt = new_attempt(lineage, version)
+    return complete(store, attempt, [write_share(store, attempt, files)], source)

@@ -1,0 +1,133 @@
+"""The learner's trainer at a size, beside a bare loop on the same rows, and on two GPUs beside one.
+
+Every measurement is a process of its own (`benchmarks/learner_process.py`); one that fails costs its figures alone.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.algorithms.flops import Work
+from asyncrl.training.ranks import work_of
+from benchmarks.learner_process import Measured, Measurement
+from benchmarks.random_model import SHAPES, write_random_model
+
+_LIMIT_S = 400.0  # of one measurement
+_LONGEST = {"tiny": 64}  # tokens of a row; 8,192 of the others
+
+
+def bench_learner(
+    *, shape: str, tokens: int, ranks: int, kinds: Sequence[str], rows: Sequence[str], **options: Any
+) -> dict[str, float]:
+    """Measure steps of the trainer.
+
+    Args:
+        shape: a name in `SHAPES`.
+        tokens: of a step.
+        ranks: of the measurement that has several; 1 for none.
+        kinds: "asyncrl", "bare" or both.
+        rows: "even" (all of the longest length), "mixed" (lognormal lengths) or both.
+        options: further fields of `Measurement`; of them `options` are "NAME=VALUE" of `TorchSettings`.
+
+    Returns:
+        Tokens per second, the share of the matrix rate (`mfu`), seconds of the first step and memory, by shape, kind
+        and rows.
+    """
+    longest = _LONGEST.get(shape, 8192)
+    lengths = {"even": [longest] * max(tokens // longest, 1), "mixed": mixed_lengths(tokens, longest)}
+    lengths = {name: lengths[name] for name in rows}
+    figures: dict[str, float] = {}
+    own = dict(option.split("=", 1) for option in options.pop("options"))
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+        model = Path(scratch) / "model"
+        write_random_model(model, SHAPES[shape], context=longest)
+        for kind, count in [*((kind, 1) for kind in kinds), *([("asyncrl", ranks)] if ranks > 1 else [])]:
+            measurement = Measurement(
+                kind=kind,
+                model=str(model),
+                lengths=lengths,
+                ranks=count,
+                options=own if kind == "asyncrl" else {},
+                **options,
+            )
+            name = kind if count == 1 else f"{kind}_{count}_ranks"
+            found = _measured(measurement, Path(scratch) / name)
+            figures |= {f"{name}_{key}": value for key, value in _figures(found, work_of(model), count).items()}
+    figures |= _shares(figures, list(lengths), ranks)
+    return {f"{shape.replace('.', '_')}_{name}": value for name, value in figures.items()}
+
+
+def mixed_lengths(tokens: int, longest: int) -> list[int]:
+    """Lognormal lengths between 64 (or 4) and the longest that add up to about so many tokens, always the same."""
+    rng, lengths = np.random.default_rng(0), list[int]()
+    while sum(lengths) < tokens:
+        drawn = rng.lognormal(np.log(longest / 8), 1.0)
+        lengths.append(int(np.clip(drawn, max(longest // 128, 4), longest)))
+    return lengths
+
+
+def _measured(measurement: Measurement, folder: Path) -> Measured:
+    """Run the processes of a measurement; says on stderr why one fails."""
+    folder.mkdir()
+    root = Path(__file__).parents[1]
+    processes = []
+    for rank in range(measurement.ranks):
+        given = msgspec.structs.replace(measurement, rank=rank, rendezvous=str(folder / "ranks"))
+        words = [sys.executable, "-m", "benchmarks.learner_process", msgspec.json.encode(given).decode()]
+        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
+        environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+        output = (folder / f"{rank}.json").open("wb")
+        processes.append(subprocess.Popen(words, stdout=output, env=environment, cwd=root))
+    try:
+        for process in processes:
+            process.wait(_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        print(f"{folder.name}: not done after {_LIMIT_S:.0f} s", file=sys.stderr)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    lines = (folder / "0.json").read_bytes().splitlines()  # what was measured before a failure counts
+    parts = [msgspec.json.decode(line, type=Measured) for line in lines if line.startswith(b"{")]
+    merged = Measured()
+    for part in parts:
+        merged = Measured(merged.matmul_flops or part.matmul_flops, merged.rows | part.rows)
+    return merged
+
+
+def _figures(found: Measured, work: Work, ranks: int) -> dict[str, float]:
+    figures = {"matmul_tflops": found.matmul_flops / 1e12} if found.matmul_flops else {}
+    for name, rows in found.rows.items():
+        operations = sum(map(work.of, rows.lengths))
+        figures |= {
+            f"{name}_tokens_per_s": sum(rows.lengths) / rows.step_s,
+            f"{name}_step_s": rows.step_s,
+            f"{name}_tflops": operations / rows.step_s / ranks / 1e12,
+            f"{name}_mfu": operations / rows.step_s / ranks / found.matmul_flops,
+            f"{name}_first_step_s": rows.first_step_s,
+        }
+        figures |= {f"{name}_peak_gib": rows.peak_bytes / 2**30} if rows.peak_bytes else {}
+    return figures
+
+
+def _shares(figures: dict[str, float], rows: Sequence[str], ranks: int) -> dict[str, float]:
+    """The trainer over the bare loop, and over itself on one rank."""
+    shares = {}
+    for name in rows:
+        own = figures.get(f"asyncrl_{name}_tokens_per_s")
+        bare = figures.get(f"bare_{name}_tokens_per_s")
+        several = figures.get(f"asyncrl_{ranks}_ranks_{name}_tokens_per_s")
+        if own and bare:
+            shares[f"{name}_share_of_bare"] = own / bare
+        if own and several:
+            shares[f"{name}_{ranks}_ranks_over_one"] = several / own
+    return shares

@@ -1,0 +1,197 @@
+"""One measurement of `asyncrl bench learner`: `python -m benchmarks.learner_process MEASUREMENT`, which is JSON.
+
+Prints what it measured as a line of JSON after each kind of rows.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
+
+from asyncrl.algorithms.balance import balanced
+from asyncrl.algorithms.packing import padded_batches
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.training.ranks import join_ranks, work_of
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from topics.batches import Objective
+
+_WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory
+_MATRIX = {"cuda": 8192, "cpu": 1024}
+_LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
+
+
+class Measurement(msgspec.Struct):
+    """The settings of a measurement."""
+
+    kind: str  # "asyncrl" or "bare"
+    model: str  # directory
+    device: str  # "cpu" or "cuda"
+    micro_batch_tokens: int  # of a pass
+    rounds: int  # steps of each kind, after two that are not counted; figures are medians
+    lengths: dict[str, list[int]]  # of the rows of a step, by their name
+    ranks: int = 1
+    options: dict[str, str] = {}
+    rank: int = 0
+    rendezvous: str = ""
+
+
+class Rows(msgspec.Struct):
+    """Figures of one kind of rows; times are those of this rank."""
+
+    lengths: list[int]  # of the rows of all ranks
+    first_step_s: float
+    step_s: float  # median
+    peak_bytes: int  # of the device
+
+
+class Measured(msgspec.Struct):
+    """Figures."""
+
+    matmul_flops: float = 0.0  # per second, of the largest matrices
+    rows: dict[str, Rows] = {}
+
+
+class Steps(Protocol):
+    """A trainer under measurement."""
+
+    def step(self, rows: Sequence[TrainRow], objective: Objective) -> object:
+        """Make one."""
+        ...
+
+
+class Bare:
+    """A loop as one writes it by hand: all in the type of the products, rows padded, layers compiled."""
+
+    def __init__(self, model: Path, device: str, micro_batch_tokens: int) -> None:
+        torch.set_num_threads(TorchSettings().threads)  # as many as the trainer has
+        self._device, self._budget = device, micro_batch_tokens
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
+        self._model = loaded.to(device).train()
+        if device.startswith("cuda"):
+            for layer in self._model.model.layers:
+                layer.forward = torch.compile(layer.forward)
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
+
+    def step(self, rows: Sequence[TrainRow], _: Objective) -> None:
+        """See `Steps`."""
+        lengths = [len(row.tokens) for row in rows]
+        for batch in padded_batches(lengths, self._budget):
+            longest = max(lengths[index] for index in batch)
+            tokens = np.zeros((len(batch), longest), np.int64)
+            weights = np.zeros((len(batch), longest), np.float32)
+            for place, index in enumerate(batch):
+                tokens[place, : lengths[index]] = rows[index].tokens
+                weights[place, : lengths[index]] = rows[index].weights * rows[index].advantages * rows[index].mask
+            self._backward(torch.from_numpy(tokens).to(self._device), torch.from_numpy(weights).to(self._device))
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _backward(self, tokens: torch.Tensor, weights: torch.Tensor) -> None:
+        hidden = self._model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
+        targets, weights = tokens[:, 1:].flatten(), weights[:, 1:].flatten()
+        pieces = zip(*(torch.split(one, _LOGITS_AT_ONCE) for one in (hidden, targets)), strict=True)
+        logprobs = torch.cat([checkpoint(self._logprobs, *piece, use_reentrant=False) for piece in pieces])
+        torch.autograd.backward(-(weights * logprobs).sum())
+
+    def _logprobs(self, hidden: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -cross_entropy(self._model.lm_head(hidden).float(), targets, reduction="none")
+
+
+def measure(given: Measurement) -> None:
+    """Measure and print."""
+    if given.ranks > 1:
+        join_ranks(Path(given.rendezvous), given.rank, given.ranks, given.device)
+    steps, vocabulary = _steps(given)
+    flops = _matmul_flops(given.device)
+    for name, lengths in given.lengths.items():
+        rows = [train_row(number, length, vocabulary) for number, length in enumerate(lengths * given.ranks)]
+        owners = balanced([work_of(Path(given.model)).of(len(row.tokens)) for row in rows], given.ranks)
+        own = [row for row, owner in zip(rows, owners, strict=True) if owner == given.rank]
+        found = _rows(steps, own, given)
+        found.lengths = [len(row.tokens) for row in rows]
+        print(msgspec.json.encode(Measured(flops, {name: found})).decode(), flush=True)
+
+
+def train_row(number: int, tokens: int, vocabulary: int) -> TrainRow:
+    """A row of random tokens, all but the first trained on."""
+    rng = np.random.default_rng(number)
+    mask = np.ones(tokens, np.uint8)
+    mask[0] = 0
+    return TrainRow(
+        trajectory_id=str(number),
+        tokens=rng.integers(3, vocabulary, tokens).astype(np.int32),
+        mask=mask,
+        logprobs=np.full(tokens, -2.0, np.float32) * mask,
+        versions=np.zeros(tokens, np.int32),
+        advantages=np.full(tokens, float(rng.normal()), np.float32),
+        weights=np.full(tokens, 1.0 / tokens, np.float32),
+    )
+
+
+def _steps(given: Measurement) -> tuple[Steps, int]:
+    model = Path(given.model)
+    vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
+    if given.kind == "bare":
+        return Bare(model, given.device, given.micro_batch_tokens), vocabulary
+    on_gpu = given.device.startswith("cuda")
+    settings: dict[str, Any] = {
+        "device": f"cuda:{given.rank}" if on_gpu else given.device,
+        "dtype": "bfloat16" if on_gpu else "float32",
+        "micro_batch_tokens": given.micro_batch_tokens,
+        "compiled": on_gpu,
+    }
+    settings |= {name: msgspec.convert(value, _type(name), strict=False) for name, value in given.options.items()}
+    return TorchTrainer(model, TorchSettings(**settings)), vocabulary
+
+
+def _type(name: str) -> Any:
+    return type(getattr(TorchSettings(), name))
+
+
+def _rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Rows:
+    cuda = given.device.startswith("cuda")
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    objective = Objective(learning_rate=1e-6)
+    times = [_timed(lambda: steps.step(rows, objective), cuda) for _ in range(_WARM + given.rounds)]
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    return Rows([], times[0], statistics.median(times[_WARM:]), peak)
+
+
+def _timed(work: Callable[[], object], cuda: bool) -> float:
+    began = time.monotonic()
+    work()
+    if cuda:
+        torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
+def _matmul_flops(device: str) -> float:
+    """Operations per second of a product of large matrices: the best of several spells."""
+    cuda = device.startswith("cuda")
+    size = _MATRIX["cuda" if cuda else "cpu"]
+    one = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
+
+    def spell() -> None:
+        for _ in range(10):
+            torch.mm(one, one)
+
+    spell()
+    return 10 * 2 * size**3 / min(_timed(spell, cuda) for _ in range(5))
+
+
+if __name__ == "__main__":
+    measure(msgspec.json.decode(sys.argv[1], type=Measurement))

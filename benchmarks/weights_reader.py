@@ -1,0 +1,31 @@
+"""A reader of a version: `python -m benchmarks.weights_reader CREDENTIALS RUN FOLDER VERSION`; loads no torch."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from actors.engine.fetch import Fetcher
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.run.directory import RunFiles
+from topics.weights import WeightsPublished
+
+
+async def read_once(address: Path, run: str, root: Path, version: WeightsPublished) -> None:
+    """Read a version as the engine actor of a host does, once stdin is closed."""
+    bus = await Bus.connect(BusAddress.read(address), run)
+    print("connected", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    await Fetcher(bus, RunFiles(root)).directory(version)
+    print("read", flush=True)
+    await bus.close()
+
+
+if __name__ == "__main__":
+    made = msgspec.json.decode(sys.argv[4], type=WeightsPublished)
+    uvloop.run(read_once(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3]), made))

@@ -1,0 +1,270 @@
+"""Versions out of the learner's memory: quicker than the store, and never waited for."""
+
+import asyncio
+import dataclasses
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import psutil
+import pytest
+
+from actors.engine.actor import EngineActor
+from actors.runtime.actor import Context
+from asyncrl.bus.connection import Bus
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import read_key
+from asyncrl.ports import free_port
+from asyncrl.process import ChildProcess, python
+from harness.memory import Memory
+from harness.stage import Stage, until
+from harness.versions import Answers
+from topics.engines import EngineReady
+
+KINDS = ["gloo", "ipc"]
+
+
+@asynccontextmanager
+async def playing(context: Context, number: int | str = 1) -> AsyncIterator[EngineActor]:
+    """An engine actor inside this process, with a server of its own."""
+    actor = EngineActor(dataclasses.replace(context, actor_id=f"engine-{number}", stop=asyncio.Event(), vitals={}))
+    task = asyncio.create_task(actor.run())
+    yield actor
+    actor.context.stop.set()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def server_of(actor: EngineActor) -> psutil.Process:
+    [server] = [
+        child
+        for child in psutil.Process().children()
+        if "asyncrl.engine.embedded" in child.cmdline()
+        and str(actor._server.address).rsplit(":", 1)[1] in child.cmdline()
+    ]
+    return server
+
+
+def ways(answers: Answers, engine_id: str = "engine-1") -> dict[int, str]:
+    """Return the way by which each version reached an engine."""
+    found = [message for message in answers.messages if isinstance(message, EngineReady)]
+    return {message.version: message.direct for message in found if message.engine_id == engine_id}
+
+
+async def sender_is_there(actor: EngineActor) -> None:
+    """A version that comes before is read from the store."""
+    assert actor._direct is not None
+    direct = actor._direct
+    await until(lambda: direct.kind == "ipc" or direct._sender() is not None, "the sender is there")
+
+
+@pytest.fixture
+def context(
+    bus: Bus, stage: Callable[..., Stage], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Context:
+    monkeypatch.setattr("actors.engine.direct._ANSWER_S", 15.0)  # a loaded machine is slow
+    kind = getattr(request, "param", "gloo")
+    made = stage(
+        engine={"kind": "embedded", "count": 2, "max_running": 4},
+        weights={"direct": kind, "direct_deadline_s": 15.0},
+        supervision={"silence_s": 5.0},
+    )
+    made.make_model()
+    return made.context("engine", bus)
+
+
+async def sampled(context: Context, answers: Answers, engine_id: str) -> tuple[str | None, list[float]]:
+    """The label and log-probs of what an engine answers now."""
+    ready = [m for m in answers.messages if isinstance(m, EngineReady) and m.engine_id == engine_id][-1]
+    client = EngineClient(
+        ready.address, api_key=read_key(context.files.engine_key_file(context.config.engine, engine_id))
+    )
+    answer = await client.generate([3, 4, 5], SamplingParams(4, temperature=0.0))
+    label = await client.label()
+    await client.close()
+    return label, [
+        round(logprob, 3) for logprob in answer.logprobs.tolist()
+    ]  # a product's last bits vary with alignment
+
+
+@pytest.mark.parametrize("context", KINDS, indirect=True)
+async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_does_too(bus: Bus, context: Context):
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:
+        async with playing(context) as first:
+            await sender_is_there(first)
+            for version in range(3):
+                message = await memory.publish()
+                await until(lambda version=version: version in ways(answers), f"it has version {version}")
+            async with playing(context, 2) as second:
+                await until(lambda: 2 in ways(answers, "engine-2"), "the second one has it")
+                await sender_is_there(second)
+                message = await memory.publish()
+                await until(lambda: 3 in ways(answers) and 3 in ways(answers, "engine-2"), "both have the next one")
+                both = [await sampled(context, answers, f"engine-{number}") for number in (1, 2)]
+        async with playing(context, 2):  # it loads the version from the store, or from memory
+            await until(lambda: len([m for m in answers.messages if isinstance(m, EngineReady)]) == 7, "it is back")
+            again = await sampled(context, answers, "engine-2")
+
+    kind = context.config.weights.direct
+    assert ways(answers) == dict.fromkeys(range(4), kind)
+    assert ways(answers, "engine-2")[3] in (kind, "")
+    assert both[0] == both[1] == again
+    assert both[0][0] == message.key
+
+
+@pytest.mark.parametrize("context", ["ipc"], indirect=True)
+async def test_an_engine_of_another_host_holds_nothing_back(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.engine.direct.host_name", lambda: "elsewhere")
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
+        await sender_is_there(first)
+        await memory.publish()
+        await reached(answers, 0)
+        began = asyncio.get_running_loop().time()
+        await memory.publish()
+        waited_s = asyncio.get_running_loop().time() - began
+        await reached(answers, 1)
+
+    assert ways(answers) == {0: "", 1: ""}
+    fallbacks = [message.fallback for message in answers.messages if isinstance(message, EngineReady)]
+    assert [text.startswith("the learner is on another host, ") for text in fallbacks] == [True, True]
+    assert waited_s < context.config.weights.direct_deadline_s
+
+
+async def test_a_server_of_another_owner_that_was_restarted_is_sent_nothing_over_a_group_it_never_joined(
+    bus: Bus, context: Context
+):
+    port = free_port()
+    outside = EngineGroup(kind="external", addresses=[f"http://127.0.0.1:{port}"])
+    context.config.engine = EngineSettings(groups={"lent": outside})
+    command = ["-m", "asyncrl.engine.embedded", "--model-path", str(context.files.model), "--port", str(port)]
+
+    async def start() -> ChildProcess:
+        process = await ChildProcess.start(python(*command), log=context.files.logs / "lent.log", environment={})
+        client = EngineClient(outside.addresses[0])
+        await until(client.health, "the server answers")
+        await client.close()
+        return process
+
+    server = await start()
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:
+        context.actor_id = "engine-lent-1"
+        async with playing(context, "lent-1") as lent:
+            await sender_is_there(lent)
+            await memory.publish()
+            await reached(answers, 0, "engine-lent-1")
+            await server.end()
+            server = await start()
+            await until(lambda: len([m for m in answers.messages if isinstance(m, EngineReady)]) == 2, "it is ready")
+            await sender_is_there(lent)
+            await memory.publish()
+            await reached(answers, 1, "engine-lent-1")
+    await server.end()
+
+    ready = [message for message in answers.messages if isinstance(message, EngineReady)]
+    assert [(message.version, message.direct) for message in ready] == [(0, "gloo"), (0, ""), (1, "gloo")]
+    assert ready[1].fallback.startswith("the server is not the one that joined the group: it has the weights '")
+
+
+async def reached(answers: Answers, version: int, engine_id: str = "engine-1") -> None:
+    await until(lambda: version in ways(answers, engine_id), f"{engine_id} has version {version}")
+
+
+async def test_a_server_that_is_killed_in_a_transfer_holds_back_nobody(bus: Bus, context: Context):
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
+        await sender_is_there(first)
+        killed = EngineActor(dataclasses.replace(context, actor_id="engine-2", stop=asyncio.Event(), vitals={}))
+        task = asyncio.create_task(killed.run())
+        await until(lambda: killed._direct._sender() is not None and killed._server._process is not None, "it runs")
+        await memory.publish()
+        await asyncio.gather(reached(answers, 0), reached(answers, 0, "engine-2"))
+        stopped = server_of(killed)
+        stopped.send_signal(signal.SIGSTOP)
+        await memory.publish()
+        await reached(answers, 1)
+        stopped.kill()
+        began = asyncio.get_running_loop().time()
+        await memory.publish()
+        await reached(answers, 2)
+        waited_s = asyncio.get_running_loop().time() - began
+        await asyncio.gather(task, return_exceptions=True)
+        async with playing(context, 2):  # it is started again
+            await reached(answers, 2, "engine-2")
+            again = [await sampled(context, answers, f"engine-{number}") for number in (1, 2)]
+
+    assert ways(answers) == dict.fromkeys(range(3), "gloo")
+    assert task.exception() is not None
+    assert waited_s < context.config.weights.direct_deadline_s + 5.0
+    assert again[0] == again[1]
+
+
+@pytest.mark.parametrize("context", KINDS, indirect=True)
+async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_and_reads_the_store(
+    bus: Bus, context: Context
+):
+    weights = msgspec.structs.replace(context.config.weights, direct_deadline_s=2.0)
+    context.config = msgspec.structs.replace(context.config, weights=weights)
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:  # noqa: SIM117
+        async with playing(context) as first, playing(context, 2) as second:
+            await asyncio.gather(sender_is_there(first), sender_is_there(second))
+            await memory.publish()
+            await asyncio.gather(reached(answers, 0), reached(answers, 0, "engine-2"))
+            frozen = server_of(second)
+            frozen.suspend()
+            await memory.publish()
+            await reached(answers, 1)
+            began = asyncio.get_running_loop().time()
+            await memory.publish()
+            waited_s = asyncio.get_running_loop().time() - began
+            await reached(answers, 2)
+            frozen.resume()
+            await reached(answers, 2, "engine-2")
+            both = [await sampled(context, answers, f"engine-{number}") for number in (1, 2)]
+
+    assert 1 not in ways(answers, "engine-2") or ways(answers, "engine-2")[1] == ""
+    assert ways(answers) == dict.fromkeys(range(3), context.config.weights.direct)
+    assert waited_s < 2.0 + 3.0
+    assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("context", KINDS, indirect=True)
+async def test_tensors_with_another_digest_are_refused_and_the_store_is_read(bus: Bus, context: Context):
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
+        await sender_is_there(first)
+        await memory.publish()
+        await reached(answers, 0)
+        memory.spoil = True
+        message = await memory.publish()
+        await reached(answers, 1)
+        label, _ = await sampled(context, answers, "engine-1")
+        memory.spoil = False
+        await sender_is_there(first)
+        await memory.publish()
+        await reached(answers, 2)
+
+    kind = context.config.weights.direct
+    assert ways(answers) == {0: kind, 1: "", 2: kind}
+    assert label == message.key
+    assert first.context.vitals["direct_failed"] == 1
+    fallbacks = [message.fallback for message in answers.messages if isinstance(message, EngineReady)]
+    assert [bool(text) for text in fallbacks] == [False, True, False]
+    assert f"weight_version names {message.digest}" in fallbacks[1]
+
+
+@pytest.mark.parametrize("context", KINDS, indirect=True)
+async def test_a_learner_that_starts_again_offers_memory_of_its_own(bus: Bus, context: Context):
+    async with Answers(bus) as answers, playing(context) as first:
+        await sender_is_there(first)
+        async with Memory(bus, context, context.files.model) as memory:
+            await memory.publish()
+            await reached(answers, 0)
+        async with Memory(bus, context, context.files.model) as again:
+            again.version = 0
+            message = await again.publish()
+            await reached(answers, 1)
+            label, _ = await sampled(context, answers, "engine-1")
+
+    assert ways(answers) == dict.fromkeys(range(2), context.config.weights.direct)
+    assert label == message.key

@@ -1,0 +1,88 @@
+"""A client that is gone when a reply ends gets that reply when it asks again: nothing is sampled behind its end."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from actors.gateway.turn import Turn
+from asyncrl.config.gateway_settings import GatewaySettings
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.apis.words import Request
+from asyncrl.live.conversation import Conversations, Seam
+from asyncrl.live.sessions import Session
+from asyncrl.live.tools import Wording
+from asyncrl.live.turn_log import Asked, TurnLog
+from harness.tokenizers import make_model
+from topics.trajectories import Answer
+
+SESSION, DIGEST = Session("s_s", "s"), "1" * 32
+
+
+class Facts:
+    """Gives the facts of turns to a log at once."""
+
+    def __init__(self, log: TurnLog) -> None:
+        self.log, self.finishes = log, []
+
+    def has(self, _turn: str) -> bool:
+        return True
+
+    async def put(self, fact: Any) -> bool:
+        self.log.take(fact, "gateway-1", 1.0)
+        self.finishes += [fact.finish] if hasattr(fact, "finish") else []
+        return True
+
+
+class Engines:
+    """Give a whole reply to each request."""
+
+    def __init__(self, tokens: np.ndarray) -> None:
+        self.tokens, self.asked = tokens, 0
+
+    async def generate(self, _ids: Any, _sampling: Any, *, answer: Answer, watch: Turn, **_options: Any) -> None:
+        self.asked += 1
+        answer.tokens = np.concatenate([answer.tokens, self.tokens])
+        answer.logprobs = np.zeros(len(answer.tokens), np.float32)
+        answer.versions = np.zeros(len(answer.tokens), np.int32)
+        answer.done, answer.finish = True, "stop"
+        watch.on_tokens(len(self.tokens), 0, 0)
+
+
+async def gone(_text: Any) -> None:
+    raise ConnectionResetError("the client is gone")
+
+
+@pytest.mark.parametrize("by_stop_sequence", [False, True])
+async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_sequence: bool):
+    tokenizer = TaskTokenizer.load(make_model(tmp_path))
+    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    facts = Facts(TurnLog(known, most_tokens=1000, retry_s=10.0))
+    ids = tokenizer.encode("the answer.") if by_stop_sequence else np.append(tokenizer.encode("the answer"), 0)
+    if not by_stop_sequence:
+        ids[-1] = tokenizer.eos_ids[0]
+    engines, sent = Engines(ids.astype(np.int32)), []
+    stop = ["."] if by_stop_sequence else []
+    request = Request("any", [{"role": "user", "content": "question"}], 50, stop=stop)
+
+    async def send(text: Any) -> None:
+        sent.append(text)
+
+    def turn() -> Turn:
+        asked = Asked(DIGEST)
+        stored = facts.log.retried(asked, 2.0)
+        prompt, wording = known.prompt(request.messages), Wording(tokenizer, None)
+        return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
+
+    cut = turn()
+    await cut.begin(facts, "anna", "chat", SESSION)
+    with pytest.raises(ConnectionResetError):
+        await cut.run(engines, facts, gone)
+    again = turn()
+    await again.begin(facts, "anna", "chat", SESSION)
+    ending = await again.run(engines, facts, send)
+
+    assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
+    assert engines.asked == 1 and ending.tokens == len(ids)
+    assert "".join(sent) == ending.text == "the answer"

@@ -1,0 +1,110 @@
+"""`POST /v1/feedback` over real HTTP: stored once, for turns of one's own tenant, refused in the shape of the API."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.live.keys import make_key
+from harness.audited import messages_on
+from harness.gateways import Served, gateway
+from harness.sdks import sdks
+from harness.sglang_like import like_sglang
+from harness.stage import Stage, until
+from topics.topic import TURNS
+from topics.turns import FEEDBACK_GIVEN, FeedbackGiven
+
+USER = [{"role": "user", "content": "abc"}]
+
+
+async def replies(served: Served) -> list[str]:
+    """Return the ids of a reply of each API."""
+    async with sdks(served.address, served.key) as (first, second):
+        chat = await first.chat.completions.create(model="any", messages=USER, max_tokens=3)
+        response = await first.responses.create(model="any", input="abc", max_output_tokens=3)
+        message = await second.messages.create(model="any", messages=USER, max_tokens=3)
+        return [chat.id, response.id, message.id]
+
+
+async def give(
+    served: Served, turn: str, key: str = "", version: str = "", **fields: Any
+) -> tuple[int, dict[str, Any]]:
+    """Return status and body of the answer."""
+    headers = {"x-api-key": key or served.key} | ({"anthropic-version": version} if version else {})
+    async with (
+        ClientSession(headers=headers) as http,
+        http.post(f"{served.address}/v1/feedback", json={"turn": turn, **fields}) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def stored(bus: Bus) -> list[FeedbackGiven]:
+    return (await messages_on(bus, TURNS)).on(FEEDBACK_GIVEN)
+
+
+async def test_feedback_is_stored_once_for_a_reply_of_any_api(bus: Bus, stage: Callable[..., Stage], tmp_path: Path):
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
+        chat, response, message = await replies(served)
+        first = await give(served, chat, thumb="down", text="too long")
+        again = await asyncio.gather(*(give(served, chat, thumb="down", text="too long") for _ in range(4)))
+        assert again == [first] * 4
+        assert first[0] == 200 and first[1]["turn"] == chat.removeprefix("chatcmpl-") and first[1]["score"] == -1.0
+        assert (await give(served, response, number=0.25))[0] == 200
+        assert (await give(served, message, thumb="up"))[0] == 200
+        found = await stored(bus)
+        assert [(one.tenant, one.score, one.text) for one in found] == [
+            ("anna", -1.0, "too long"),
+            ("anna", 0.25, ""),
+            ("anna", 1.0, ""),
+        ]
+        for thumb in ("up", "down"):  # the user changes the mind, and back
+            assert (await give(served, message, thumb=thumb))[0] == 200
+        assert (await give(served, message, thumb="up"))[0] == 200
+        scores = [one.score for one in await stored(bus) if f"msg_{one.turn_id}" == message]
+        assert scores == [1.0, -1.0, 1.0]
+
+
+async def test_what_may_not_be_judged_is_refused_in_the_shape_of_the_api(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
+        chat, _, message = await replies(served)
+        key, added = make_key("ben")
+        await publish(bus, added)
+
+        async def is_known() -> bool:
+            return (await give(served, chat, key))[0] != 401
+
+        await until(is_known, "the gateway has the other tenant's key")
+
+        status, body = await give(served, chat, key, thumb="up")
+        assert (status, body["error"]["type"], body["error"]["param"]) == (403, "invalid_request_error", "turn")
+        assert "another tenant" in body["error"]["message"]
+        status, body = await give(served, message, key, "2023-06-01", thumb="up")
+        assert (status, body["error"]["type"]) == (403, "permission_error")
+        status, body = await give(served, "chatcmpl-0", thumb="up")
+        assert (status, body["error"]["code"]) == (404, "not_found")
+        assert (await give(served, "msg_0", version="2023-06-01", thumb="up"))[1]["error"]["type"] == "not_found_error"
+        status, body = await give(served, chat, thumb="sideways")
+        assert (status, body["error"]["param"]) == (400, "thumb")
+        assert (await give(served, chat, "sk-wrong", thumb="up"))[0] == 401
+        assert await stored(bus) == []
+
+
+async def test_feedback_is_overload_while_the_nats_server_is_away(
+    bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], tmp_path: Path
+):
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
+        chat, _, _ = await replies(served)
+        await server.stop()
+        status, body = await give(served, chat, thumb="up")
+        assert (status, body["error"]["type"]) == (503, "server_error")
+        await server.start()
+        await until(lambda: bus.client.is_connected, "the gateway is connected again")
+        assert (await give(served, chat, thumb="up"))[0] == 200
+    assert [one.score for one in await stored(bus)] == [1.0]

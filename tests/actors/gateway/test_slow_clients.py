@@ -1,0 +1,72 @@
+"""A client that stops reading, or sending, is cut off."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+
+from actors.gateway import actor
+from actors.gateway.actor import Answered
+from asyncrl.live.apis.table import APIS
+from asyncrl.live.apis.words import LiveError, Opening, Request
+from asyncrl.live.sessions import Session
+from asyncrl.ports import free_port
+
+MORE_THAN_SOCKETS_HOLD = b"x" * 2**25
+LIMIT_S = 30
+
+
+@contextlib.asynccontextmanager
+async def client_of(answer: Answered) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Serve one handler over HTTP; yields a connection to it."""
+    app = web.Application()
+    app.add_routes([web.post("/", answer)])
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        await runner.cleanup()
+
+
+async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(actor, "_LAST_S", 0.2, raising=False)
+    ended = asyncio.Event()
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        request = Request("any", [{"role": "user", "content": "a"}], stream=True)
+        turn = SimpleNamespace(id="t1", request=request, opening=Opening("t1", "any", 0, 1))
+        reply = actor._Reply(http, APIS["chat"], turn, Session("s_s", "s"))
+        response = await reply.end({}, lambda _events: MORE_THAN_SOCKETS_HOLD)
+        ended.set()
+        return response
+
+    async with client_of(answer) as (reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
+        await asyncio.wait_for(ended.wait(), LIMIT_S)
+        with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+            await asyncio.wait_for(reader.readexactly(len(MORE_THAN_SOCKETS_HOLD)), LIMIT_S)
+
+
+async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(actor, "_BODY_S", 0.2, raising=False)
+    refused: asyncio.Future[LiveError] = asyncio.get_running_loop().create_future()
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        try:
+            await actor._body(http)
+        except LiveError as error:
+            refused.set_result(error)
+        return web.Response()
+
+    async with client_of(answer) as (_reader, writer):
+        writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf")
+        error = await asyncio.wait_for(refused, LIMIT_S)
+
+    assert error.fault == "invalid" and "not come within 0.2 s" in str(error)

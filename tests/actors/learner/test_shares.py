@@ -1,0 +1,112 @@
+"""Versions and checkpoints that several ranks write: those of one rank, and nothing while a share is missing."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from actors.learner.group import RankProcesses
+from actors.learner.publication import Digest, Publish, Save
+from actors.learner.rank import CopyState, CopyWeights, Load, Rank, Step
+from asyncrl.bus.connection import Bus
+from asyncrl.crash import CRASH_FOLDER, arm
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.weights.delta import DeltaRecord, apply_delta
+from harness.learning import Playing, pack
+from harness.stage import Stage, until
+from topics.weights import WeightsPublished
+
+SMALL = {
+    "rollout": {"max_new_tokens": 8, "group_size": 2},
+    "buffer": {"batch_groups": 1, "max_lag": 1},
+    "weights": {"delta": "always"},
+}
+LEARNER = {"trainer": "torch", "ranks": 2, "lr": 1e-3}
+ALL = ["model-rank0.safetensors", "model-rank1.safetensors"]
+
+
+@pytest.mark.slow
+async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_checkpoint_of_the_other(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    stand = stage(**SMALL, learner=LEARNER)
+    stand.make_model()
+    await stand.open()
+    context = stand.context("learner", bus)
+    one, other = (Rank(bus, context.config, context.files) for _ in range(2))
+    two = RankProcesses(context, lambda: None)
+    first, second = [await pack(bus, step) for step in (1, 2)]
+    try:
+        for group in (one, other, two):
+            await group.open()
+        await one.do(Step(first))
+        alone, of_one = await written(one, Checkpoint(0, 1, "", first))
+        await two.do(Load(of_one))
+        shared, of_two = await written(two, Checkpoint(1, 1, "", first))
+        await other.do(Load(of_two))
+        again, of_other = await written(other, Checkpoint(2, 1, "", first))
+        await two.do(Step(second))
+        await two.do(CopyWeights())
+        delta = await two.do(Publish(1, 2, shared.key))
+    finally:
+        await two.close()
+
+    assert shared.digest == alone.digest == again.digest
+    assert shared.bytes == alone.bytes
+    assert [path.name for path in sorted(Path(shared.location).glob("*.safetensors"))] == ALL
+    files = [read_checkpoint(Path(saved)).files for saved in (of_one, of_two, of_other)]
+    assert files[2] == files[0], "bit for bit, by way of two ranks"
+    assert {*ALL, "optimizer-rank0.safetensors", "optimizer-rank1.safetensors"} < files[1].keys()
+    target = tmp_path / "applied"
+    target.mkdir()
+    expected = DeltaRecord(context.config.run, shared.key, delta.key, [])
+    apply_delta(Path(delta.location), Path(shared.location), target, expected=expected)
+    names = msgspec.json.decode((Path(delta.location) / "delta.json").read_bytes())["files"]
+    assert names == ["delta-rank0.bin", "delta-rank1.bin"]
+    os.truncate(Path(of_two) / ALL[1], 100)
+    with pytest.raises(CheckpointError, match=r"model-rank1.safetensors: 100 bytes .* this checkpoint is torn"):
+        read_checkpoint(Path(of_two))
+
+
+async def written(group: Rank | RankProcesses, checkpoint: Checkpoint) -> tuple[WeightsPublished, str]:
+    """The newest weights of a group as a version, and its state as a checkpoint."""
+    await group.do(CopyWeights())
+    await group.do(CopyState())
+    digest = await group.do(Digest())
+    version = await group.do(Publish(checkpoint.lineage, checkpoint.step))
+    assert version.digest == digest
+    return version, await group.do(Save(msgspec.structs.replace(checkpoint, digest=digest)))
+
+
+@pytest.mark.slow
+async def test_a_rank_killed_when_its_share_is_written_leaves_nothing_and_the_next_group_writes_it(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "crash"))  # read by the ranks, which are processes
+    stand = stage(**SMALL, learner=LEARNER | {"checkpoint_every": 1, "publish_every": 2})
+    stand.make_model()
+    await stand.open()
+    version = arm(tmp_path / "crash", "share.written", "learner")
+    playing = Playing(stand.context("learner", bus))
+    fold, files = playing.learner.fold, stand.files
+    try:
+        await until(lambda: not version.exists(), "a rank dies with its share of version 0", 120)
+        await until(lambda: 0 in fold.state.published, "version 0", 120)
+        checkpoint = arm(tmp_path / "crash", "share.written", "learner")
+        await pack(bus, 1)
+        await until(lambda: not checkpoint.exists(), "a rank dies with its share of checkpoint 1", 120)
+        await pack(bus, 2)
+        await until(lambda: fold.saved_step == 2, "checkpoint 2", 120)
+        published, saved = dict(fold.state.published), list(fold.state.checkpoints)
+    finally:
+        await playing.kill()
+
+    assert not playing.context.faults
+    assert [(one.step, one.lineage) for one in saved] == [(1, 0), (2, 0)], "trained again to the same bits"
+    assert [read_checkpoint(Path(one.path)).digest for one in saved] == [one.digest for one in saved]
+    assert saved[1].digest == published[2]
+    assert {path.name for path in files.checkpoints.iterdir()} == {Path(one.path).name for one in saved}
+    names = [path.name for path in files.weights.iterdir()]
+    assert sorted(name.partition(".")[0][:17] for name in names) == ["lineage0-v000000-", "lineage0-v000002-"]

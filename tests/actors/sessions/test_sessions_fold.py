@@ -1,0 +1,186 @@
+"""The keeper of sessions: which turn is ready, with which evidence, and which session ends."""
+
+import numpy as np
+import pytest
+
+from actors.sessions.fold import SessionsFold
+from asyncrl.config.live_settings import LiveSettings
+from tests.harness.folds import Feed
+from topics.table import topic_for
+from topics.turns import (
+    FeedbackGiven,
+    SessionClosed,
+    SessionLeft,
+    TurnAdmitted,
+    TurnFinished,
+    TurnJudged,
+    TurnReady,
+    TurnSkipped,
+    TurnStarted,
+)
+
+IDLE_S, JUDGE_S = 100.0, 10.0
+TOKENS = np.arange(3, dtype=np.int32)
+REALS = np.zeros(3, np.float32)
+
+
+class Sessions(Feed):
+    """A fold that is told of turns."""
+
+    def __init__(self, share=0.5):
+        super().__init__(SessionsFold(LiveSettings(share=share, idle_s=IDLE_S, judge_s=JUDGE_S)))
+        self.log = []
+
+    def say(self, message, at_s=0.0):
+        return self.publish(topic_for(message), message, at_s=at_s)
+
+    def started(self, turn, parent="", *, session="s", at_s=0.0, **more):
+        return self.say(
+            TurnStarted(turn_id=turn, session=session, tenant="anna", api="chat", tokens=TOKENS, parent=parent, **more),
+            at_s,
+        )
+
+    def finished(self, turn, finish="stop", *, session="s", tokens=3, at_s=0.0):
+        ids, reals = TOKENS[:tokens], REALS[:tokens]
+        end = TurnFinished(turn_id=turn, session=session, finish=finish, tokens=ids, logprobs=reals, versions=ids)
+        return self.say(end, at_s)
+
+    def served(self, turn, parent="", **more):
+        return self.started(turn, parent, **more).finished(turn, at_s=more.get("at_s", 0.0))
+
+    def decide(self, at_s=0.0):
+        """All decisions, each read back from the log before the next are made."""
+        made = []
+        while decisions := self.fold.decide(at_s):
+            made += self.read_back(decisions, at_s=at_s)
+        self.log += made
+        return made
+
+
+def ready(turn, *evidence, session="s"):
+    return TurnReady(turn_id=turn, session=session, tenant="anna", evidence=list(evidence))
+
+
+def admitted(turn, reward, by="judge"):
+    return TurnAdmitted(turn_id=turn, session="s", tenant="anna", reward=reward, by=by, temperature=1.0)
+
+
+def skipped(turn, reason):
+    return TurnSkipped(turn_id=turn, session="s", reason=reason)
+
+
+def test_a_turn_is_ready_once_another_continues_it():
+    sessions = Sessions().served("a")
+
+    assert sessions.decide() == []
+    assert sessions.started("b", "a").decide() == [ready("a", "b")]
+    assert sessions.finished("b").decide() == []
+
+
+def test_the_last_turn_is_ready_when_its_client_ends_the_session_or_falls_silent():
+    left = Sessions().served("a").say(SessionLeft(session_id="s", tenant="anna"))
+    idle = Sessions().served("a", at_s=5.0)
+
+    assert left.decide() == [ready("a"), SessionClosed(session_id="s", reason="left", until=3)]
+    assert idle.fold.next_deadline() == 5.0 + IDLE_S
+    assert idle.decide(at_s=4.9 + IDLE_S) == []
+    assert idle.decide(at_s=5.0 + IDLE_S) == [ready("a"), SessionClosed(session_id="s", reason="idle", until=2)]
+    assert (left.fold.state.sessions, idle.fold.state.sessions) == ({}, {})
+
+
+def test_a_session_waits_for_a_reply_under_way_and_a_start_without_an_end_is_given_up():
+    sessions = Sessions().started("a").say(SessionLeft(session_id="s", tenant="anna"))
+
+    assert sessions.decide() == []
+    assert sessions.finished("a").decide()[0] == ready("a")
+    lost = Sessions().started("a")
+    assert lost.decide(at_s=IDLE_S)[0] == skipped("a", "lost")
+    assert lost.finished("a").decide() == [], "its end came behind its own"
+
+
+@pytest.mark.parametrize("reason", ["side", "greedy", "truncated"])
+def test_a_turn_that_cannot_be_trained_ends_with_its_reason(reason: str):
+    assert Sessions().served("a", skip=reason).decide() == [skipped("a", reason)]
+
+
+def test_a_reply_that_is_none_ends_with_its_reason():
+    sessions = Sessions().started("a").started("b").started("c")
+
+    sessions.finished("a", "gone").finished("b", "failed").finished("c", tokens=0)
+
+    assert sessions.decide() == [skipped("a", "gone"), skipped("b", "failed"), skipped("c", "empty")]
+    assert sessions.fold.state.skipped == {"gone": 1, "failed": 1, "empty": 1}
+
+
+def test_a_side_turn_is_no_evidence():
+    assert Sessions().served("a").started("b", "a", skip="side").decide() == []
+
+
+def test_a_retry_that_goes_on_with_a_cut_reply_says_nothing_new():
+    sessions = Sessions().started("a").started("b", "a").started("c", "a", continues="b").started("d", "a")
+
+    assert sessions.finished("a").decide() == [ready("a", "b", "d")]
+
+
+def test_a_grade_admits_a_turn_once_however_often_it_comes():
+    sessions = Sessions().served("a").started("b", "a")
+    sessions.decide()
+
+    sessions.say(TurnJudged(turn_id="a", reward=0.5, judge="j")).say(TurnJudged(turn_id="a", reward=-1.0, judge="j"))
+
+    assert sessions.decide() == [admitted("a", 0.5)]
+    assert sessions.say(TurnJudged(turn_id="a", reward=1.0, judge="j")).decide() == []
+
+
+def test_a_graded_turn_of_a_run_that_only_serves_ends():
+    sessions = Sessions(share=0.0).served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j"))
+
+    assert sessions.decide() == [skipped("a", "off")]
+
+
+def test_without_a_valid_vote_or_in_time_there_is_no_grade():
+    sessions = Sessions().served("a").served("b", "a").started("c", "b")
+    sessions.decide()
+
+    assert sessions.say(TurnJudged(turn_id="a", reward=None, judge="j")).decide() == [skipped("a", "ungraded")]
+    assert sessions.decide(at_s=JUDGE_S) == [skipped("b", "unjudged")]
+
+
+def test_feedback_overrules_a_judge_until_the_turn_is_admitted_and_is_counted_later():
+    def feedback(turn, score, tenant="anna"):
+        return FeedbackGiven(feedback_id=f"f{score}", turn_id=turn, tenant=tenant, score=score)
+
+    sessions = Sessions().served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j")).say(feedback("a", -1.0))
+
+    assert sessions.say(feedback("a", 0.25, tenant="eve")).decide() == [admitted("a", -1.0, "user")]
+    assert sessions.say(feedback("a", 1.0)).decide() == []
+    assert sessions.fold.state.late_feedback == 2
+
+
+def test_retries_and_branches_are_turns_of_their_own():
+    sessions = Sessions().served("a").served("b", "a").served("c", "a").started("d", "c")
+
+    assert sessions.decide() == [ready("a", "b", "c"), ready("c", "d")]
+    sessions.finished("d").say(SessionLeft(session_id="s", tenant="anna"))
+    assert {turn.turn_id for turn in sessions.decide()[:2]} == {"b", "d"}
+
+
+def test_logs_in_any_order_come_to_the_same():
+    sessions = Sessions().served("a").served("b", "a").started("x", session="s2")
+    sessions.say(TurnJudged(turn_id="a", reward=1.0, judge="j"))
+    sessions.decide()
+    sessions.decide(at_s=IDLE_S)
+    sessions.say(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S).decide(at_s=IDLE_S)
+
+    late = Sessions()
+    late.sequence = 1000
+    late.read_back(sessions.log, at_s=IDLE_S)
+    late.sequence = 0
+    late.served("a").served("b", "a").started("x", session="s2")
+    late.say(TurnJudged(turn_id="a", reward=1.0, judge="j"))
+    late.say(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S)
+
+    assert late.decide(at_s=2 * IDLE_S) == []
+    state = late.fold.state
+    assert (state.turns, state.sessions, state.waiting) == ({}, {}, {})
+    assert (state.ended_early, state.ready_early, state.closed_early) == (set(), {}, {})

@@ -1,0 +1,88 @@
+"""Asynchronous runs beside the synchronous loop."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.load import load_config
+from benchmarks.oracle import Curve, bench_oracle, figures, reached, settings_of
+
+CONFIG = """
+run = "oracle"
+seed = 4
+[task]
+options = { letters = 3 }
+[warmup]
+steps = 60
+batch_rows = 64
+rows_per_trajectory = 32
+lr = 4e-3
+[rollout]
+max_new_tokens = 8
+[buffer]
+batch_groups = 8
+[learner]
+steps = 8
+lr = 8e-4
+schedule = "cosine"
+"""
+
+
+def test_the_goal_is_reached_where_the_mean_of_five_steps_is_at_it():
+    assert reached([1.0] * 4) is None
+    assert reached([1.0] * 5) == 5
+    assert reached([0.5, 0.9, 0.9, 0.9, 0.9, 0.9]) == 6
+    assert reached([0.0, *[1.0] * 4, 0.4, 1.0]) is None
+
+
+def test_figures_are_medians_of_ratios_to_the_loop_of_the_same_seed():
+    curves = []
+    for seed, loop, lagged in ((1, 10, 15), (2, 20, 20), (3, 10, None)):
+        curves.append(Curve(seed, "synchronous", 0, rising(loop), [0.0] * 40))
+        curves.append(Curve(seed, "lag 2", 2, rising(lagged), [1.8] * 40))
+
+    found = figures(curves)
+
+    assert found["lag_2_steps_ratio"] == 1.5
+    assert (found["lag_2_steps_ratio_least"], found["lag_2_steps_ratio_most"]) == (1.0, math.inf)
+    assert found["lag_2_realised_share"] == 0.9
+    assert found["synchronous_steps"] == 10
+
+
+def rising(reaches: int | None) -> list[float]:
+    """Rewards whose mean of five steps is at the goal at this step."""
+    return [0.9 if reaches is not None and step > reaches - 5 else 0.0 for step in range(1, 41)]
+
+
+@pytest.mark.parametrize("lag", [0, 1, 8])
+def test_settings_of_a_run_with_lag_are_accepted(lag: int):
+    settings = settings_of(load_config("demo").config, lag, "own.py:rollout")
+
+    loaded = load_config("demo", overrides=[*settings, "eval.prompts=0"])
+
+    assert (loaded.config.buffer.max_lag, loaded.config.ahead) == (lag, min(lag, 1))
+
+
+@pytest.mark.slow
+async def test_without_lag_the_system_follows_the_synchronous_loop_step_by_step(tmp_path: Path):
+    (tmp_path / "oracle.toml").write_text(CONFIG)
+
+    found = await bench_oracle(
+        config=str(tmp_path / "oracle.toml"),
+        lags=[0],
+        uncorrected=[],
+        seeds=[4],
+        settings=[],
+        jobs=1,
+        output=str(tmp_path),
+    )
+
+    # A draw within the rounding of two orders of summation may take another token: one trajectory of 64.
+    assert found["lag_0_reward_difference_max"] <= 1 / 64
+    curves = json.loads((tmp_path / "oracle.json").read_text())
+    assert all(
+        max(curve["rewards"]) > 0.1 and len(curve["rewards"]) == 8 for curve in curves
+    )  # there is a curve to follow
+    assert (tmp_path / "oracle.png").stat().st_size > 0

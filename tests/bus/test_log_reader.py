@@ -1,0 +1,182 @@
+"""Reading logs: in order and without gaps, whatever the server forgets."""
+
+import asyncio
+
+from nats.aio.msg import Msg
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record, read_newest
+from asyncrl.bus.publish import publish
+from asyncrl.bus.pull import Puller
+from harness.published import issue
+from harness.stage import DEADLINE_S, until
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
+from topics.topic import ACTORS, PROMPTS
+
+
+async def say_lives(bus: Bus, count: int, first: int = 0) -> None:
+    """Odd sequences start, even ones stop."""
+    for number in range(first, first + count):
+        topic = ACTOR_STOPPED if number % 2 else ACTOR_STARTED
+        await bus.store(topic.subject(bus.run, f"a-{number}"), b"body", {"number": str(number)})
+
+
+async def read_log(bus: Bus, **options) -> list[Record]:
+    records: list[Record] = []
+    reader = LogReader(bus, ACTORS, records.append, **options)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await reader.close()
+    return records
+
+
+async def test_a_log_is_read_in_order_from_its_beginning(bus: Bus):
+    await say_lives(bus, 30)
+
+    records = await read_log(bus)
+
+    assert [record.sequence for record in records] == list(range(1, 31))
+    assert [record.headers["number"] for record in records] == [str(number) for number in range(30)]
+    assert all(record.time_ns > 0 and record.data == b"body" for record in records)
+
+
+async def test_a_log_is_read_after_a_sequence(bus: Bus):
+    await say_lives(bus, 10)
+
+    assert [record.sequence for record in await read_log(bus, after=7)] == [8, 9, 10]
+    assert await read_log(bus, after=10) == []
+
+
+async def test_a_log_is_read_by_subject_and_by_headers_alone(bus: Bus):
+    await say_lives(bus, 6)
+
+    records = await read_log(bus, subjects=[ACTOR_STOPPED.pattern(bus.run)], headers_only=True)
+
+    assert [record.sequence for record in records] == [2, 4, 6]
+    assert [record.headers["number"] for record in records] == ["1", "3", "5"]
+    assert {record.data for record in records} == {b""}
+
+
+async def test_an_empty_log_is_caught_up_at_once_and_followed_from_then_on(bus: Bus):
+    records: list[Record] = []
+    reader = LogReader(bus, ACTORS, records.append)
+    await reader.start()
+    assert reader.caught_up.is_set()
+
+    await say_lives(bus, 3)
+
+    await until(lambda: len(records) == 3, "three records are followed")
+    await reader.close()
+
+
+async def consumers(bus: Bus) -> list[str]:
+    names: list[str] = (await bus.api(f"CONSUMER.NAMES.{ACTORS.full_name(bus.run)}"))["consumers"] or []
+    return names
+
+
+async def test_a_reader_whose_consumer_is_deleted_goes_on_where_it_was(bus: Bus):
+    records: list[Record] = []
+    reader = LogReader(bus, ACTORS, records.append)
+    await reader.start()
+    await say_lives(bus, 5)
+    await until(lambda: len(records) == 5, "the first half is read")
+
+    for name in await consumers(bus):
+        await bus.api(f"CONSUMER.DELETE.{ACTORS.full_name(bus.run)}.{name}")
+    await say_lives(bus, 5, first=5)
+
+    await until(lambda: len(records) == 10, "the second half is read")
+    assert [record.sequence for record in records] == list(range(1, 11))
+    await reader.close()
+
+
+async def test_a_closed_reader_leaves_no_consumer_behind(bus: Bus):
+    await say_lives(bus, 3)
+    await read_log(bus)
+
+    await until(lambda: no_consumers(bus), "the consumer is gone")
+
+
+async def no_consumers(bus: Bus) -> bool:
+    return await consumers(bus) == []
+
+
+async def test_a_reader_reads_a_log_longer_than_its_window(bus: Bus):
+    subject = ACTOR_STARTED.subject(bus.run, "a")
+    await asyncio.gather(*(bus.store(subject, b"", {}) for _ in range(3000)))
+
+    assert [record.sequence for record in await read_log(bus)] == list(range(1, 3001))
+
+
+async def test_an_idle_reader_keeps_its_consumer(bus: Bus):
+    reader = LogReader(bus, ACTORS, lambda record: None)
+    await reader.start()
+    [before] = await consumers(bus)
+
+    await asyncio.sleep(1.3)  # the puller's watch has looked at least once
+
+    assert await consumers(bus) == [before]
+    await reader.close()
+
+
+async def test_what_a_fold_raises_is_not_lost(bus: Bus):
+    faults: list[Exception] = []
+    bus.on_fault = faults.append
+
+    def refuse(record: Record) -> None:
+        raise AttributeError(f"record {record.sequence} is not what I thought")
+
+    reader = LogReader(bus, ACTORS, refuse)
+    await reader.start()
+    await say_lives(bus, 1)
+
+    await until(lambda: len(faults) == 1, "the fault is told")
+    assert str(faults[0]) == "record 1 is not what I thought"
+    await reader.close()
+
+
+async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_its_end(bus: Bus):
+    stopped = [ActorStopped("rollout", f"rollout-{number}") for number in range(3)]
+    sequences = [await publish(bus, message) for message in stopped]
+    records: list[Record] = []
+    reader = LogReader(bus, ACTORS, records.append, paced=2)
+    await reader.start()
+    await until(lambda: len(records) == 2, "all but the last are read")
+
+    await bus.api(f"STREAM.MSG.DELETE.{ACTORS.full_name(bus.run)}", {"seq": sequences[-1]})
+
+    await asyncio.wait_for(reader.caught_up.wait(), DEADLINE_S)
+    await reader.close()
+
+
+async def test_a_log_whose_last_message_is_gone_has_a_newest_one_and_is_not_read_before_that(bus: Bus, monkeypatch):
+    monkeypatch.setattr("asyncrl.bus.log._LOOK_S", 0.01)
+    await issue(bus, 5)
+    await bus.api(f"STREAM.MSG.DELETE.{PROMPTS.full_name(bus.run)}", {"seq": 5})
+    newest = await read_newest(bus, PROMPTS)
+    assert newest is not None and newest.sequence == 4
+    records: list[Record] = []
+    reader = LogReader(bus, PROMPTS, records.append, paced=2)
+    await reader.start()
+    await until(lambda: len(records) == 2, "two messages")
+    await asyncio.sleep(0.2)  # many looks for the end
+    assert not reader.caught_up.is_set()
+
+    reader.more(2)
+
+    await until(reader.caught_up.is_set, "the end")
+    assert [record.sequence for record in records] == [1, 2, 3, 4]
+    await reader.close()
+
+
+async def test_a_reader_that_is_closed_answers_no_message(bus: Bus, monkeypatch):
+    """Its user may not acknowledge: the answer would be refused, and end the actor."""
+    taken, sent = [], []
+    puller = Puller(bus, ACTORS.full_name(bus.run), "reader", taken.append)
+    await puller.start(1)
+    await puller.close()
+    monkeypatch.setattr(bus, "send", lambda *words: sent.append(words))
+
+    await puller._receive(Msg(bus.client, data=b"late", reply="$JS.ACK.stream.reader.1.1.1.1.0"))
+
+    assert (taken, sent) == ([], [])

@@ -1,0 +1,132 @@
+"""What `check` refuses of servers started here: GPUs that do not suffice, ports and roles that meet."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.hints import hints
+from asyncrl.engine.control import EngineFailed, EngineHome, SGLangControl
+from harness.configs import from_settings, the_problem
+
+PREFILL = ["--disaggregation-mode", "prefill"]
+ANOTHER_PORT = "--disaggregation-bootstrap-port="
+DECODE = ["--disaggregation-mode=decode"]
+
+
+def sglang(**settings: object) -> list[str]:
+    """Settings of one group of SGLang servers."""
+    return ['engine.kind="sglang"', *(f"engine.{key}={value}" for key, value in settings.items())]
+
+
+def apart(*first: str, **groups: list[str]) -> list[str]:
+    """Settings of prefill and decode servers behind a router."""
+    named = {"decode": DECODE, **groups}
+    kinds = [f'engine.groups.{name}.kind="sglang"' for name in named]
+    arguments = [f"engine.groups.{name}.arguments={arguments}" for name, arguments in named.items()]
+    return [*kinds, *arguments, "engine.router.count=1", *first]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ranks", "gpus"),
+    [
+        ([], 1, 1),
+        (["--tp-size", "4"], 4, 4),
+        (["--tp=1", "--tensor-parallel-size", "2"], 2, 2),  # the last of two alike counts
+        (["--tp", "2", "--pp-size", "2"], 2, 4),
+        (["--tp-size=2", "--dp-size=4"], 2, 8),
+        (["--tp-size=8", "--dp-size=4", "--enable-dp-attention"], 8, 8),
+    ],
+)
+def test_the_gpus_of_a_server_follow_from_its_arguments(arguments: list[str], ranks: int, gpus: int):
+    group = EngineGroup(kind="sglang", arguments=arguments)
+
+    assert (group.ranks, group.gpus_needed) == (ranks, gpus)
+
+
+@pytest.mark.parametrize(
+    ("settings", "keys"),
+    [
+        (sglang(gpus=[0, 1], arguments=["--tp-size", "4"]), "engine.gpus engine.count engine.arguments"),
+        (sglang(gpus=[0, 1, 2, 3], count=2), "engine.gpus engine.count engine.arguments"),
+        (sglang(gpus=[0], count=2), "engine.gpus engine.count"),
+        (sglang(gpus=[0], environment="{CUDA_VISIBLE_DEVICES='1'}"), "engine.environment engine.gpus"),
+        (apart("weights.update=in_place", first=PREFILL), "engine.groups.first.arguments weights.update"),
+        (
+            apart("engine.groups.first.count=3", first=PREFILL, other=[*PREFILL, ANOTHER_PORT + "9000"]),
+            "engine.groups.first.arguments engine.groups.other.arguments",
+        ),
+        (apart(), "engine.groups.decode.arguments engine.router.count"),
+        (
+            apart("engine.router.count=0", first=PREFILL),
+            "engine.groups.decode.arguments engine.groups.first.arguments engine.router.count",
+        ),
+    ],
+)
+def test_servers_that_could_not_start_or_answer_are_refused(settings: list[str], keys: str):
+    problem, overridden = the_problem("demo", *settings), {setting.partition("=")[0] for setting in settings}
+
+    assert problem.key == f"--set {next(key for key in keys.split() if key in overridden)}"
+
+
+def test_prefill_groups_with_ports_of_their_own_are_taken():
+    from_settings(*apart(first=PREFILL, other=[*PREFILL, ANOTHER_PORT + "8999"]))
+
+
+def test_weights_go_directly_to_the_ranks_of_one_model_alone():
+    settings = ["weights.direct=nccl", "learner.device=cuda:0", *sglang(gpus=[1, 2], arguments=["--dp-size=2"])]
+    problem = the_problem("demo", *settings)
+
+    assert problem.key == "--set engine.arguments"
+    from_settings(*settings[:-1], "engine.arguments=['--dp-size=2', '--tp=2', '--enable-dp-attention']")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (sglang(count=2), "2 processes share GPU 0"),
+        (["learner.device=cuda:1", *sglang(gpus=[1])], "2 processes share GPU 1"),
+        (sglang(count=2, arguments=["--mem-fraction-static=0.4"]), ""),
+        (sglang(count=2, arguments=["--device", "cpu"]), ""),
+        (sglang(count=2, gpus=[0, 1]), ""),
+    ],
+)
+def test_servers_that_meet_on_one_gpu_are_a_hint(settings: list[str], words: str):
+    found = [hint for hint in hints(from_settings(*settings).config) if "share GPU" in hint]
+
+    assert [hint[: len(words)] for hint in found] == ([words] if words else [])
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        (sglang(), 1),
+        (sglang(arguments=["--skip-server-warmup"]), 0),
+        (sglang(arguments=["--skip-tokenizer-init"]), 0),
+        (["model.path=/models/qwen", *sglang()], 0),
+        ([], 0),
+    ],
+)
+def test_a_server_whose_warm_up_a_made_model_refuses_is_a_hint(settings: list[str], found: int):
+    assert len([hint for hint in hints(from_settings(*settings).config) if "--skip-server-warmup" in hint]) == found
+
+
+def test_more_gpus_than_there_are_here_are_refused(tmp_path: Path):
+    (tmp_path / "sglang.py").touch()
+    (tmp_path / "torch.py").write_text("__version__ = '2.11.0'\nclass cuda:\n    device_count = lambda: 2\n")
+    environment = f"{{PYTHONPATH='{tmp_path}'}}"
+    problem = the_problem("demo", *sglang(gpus=[1, 2, 3], count=3, environment=environment), files=True)
+
+    assert problem.key == "--set engine.gpus"
+    assert problem.message == "found [2, 3], expected numbers of GPUs that are here, from 0 up; torch 2.11.0 finds 2"
+
+
+def test_gpus_are_numbered_among_those_that_the_run_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    config = from_settings(*sglang(count=2, gpus=[0, 1, 2, 3], arguments=["--tp-size=2"])).config
+    servers = [SGLangControl(EngineHome(f"engine-{n}", config.engine, tmp_path, tmp_path, None)) for n in (1, 2)]
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-a,GPU-b")
+    assert [server.environment()["CUDA_VISIBLE_DEVICES"] for server in servers] == ["4,5", "GPU-a,GPU-b"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(EngineFailed, match=r"engine.gpus names GPU 2, but CUDA_VISIBLE_DEVICES = '4,5' shows 2 to"):
+        servers[1].environment()

@@ -1,0 +1,43 @@
+"""What a config is hinted at."""
+
+import pytest
+
+from asyncrl.config.hints import busy_share, hints
+from harness.configs import from_settings
+
+
+def test_enough_open_groups_keep_all_slots_busy_and_need_no_hint():
+    assert hints(from_settings("rollout.slots=256", "rollout.group_size=8", "buffer.batch_groups=64").config) == []
+
+
+def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share():
+    config = from_settings("rollout.workers=8", "engine.count=8").config
+
+    assert busy_share(config) == 64 / 256
+    assert hints(config) == [
+        "at most 25% of the rollout slots (256 groups) will be busy: (max_lag + 1) * batch_groups = 128 groups may be "
+        "open; buffer.max_lag = 5 would keep all busy"
+    ]
+
+
+def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
+    with_lag = ["rollout.workers=8", "engine.count=8", "learner.keep_versions=9"]
+
+    assert hints(from_settings(*with_lag, "buffer.max_lag=5").config) == []
+    assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").config)) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "start"),
+    [
+        (["engine.max_running=128"], "256 rollout slots share 128 running requests"),
+        (["buffer.group_deadline_s=60"], "workers.stall_s = 120 s is not below buffer.group_deadline_s = 60 s"),
+        (["warmup.lr_warmup_steps=63"], "warmup.lr_warmup_steps = 63 exceeds the 62 steps"),
+        (["model.path=x", "model.create.hidden=8"], "model.create is not used"),
+        (["task.source=rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, rows.jsonl@[0:100]"),
+    ],
+)
+def test_what_works_otherwise_than_it_seems_is_hinted_at(overrides, start):
+    (hint,) = hints(from_settings(*overrides).config)
+
+    assert hint.startswith(start)

@@ -1,0 +1,20 @@
+"""The size of the stream of turns is that of its setting, and counts with the others."""
+
+import msgspec
+
+from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest
+from asyncrl.config.settings import Config
+from asyncrl.run.sizing import Plan
+
+
+def test_turns_have_the_room_that_their_setting_gives_them():
+    without = Config()
+    config = msgspec.convert({"gateway": {"count": 1, "turns_mb": 3}, "nats": {"ledger_max_mb": 1}}, Config)
+
+    assert needs(without, 300)["TURNS"].ample == MB
+    made = Plan(config, 300, needs(config, 300))
+    assert (made.needs["TURNS"].least, made.sizes["TURNS"]) == (3 * MB, 3 * MB)
+    assert made.least - Plan(config, 300, needs(without, 300)).least == 2 * MB
+    assert "then turns are answered and not recorded" in made.table()
+    rest = needs_of_the_rest(made.needs, Progress({"TURNS": 2 * MB}, {}, trained=1, left=100))
+    assert rest["TURNS"] == made.needs["TURNS"]

@@ -1,0 +1,123 @@
+"""Data of the user's own: a function that makes rows, one that converts them, and rows with tools."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from asyncrl.data.protocol import DataError
+from asyncrl.data.sources import open_source
+from harness.configs import the_problem
+
+OWN = """
+import random
+
+class Numbers:
+    def row(self, index):
+        return {"prompt": f"^{index}=", "label": str(index)}
+
+def some(seed, count=3):
+    return [{"prompt": f"^{number}=", "label": str(number + seed)} for number in range(count)]
+
+def endless(seed):
+    return Numbers()
+
+def unseeded(seed):
+    return [{"prompt": "^1=", "label": str(random.random())} for _ in range(4)]
+
+def nothing(seed):
+    return []
+
+def wrong(seed):
+    return [{"question": "1"}]
+
+def text(seed):
+    return "rows"
+
+def broken(seed):
+    raise RuntimeError("no such table")
+
+def convert(row):
+    return {"prompt": row["q"], "label": row["a"]} if row["a"] else None
+
+def bad_convert(row):
+    return row["missing"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "rows.jsonl").write_text('{"q": "^0=", "a": "b"}\n{"q": "^1=", "a": ""}\n{"q": "^2=", "a": "c"}\n')
+    return tmp_path
+
+
+def opened(base, spec, seed=1, **options):
+    return open_source(spec, options=options, seed=seed, base=base)
+
+
+def test_rows_of_a_function_are_those_of_a_file(folder):
+    source = opened(folder, "own.py:some", count=5)
+
+    assert source.rows_per_epoch == 5
+    assert sorted(source.row(index).label for index in range(5)) == ["1", "2", "3", "4", "5"]
+
+
+def test_an_object_makes_rows_without_end(folder):
+    source = opened(folder, "own.py:endless")
+
+    assert (source.rows_per_epoch, source.row(70).label) == (None, "70")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "message"),
+    [
+        ("own.py:none", {}, "has no function 'none'"),
+        ("own.py:some", {"size": 3}, "is called with seed and its options, and got an unexpected keyword"),
+        ("own.py:nothing", {}, "has no row"),
+        ("own.py:wrong", {}, "row 0: no prompt under 'prompt'; found 'question'"),
+        ("own.py:text", {}, "answers text; expected rows"),
+        ("own.py:broken", {}, "no such table"),
+        ("rows.jsonl", {"convert": "own.py:bad_convert"}, "line 1: the function of the option convert raises"),
+    ],
+)
+def test_a_function_that_cannot_serve_is_refused(folder, spec, options, message):
+    with pytest.raises(DataError, match=message):
+        opened(folder, spec, **options)
+
+
+def test_a_converter_reads_other_rows_and_leaves_some_out(folder):
+    source = opened(folder, "rows.jsonl", convert="own.py:convert")
+    table = pyarrow.Table.from_pylist([{"q": "^7=", "a": "seven", "other": 1}])
+    pyarrow.parquet.write_table(table, folder / "rows.parquet")
+
+    rows = sorted((source.row(index).prompt, source.row(index).label) for index in range(source.rows_per_epoch))
+    assert rows == [("^0=", "b"), ("^2=", "c")]
+    assert opened(folder, "rows.parquet", convert="own.py:convert").row(0).label == "seven"
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+def test_tools_of_a_row_are_those_that_its_chat_template_gets(tmp_path, as_text):
+    tools = [{"type": "function", "function": {"name": "look_up"}}]
+    row = {"prompt": [{"role": "user", "content": "hi"}], "tools": json.dumps(tools) if as_text else tools}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+
+    assert opened(tmp_path, "rows.jsonl").row(0).metadata == {"tools": tools}
+
+
+def test_tools_that_are_no_list_of_objects_are_refused(tmp_path):
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "tools": "look up"}))
+
+    with pytest.raises(DataError, match="the tools under 'tools' are no list of objects, nor the JSON of one"):
+        opened(tmp_path, "rows.jsonl")
+
+
+def test_check_names_rows_that_do_not_follow_from_the_seed(folder):
+    (folder / "config.toml").write_text('[task]\nsource = "own.py:unseeded"\n[rollout]\nmax_new_tokens = 8\n')
+
+    problem = the_problem(str(folder / "config.toml"), files=True)
+
+    assert problem.key == "task.source"
+    assert "row 0 is another one when" in problem.message

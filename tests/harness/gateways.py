@@ -1,0 +1,106 @@
+"""A gateway that serves inside a test, in front of a server that answers by a script."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from actors.gateway.actor import Gateway
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import publish, unpack
+from asyncrl.live.keys import make_key
+from asyncrl.ports import free_port
+from harness.live_runs import answers, conversing_model
+from harness.sglang_like import Asked, LikeSGLang
+from harness.stage import Stage, until
+from harness.workers import KEY, SLOTS
+from topics.engines import EngineReady
+from topics.topic import TURNS
+from topics.turns import TurnFinished, TurnSampled, TurnStarted
+
+
+class Served:
+    """A gateway, a client's key, and what is stored of its turns."""
+
+    def __init__(self, bus: Bus, stage: Stage, number: int = 1) -> None:
+        self.context = stage.context("gateway", bus)
+        self.context.actor_id = bus.name = f"gateway-{number}"
+        self.bus = bus
+        self.address = f"http://127.0.0.1:{stage.config.gateway.port}"
+        self.gateway = Gateway(self.context)
+        self.key = ""
+
+    async def start(self, tenant: str = "anna") -> None:
+        self.key, added = make_key(tenant)
+        await publish(self.bus, added)
+        self._running = asyncio.create_task(self.gateway.run())
+        await until(lambda: self._running.done() or answers(self.address), "the gateway listens")
+
+    async def stop(self) -> None:
+        self.context.stop.set()
+        await asyncio.wait_for(self._running, 30)
+
+    def count(self, name: str) -> float:
+        return self.context.vitals.get(name, 0)
+
+
+def gateway_stage(
+    make_stage: Callable[..., Stage], model: Path, inference: LikeSGLang, *, tools: bool = False, **settings: Any
+) -> Stage:
+    """Make the stage of a gateway; further arguments are settings of `gateway`."""
+    inference.weight_version = KEY
+    return make_stage(
+        model={"path": str(conversing_model(model, tools=tools))},
+        engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
+        gateway={"count": 1, "port": free_port(), **settings},
+    )
+
+
+@contextlib.asynccontextmanager
+async def gateway(
+    bus: Bus, make_stage: Callable[..., Stage], model: Path, inference: LikeSGLang, **settings: Any
+) -> AsyncIterator[Served]:
+    """Serve in front of an inference server; further arguments are settings of `gateway`."""
+    served = Served(bus, gateway_stage(make_stage, model, inference, **settings))
+    await served.start()
+    await publish(bus, ready(inference))
+    try:
+        yield served
+    finally:
+        await served.stop()
+
+
+def ready(inference: LikeSGLang) -> EngineReady:
+    """Return what the actor of an inference server states."""
+    lineage, version, digest = KEY.split(":")
+    return EngineReady("engine-1", inference.address, int(lineage), int(version), digest, SLOTS)
+
+
+def in_two_halves(inference: LikeSGLang, tokens: int = 1) -> asyncio.Event:
+    """Have each streamed answer stop after so many tokens, until the returned event is set."""
+    go_on = asyncio.Event()
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        all_of_them = asked.tokens()
+        yield inference.answer(asked, all_of_them[:tokens], None)
+        await go_on.wait()
+        yield inference.answer(asked, all_of_them[tokens:])
+
+    inference.events = events
+    return go_on
+
+
+async def stored_turns(bus: Bus) -> list[TurnStarted | TurnSampled | TurnFinished]:
+    """Return all facts about turns, in their order."""
+    found: list[Any] = []
+
+    def take(record: Record) -> None:
+        found.append(unpack(record, record.data)[1])
+
+    reader = LogReader(bus, TURNS, take)
+    await reader.start()
+    await asyncio.wait_for(reader.caught_up.wait(), 60)
+    await reader.close()
+    return found

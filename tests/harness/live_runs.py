@@ -1,0 +1,58 @@
+"""Runs with a gateway: a small model that holds conversations, and the key of a client."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+from aiohttp import ClientError, ClientSession
+
+from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
+from asyncrl.training.create import ModelShape, create_model
+from harness.runs import command
+from harness.stage import until
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+
+
+WITH_TOOLS = """
+{%- for t in tools or [] %}{{ t.function.name }}{% endfor %}
+{%- for m in messages %}{{ m.content }}
+{%- for c in m.tool_calls or [] -%}
+<tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>
+{%- endfor %}
+{%- if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"""
+
+
+def conversing_model(folder: Path, *, tools: bool = False) -> Path:
+    """Write an untrained model of 512 tokens with a chat template; one for tools has all letters of JSON."""
+    alphabet = Config().model.create.alphabet
+    more = "".join(letter for letter in string.printable[:95] if letter not in alphabet) if tools else ""
+    create_model(folder, alphabet=alphabet + more, seed=1, shape=ModelShape(context=512))
+    (folder / "chat_template.jinja").write_text(WITH_TOOLS if tools else TEMPLATE)
+    return folder
+
+
+def with_gateway(folder: Path) -> tuple[list[str], str]:
+    """Return settings of a run with a gateway, and its address."""
+    port = free_port()
+    model = conversing_model(folder / "conversing")
+    return [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"], f"http://127.0.0.1:{port}"
+
+
+async def answers(address: str) -> bool:
+    """Return whether a gateway listens there."""
+    try:
+        async with ClientSession() as session, session.get(f"{address}/health") as response:
+            return response.status == 200
+    except ClientError:
+        return False
+
+
+async def new_key(folder: Path, address: str, tenant: str = "anna") -> str:
+    """Wait for the gateway, and return a new key as `asyncrl keys add` prints it."""
+    await until(lambda: answers(address), "the gateway listens", 180)
+    code, output = await command(folder, "keys", "add", "--tenant", tenant)
+    assert code == 0, output
+    return output.strip()

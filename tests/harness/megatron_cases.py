@@ -1,0 +1,275 @@
+"""One of four processes that train the same batches in several layouts of megatron-core.
+
+`python -m tests.harness.megatron_cases RANK FOLDER`: FOLDER has a model for each family, and gets a file of each case.
+Groups of two, four and one ranks follow one another in the same processes.
+"""
+
+import dataclasses
+import faulthandler
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors.torch import save_file
+
+from asyncrl.algorithms.balance import balanced
+from asyncrl.algorithms.losses import loss_of
+from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.settings import MegatronSettings
+from asyncrl.training.megatron.trainer import MegatronTrainer
+from asyncrl.training.steps import WEIGHTS
+from tests.harness.mixtures import routed_rows
+from tests.harness.training import policy_rows, save
+from topics.batches import CriticStep, Distillation, Objective, Penalty
+
+LAYOUTS = {
+    "tensor": (2, Layout(tensor=2)),
+    "pipeline": (2, Layout(pipeline=2)),
+    "virtual": (2, Layout(pipeline=2, virtual=2)),
+    "context": (2, Layout(context=2)),
+    "data": (2, Layout()),
+    "both": (4, Layout(2, 2)),
+    "tokens": (4, Layout(tensor=2, context=2)),
+    "stages": (4, Layout(pipeline=2, context=2, virtual=2)),
+    "one": (1, Layout()),
+    "experts": (2, Layout(expert=2)),
+    "tensor-experts": (2, Layout(tensor=2, expert=2)),
+    "copied-experts": (2, Layout(tensor=2)),
+    "context-experts": (4, Layout(pipeline=2, context=2, virtual=2, expert=2)),
+}
+"""By name: ranks and layout."""
+ROUNDED = {"rounded-products": (2, Layout(tensor=2)), "rounded-shares": (4, Layout(pipeline=2))}
+"""As above, in bfloat16."""
+CASES = {**LAYOUTS, **ROUNDED}
+WITH_ROLES = ("tokens", "stages")
+"""In which a critic learns, and a teacher's most probable tokens are followed."""
+SOURCES = {
+    "tensor": "torch",
+    "pipeline": "tensor",
+    "virtual": "pipeline",
+    "context": "virtual",
+    "data": "context",
+    "both": "data",
+    "tokens": "both",
+    "stages": "tokens",
+    "one": "stages",
+    "rounded-products": "torch",
+    "rounded-shares": "rounded-products",
+    "experts": "torch",
+    "tensor-experts": "experts",
+    "copied-experts": "tensor-experts",
+    "context-experts": "copied-experts",
+}
+"""Whose checkpoint each goes on from."""
+RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
+"""With layers that are computed again in the backward pass."""
+OF_FAMILIES = ("both", "one")
+"""In which every family is taken."""
+FIRST, EXPERTS = "qwen3", "qwen3-moe"
+FAMILIES = (FIRST, "qwen2-tied", "qwen2", "llama", EXPERTS)
+FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
+SAVED_AT = 2  # steps
+EPS = 1e-3  # of AdamW: what is rounding in a gradient shall not move a weight as a gradient does
+
+
+def model_of(case):
+    """Name of the model that is trained."""
+    return EXPERTS if case == EXPERTS or "experts" in case else FIRST
+
+
+def objective(step):
+    """With a reference that is made anew, an entropy and a recomputed column."""
+    return Objective(
+        loss="decoupled",
+        loss_options={"entropy": 0.01, "proximal": "recomputed"},
+        learning_rate=1e-2,
+        max_grad_norm=0.5,
+        weight_decay=0.1,
+        penalties=[Penalty("reference", 0.1, "k3", False)],
+        reference=2 if step > 1 else 0,
+    )
+
+
+def rows_of(step):
+    return policy_rows(np.random.default_rng(step), 24)
+
+
+def trained_rows(case, step):
+    """Rows of a training; tokens of a model with experts go where they went when they were sampled."""
+    return routed_rows(rows_of(step), step) if model_of(case) == EXPERTS else rows_of(step)
+
+
+def share(rows, layout, rank, ranks):
+    """Rows of the replica of a rank."""
+    owners = balanced([float(len(row.tokens)) for row in rows], ranks // layout.model)
+    replica = layout.replica(rank, ranks)
+    return [row for row, owner in zip(rows, owners, strict=True) if owner == replica]
+
+
+def opened(folder, name, case, **further):
+    layout = CASES[case][1]
+    if name == EXPERTS and case in OF_FAMILIES:
+        # Gradients are whole where nothing has replicas, which experts would have beside divided products.
+        layout = layout._replace(expert=layout.tensor)
+    settings = MegatronSettings(
+        layout,
+        dtype="bfloat16" if case in ROUNDED else "float32",
+        micro_batch_tokens=64,
+        eps=EPS,
+        recompute=case in RECOMPUTED,
+        replays=name == EXPERTS,
+        **further,
+    )
+    return MegatronTrainer(folder / name, settings)
+
+
+def gradient(trainer, rows):
+    """Gradients by Hugging Face names; whole where there is one replica."""
+    kept = set()  # whether activations were kept, of the passes through a layer
+    layer = trainer._policy.chunks[0].decoder.layers[0]
+    hook = layer.register_forward_hook(lambda *_: kept.add(torch.is_grad_enabled()))
+    trainer._gradient([[row] for row in rows], loss_of(objective(0)))
+    hook.remove()
+    assert kept == ({True, False} if trainer.settings.recompute else {True})
+    spread = trainer._policy.parts.spread(lambda parameter: parameter.main_grad)
+    found = {name: one.whole().clone() for name, one in spread}
+    trainer._own.forget()
+    return found
+
+
+def whole(source):
+    return (source.tensor if isinstance(source.tensor, torch.Tensor) else source.tensor.whole()).detach().clone()
+
+
+def weights(trainer):
+    """Whole weights by name, on every rank."""
+    return {source.name: whole(source) for source in trainer._weights()}
+
+
+def roles_objective(step):
+    """PPO, whose critic is alone in the first step, and a KL over several tokens of a teacher."""
+    return Objective(
+        loss="ppo",
+        learning_rate=1e-2,
+        distillation=Distillation(4, 0.5, "forward"),
+        critic=CriticStep(learning_rate=1e-2, gae_lambda=0.9, value_clip=0.2, alone=step == 0),
+    )
+
+
+def roles_rows(step):
+    """Rows whose advantages are rewards."""
+    return [dataclasses.replace(row, estimator="gae") for row in rows_of(step)]
+
+
+def roles(folder, case, layout, rank, ranks):
+    """Three steps with all roles, the last one from a checkpoint."""
+    further, found = {"teacher": folder / "qwen2", "critic": folder / "llama"}, []
+    trainer = opened(folder, FIRST, case, **further)
+    for step in range(SAVED_AT + 1):
+        if step == SAVED_AT:
+            place = folder / f"roles-{case}"
+            place.mkdir(exist_ok=True)
+            save(trainer, place)
+            dist.barrier()
+            trainer = opened(folder, FIRST, case, **further)
+            trainer.load(place)
+        found.append(trainer.step(share(roles_rows(step), layout, rank, ranks), roles_objective(step)))
+    after = weights(trainer)
+    if rank == 0:
+        (folder / f"roles-{case}.json").write_text(json.dumps(found))
+        save_file(after, folder / f"roles-{case}.safetensors")
+
+
+def masters(trainer):
+    """Whole weights as the optimiser has them, on every rank."""
+    return {source.name: whole(source) for source in trainer._own.sources() if source.stem == WEIGHTS}
+
+
+def state(trainer):
+    """Whole weights and moments, on every rank."""
+    sources = [*trainer._own.sources(), *trainer._reference.sources()]
+    return {f"{source.stem}.{source.name}": whole(source) for source in sources}
+
+
+def family(folder, name, case):
+    """Weights, gradients, log-probs and entropies of a model."""
+    trainer = opened(folder, name, case)
+    with trainer.placed():
+        rows = trainer.with_gradient(rows_of(0), loss_of(objective(0)))
+        found = {f"gradient.{key}": one for key, one in gradient(trainer, rows).items()}
+        scores = trainer._policy(*trainer._passes.lay(rows_of(0)).inputs)
+    return {
+        "logprobs": scores[0],
+        "entropies": scores[1],
+        **found,
+        **{f"weight.{key}": one for key, one in weights(trainer).items()},
+    }
+
+
+def families(folder, case, rank):
+    for name in FAMILIES:
+        found = family(folder, name, case)
+        if rank == 0:
+            save_file(found, folder / f"{name}-{case}.safetensors")
+
+
+def training(folder, case, layout, rank, ranks):
+    """Three steps, with a checkpoint before the last one."""
+    trainer, figures = opened(folder, model_of(case), case), []
+    for step in range(3):
+        if step == SAVED_AT:
+            found = state(trainer)
+            (folder / f"state-{case}").mkdir(exist_ok=True)
+            save(trainer, folder / f"state-{case}")
+            dist.barrier()
+        metrics = trainer.step(share(trained_rows(case, step), layout, rank, ranks), objective(step))
+        figures.append([metrics[name] for name in FIGURES])
+    found["parameters"] = torch.tensor(sum(one.numel() for one in trainer._policy.model.parameters()))
+    dist.all_reduce(found["parameters"], dist.ReduceOp.MAX)  # of the fullest rank
+    if case in ROUNDED:
+        found |= {f"master.{name}": one for name, one in masters(trainer).items()}
+    found |= {f"after.{name}": one for name, one in weights(trainer).items()}
+    if rank == 0:
+        save_file({**found, "figures": torch.tensor(figures, dtype=torch.float64)}, folder / f"{case}.safetensors")
+
+
+def resumed(folder, case, layout, rank, ranks):
+    """The third step from the checkpoint of another layout, or of the torch trainer."""
+    trainer, source = opened(folder, model_of(case), case), SOURCES[case]
+    trainer.load(folder / (f"state-{source}" if source != "torch" else f"state-torch-{model_of(case)}"))
+    found = state(trainer)
+    metrics = trainer.step(share(trained_rows(case, SAVED_AT), layout, rank, ranks), objective(SAVED_AT))
+    found["figures"] = torch.tensor([metrics[name] for name in FIGURES], dtype=torch.float64)
+    found |= {f"after.{name}": one for name, one in weights(trainer).items()}
+    if rank == 0:
+        save_file(found, folder / f"resumed-{case}.safetensors")
+    dist.barrier()
+
+
+def run(rank, ranks, folder):
+    store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=590))
+    for case, (count, layout) in CASES.items():
+        if count == ranks:
+            if case in OF_FAMILIES:
+                families(folder, case, rank)
+            training(folder, case, layout, rank, ranks)
+            dist.barrier()
+            resumed(folder, case, layout, rank, ranks)
+            if case in WITH_ROLES:
+                roles(folder, case, layout, rank, ranks)
+    dist.barrier()
+    parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(590)  # says where a rank hangs, before the test gives up
+    for ranks in (2, 4, 1):
+        if int(sys.argv[1]) < ranks:
+            run(int(sys.argv[1]), ranks, Path(sys.argv[2]))

@@ -1,0 +1,234 @@
+"""Bodies of requests and replies of the three APIs, against examples written by hand."""
+
+import msgspec
+import pytest
+
+from asyncrl.live.apis.table import APIS, MESSAGES
+from asyncrl.live.apis.words import Ending, LiveError, Request
+from harness.live_apis import OPENING, parsed_events
+
+USER = {"role": "user", "content": "Hi"}
+MINIMAL = {
+    "chat": {"model": "tiny", "messages": [USER]},
+    "responses": {"model": "tiny", "input": "Hi"},
+    "messages": {"model": "tiny", "messages": [USER], "max_tokens": 9},
+}
+ENDING = Ending("Hello", 3, "stop")
+CUT = Ending("Hello", 3, "length")
+
+
+def parse(api: str, **fields: object) -> Request:
+    return APIS[api].parse(msgspec.json.encode(MINIMAL[api] | fields))
+
+
+def stream(api: str, ending: Ending, **fields: object) -> list[tuple[str, dict]]:
+    events = APIS[api].events(OPENING, parse(api, **fields))
+    return parsed_events(events.begin() + events.text("Hel") + events.text("lo") + events.end(ending))
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
+    request = parse(api)
+
+    assert request == Request("tiny", [USER], 9 if api == "messages" else None)
+
+
+def test_chat_completions_read_all_that_they_know():
+    request = parse(
+        "chat",
+        messages=[
+            {"role": "developer", "content": "Be short"},
+            {"role": "user", "content": [{"type": "text", "text": "A"}, {"type": "text", "text": "B"}]},
+            {"role": "assistant", "content": "C", "refusal": None},
+            {"role": "user", "content": "D"},
+        ],
+        max_completion_tokens=5,
+        max_tokens=6,
+        temperature=1,
+        top_p=0.5,
+        stop="END",
+        seed=3,
+        stream=True,
+        stream_options={"include_usage": True},
+        n=1,
+        tools=[],
+        user="somebody",
+    )
+
+    texts = [("system", "Be short"), ("user", "AB"), ("assistant", "C"), ("user", "D")]
+    assert [(message["role"], message["content"]) for message in request.messages] == texts
+    assert (request.max_tokens, request.temperature, request.top_p, request.seed) == (5, 1.0, 0.5, 3)
+    assert (request.stop, request.stream, request.usage) == (["END"], True, True)
+
+
+def test_responses_take_their_own_output_back():
+    output = APIS["responses"].whole(OPENING, ENDING)["output"]
+
+    request = parse("responses", instructions="Be short", input=[USER, *output, USER], max_output_tokens=4)
+
+    replied = {"role": "assistant", "content": "Hello"}
+    assert request.messages == [{"role": "system", "content": "Be short"}, USER, replied, USER]
+    assert request.max_tokens == 4
+
+
+def test_messages_read_all_that_they_know():
+    block = {"type": "text", "text": "Be short", "cache_control": {"type": "ephemeral"}}
+
+    request = parse("messages", system=[block], stop_sequences=["A", "B"], top_k=5, temperature=0.0, stream=True)
+
+    assert request.messages == [{"role": "system", "content": "Be short"}, USER]
+    assert (request.stop, request.top_k, request.temperature, request.stream) == (["A", "B"], 5, 0.0, True)
+
+
+def test_a_count_needs_no_limit_of_tokens_and_takes_none():
+    counted = {"model": "tiny", "messages": [USER]}
+
+    assert MESSAGES.parse_count(msgspec.json.encode(counted)) == Request("tiny", [USER])
+    with pytest.raises(LiveError, match=r"max_tokens is not supported"):
+        MESSAGES.parse_count(msgspec.json.encode(counted | {"max_tokens": 5}))
+
+
+WRONG = [
+    ("chat", {"messages": []}, "messages", r"messages is \[\]; expected a list of objects"),
+    ("chat", {"model": None}, "model", r"model is absent"),
+    ("chat", {"temperature": "hot"}, "temperature", r'temperature is "hot"; expected a number from 0.0 to 2.0'),
+    ("chat", {"temperature": True}, "temperature", r"temperature is true; expected a number"),
+    ("chat", {"max_tokens": 0}, "max_tokens", r"max_tokens is 0; expected a whole number from 1 to"),
+    ("chat", {"stream": 1}, "stream", r"stream is 1; expected true or false"),
+    ("chat", {"stop": [""]}, "stop", r"expected a text that is not empty"),
+    ("chat", {"stop": ["a", "b" * 513]}, "stop", r"has a text of more than 512 characters"),
+    ("chat", {"n": 2}, "n", r"n is 2, which this gateway does not support"),
+    ("chat", {"n": True}, "n", r"n is true, which this gateway does not support"),
+    ("chat", {"tools": [{}]}, "tools[0]", r"tools\[0\] has no name"),
+    ("chat", {"tools": 5}, "tools", r"tools is 5; expected a list of at most"),
+    ("chat", {"tool_choice": "required"}, "tool_choice", r"cannot force a call: expected auto or none"),
+    ("chat", {"response_format": {"type": "json_object"}}, "response_format", r"does not support"),
+    ("chat", {"novel": 1}, "novel", r"novel is not supported by this gateway"),
+    ("chat", {"messages": [{"role": "tool", "content": ""}]}, "messages[0]", r"names no call: expected the id of one"),
+    ("chat", {"messages": [{"role": "tools", "content": ""}]}, "messages[0].role", r"expected one of system"),
+    ("chat", {"messages": [USER, {"role": "assistant", "content": "x"}]}, "messages", r"does not continue a reply"),
+    ("chat", {"messages": [{"role": "system", "content": "x"}]}, "messages", r"has no message of a user"),
+    ("chat", {"messages": [USER | {"content": None}]}, "messages[0].content", r"is null; expected a text"),
+    ("chat", {"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls", r"in a message of this role"),
+    (
+        "chat",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content[0]",
+        r'has the type "image_url"; this gateway takes text',
+    ),
+    ("chat", {"stream_options": 1}, "stream_options", r"expected {\"include_usage\""),
+    ("responses", {"input": 5}, "input", r"input is 5; expected a list of objects"),
+    ("responses", {"previous_response_id": 5}, "previous_response_id", r"is 5; expected the id of a response"),
+    ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type", r'is "reasoning"; this gateway takes'),
+    ("responses", {"input": [{"type": "function_call"}]}, "input[0]", r"is no call: expected an id, a name"),
+    ("responses", {"tools": [{"type": "shell"}]}, "tools[0].type", r"knows functions with a schema"),
+    ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", r"functions with a schema"),
+    ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", r"cannot force a call"),
+    ("messages", {"tool_choice": "auto"}, "tool_choice", r"expected one with a type"),
+    ("messages", {"max_tokens": None}, "max_tokens", r"max_tokens is absent"),
+    ("messages", {"temperature": 1.5}, "temperature", r"expected a number from 0.0 to 1.0"),
+    ("messages", {"thinking": {"type": "enabled"}}, "thinking", r"does not support"),
+    (
+        "messages",
+        {"messages": [USER | {"content": [{"type": "tool_result"}]}]},
+        "messages[0].content",
+        r"names no call",
+    ),
+]
+
+
+@pytest.mark.parametrize(("api", "fields", "field", "words"), WRONG)
+def test_what_is_wrong_or_unknown_is_refused_by_name(api: str, fields: dict, field: str, words: str):
+    with pytest.raises(LiveError, match=words) as caught:
+        parse(api, **fields)
+
+    assert caught.value.field == field
+    assert str(caught.value).startswith(field)
+    assert APIS[api].error(caught.value, "t1")[0] == 400
+
+
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"[" * 100_000, b'"x"', b"\xff"])
+def test_a_body_that_is_no_json_object_is_refused(api: str, body: bytes):
+    with pytest.raises(LiveError, match=r"send a JSON object"):
+        APIS[api].parse(body)
+
+
+def test_refusals_have_the_shape_of_their_api():
+    error = LiveError("key", "no such key", field="x")
+
+    openai = {"message": "no such key", "type": "invalid_request_error", "param": "x", "code": "invalid_api_key"}
+    assert APIS["chat"].error(error, "t1") == APIS["responses"].error(error, "t1") == (401, {"error": openai})
+    anthropic = {"type": "authentication_error", "message": "no such key"}
+    assert APIS["messages"].error(error, "t1") == (401, {"type": "error", "error": anthropic, "request_id": "req_t1"})
+
+
+def test_overload_is_never_a_429():
+    statuses = {name: api.error(LiveError("overloaded", "full"), "t1")[0] for name, api in APIS.items()}
+
+    assert statuses == {"chat": 503, "responses": 503, "messages": 529}
+
+
+@pytest.mark.parametrize(("ending", "finish"), [(ENDING, "stop"), (CUT, "length")])
+def test_chat_completions_as_chunks(ending: Ending, finish: str):
+    events = stream("chat", ending, stream=True, stream_options={"include_usage": True})
+
+    assert all(name == "" and data["id"] == "chatcmpl-t1" for name, data in events)
+    *chunks, last = [data for _, data in events]
+    deltas = [(chunk["choices"][0]["delta"], chunk["choices"][0]["finish_reason"]) for chunk in chunks]
+    first = {"role": "assistant", "content": ""}
+    assert deltas == [(first, None), ({"content": "Hel"}, None), ({"content": "lo"}, None), ({}, finish)]
+    assert last["choices"] == []
+    assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert APIS["chat"].whole(OPENING, ending)["choices"][0]["finish_reason"] == finish
+
+
+def test_chat_completions_end_with_done_and_give_usage_only_when_asked():
+    events = APIS["chat"].events(OPENING, parse("chat", stream=True))
+    end = events.end(ENDING)
+
+    assert end.endswith(b"data: [DONE]\n\n")
+    assert len(parsed_events(end)) == 1
+
+
+@pytest.mark.parametrize(("ending", "status"), [(ENDING, "completed"), (CUT, "incomplete")])
+def test_responses_as_events(ending: Ending, status: str):
+    events = stream("responses", ending)
+
+    before = ["created", "in_progress", "output_item.added", "content_part.added"]
+    text = ["output_text.delta"] * 2 + ["output_text.done", "content_part.done", "output_item.done"]
+    assert [name for name, _ in events] == [f"response.{name}" for name in [*before, *text, status]]
+    assert [data["sequence_number"] for _, data in events] == list(range(10))
+    assert all(data["type"] == name for name, data in events)
+    response = events[-1][1]["response"]
+    assert response == APIS["responses"].whole(OPENING, ending)
+    assert response["output"][0]["content"][0]["text"] == "Hello"
+    assert (response["usage"]["total_tokens"], response["status"]) == (10, status)
+
+
+STOPS = [
+    (ENDING, "end_turn", None),
+    (CUT, "max_tokens", None),
+    (Ending("Hello", 3, "stop", "END"), "stop_sequence", "END"),
+]
+
+
+@pytest.mark.parametrize(("ending", "reason", "sequence"), STOPS)
+def test_messages_as_events(ending: Ending, reason: str, sequence: str | None):
+    events = stream("messages", ending)
+
+    text = ["content_block_start", "content_block_delta", "content_block_delta", "content_block_stop"]
+    assert [name for name, _ in events] == ["message_start", "ping", *text, "message_delta", "message_stop"]
+    assert events[0][1]["message"]["usage"]["input_tokens"] == 7
+    assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
+    assert events[-2][1]["usage"] == {"input_tokens": 7, "output_tokens": 3}
+    whole = APIS["messages"].whole(OPENING, ending)
+    assert whole["content"] == [{"type": "text", "text": "Hello"}]
+    assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
+
+
+def test_a_message_without_text_has_no_block():
+    events = APIS["messages"].events(OPENING, parse("messages", stream=True))
+
+    names = [name for name, _ in parsed_events(events.begin() + events.end(Ending("", 1, "stop")))]
+    assert names == ["message_start", "ping", "message_delta", "message_stop"]

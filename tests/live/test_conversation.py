@@ -1,0 +1,147 @@
+"""Prompts of conversations begin with the ids that were sent and sampled; replies are never encoded again."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.live.conversation import Conversations, Prompt, Seam, history_key
+from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
+
+SYSTEM = {"role": "system", "content": "brief"}
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> TaskTokenizer:
+    return TaskTokenizer.load(make_model(tmp_path))
+
+
+@pytest.fixture
+def known(tokenizer: TaskTokenizer) -> Conversations:
+    return Conversations(Seam(tokenizer), most_tokens=10_000)
+
+
+def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> np.ndarray:
+    """One id for each byte: no tokenizer would encode the text so."""
+    ids = [int(tokenizer.encode(byte)[0]) for byte in text]
+    return np.array(ids + ([tokenizer.eos_ids[0]] if ends else []), np.int32)
+
+
+def turn(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray) -> Prompt:
+    prompt = known.prompt(messages)
+    known.put(history_key(messages, reply(text), prompt.root), name, np.concatenate([prompt.ids, ids]))
+    return prompt
+
+
+CHATML = ("<|im_end|>", ("<|im_start|>", "<|im_end|>"))
+TEMPLATES = [(TEMPLATE, *CHATML), (QWEN3, *CHATML), (LLAMA3, "<|eot_id|>", LLAMA3_SPECIAL)]
+
+
+@pytest.mark.parametrize(("template", "end", "special"), TEMPLATES, ids=["qwen", "qwen3", "llama3"])
+def test_a_continued_conversation_is_the_one_that_the_template_writes(
+    tmp_path: Path, template: str, end: str, special: tuple[str, ...]
+):
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template, eos=end, special=special))
+    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    messages = [SYSTEM, user("What?")]
+    turn(known, "t1", messages, "It is", np.append(tokenizer.encode("It is"), np.int32(tokenizer.eos_ids[0])))
+
+    messages = [*messages, reply("It is"), user("And this?")]
+    prompt = known.prompt(messages)
+
+    assert prompt.parent == "t1"
+    new = prompt.ids.tolist()[prompt.known :]
+    assert new == Seam(tokenizer).whole(messages).tolist()[-len(new) :]  # as tokens, no text alone
+    assert tokenizer.decode_all(prompt.ids.tolist()) == tokenizer.chat_text(messages)
+
+
+def test_sampled_ids_are_taken_as_they_are(tokenizer: TaskTokenizer, known: Conversations):
+    odd = sampled(tokenizer, "is the answer")
+    first = turn(known, "t1", [user("What?")], "is the answer", odd)
+
+    messages = [user("What?"), reply("is the answer"), user("question")]
+    second = known.prompt(messages)
+
+    history = [*first.ids.tolist(), *odd.tolist()]
+    assert second.ids.tolist()[: len(history)] == history
+    assert (second.parent, second.known, second.rewritten) == ("t1", len(history), 0)
+    assert second.ids.tolist() != Seam(tokenizer).whole(messages).tolist()  # which encodes the reply otherwise
+    assert tokenizer.decode_all(second.ids.tolist()) == tokenizer.chat_text(messages)
+
+
+def test_a_reply_cut_short_is_closed(tokenizer: TaskTokenizer, known: Conversations):
+    turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is", ends=False))
+
+    messages = [user("What?"), reply("is"), user("question")]
+
+    assert tokenizer.decode_all(known.prompt(messages).ids.tolist()) == tokenizer.chat_text(messages)
+
+
+def test_the_longest_known_history_counts(tokenizer: TaskTokenizer, known: Conversations):
+    messages = [user("What?")]
+    for number in range(1, 5):
+        turn(known, f"t{number}", messages, f"is {number}", sampled(tokenizer, f"is {number}"))
+        messages = [*messages, reply(f"is {number}"), user("this")]
+
+    assert known.prompt(messages).parent == "t4"
+    edited = [*messages[:-2], reply("edited"), user("this")]
+    assert known.prompt(edited)[1:4:2] == ("t3", 1)  # one reply that no turn gave
+    assert known.prompt([user("Other?"), *messages[1:]])[1:5] == ("", 0, 4, "")
+
+
+def test_retries_and_branches_share_the_history(tokenizer: TaskTokenizer, known: Conversations):
+    turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
+    before = [user("What?"), reply("is")]
+    turn(known, "t2", [*before, user("this")], "answer", sampled(tokenizer, "answer"))
+
+    assert [known.prompt([*before, user(text)]).parent for text in ("this", "that")] == ["t1", "t1"]
+
+
+def test_what_is_forgotten_is_written_anew(tokenizer: TaskTokenizer):
+    known = Conversations(Seam(tokenizer), most_tokens=60)
+    for number in range(5):
+        turn(known, f"t{number}", [user(f"What {number}?")], "is", sampled(tokenizer, "is"))
+
+    first = known.prompt([user("What 0?"), reply("is"), user("this")])
+    last = known.prompt([user("What 4?"), reply("is"), user("this")])
+
+    assert (first.parent, first.rewritten) == ("", 1)
+    assert (last.parent, last.rewritten) == ("t4", 0)
+
+
+UNSAFE = {
+    "no end of sequence": "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}",
+    "what precedes it": "{% for m in messages %}{{ m.content }}{{ eos_token }}{{ messages | length }}{% endfor %}",
+    "0 times": "{% for m in messages if m.role == 'user' %}{{ m.content }}{{ eos_token }}{% endfor %}",
+    "2 times": "{% for m in messages %}{{ m.content }}{{ m.content }}{{ eos_token }}{% endfor %}",
+}
+WORDS = {"no end of sequence": "end-of-sequence token first", "what precedes it": "in another way when more stands"}
+
+
+@pytest.mark.parametrize("fault", UNSAFE)
+def test_an_unsafe_seam_is_found_at_the_start(tmp_path: Path, fault: str):
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, template=UNSAFE[fault]))
+
+    with pytest.raises(TokenizerError, match=WORDS.get(fault, fault)):
+        Seam(tokenizer)
+
+
+def test_a_model_without_a_template_serves_no_conversation(tmp_path: Path):
+    with pytest.raises(TokenizerError, match="has no chat template"):
+        Seam(TaskTokenizer.load(make_model(tmp_path, template=None)))
+
+
+def test_a_message_that_holds_the_mark_is_refused(known: Conversations, tokenizer: TaskTokenizer):
+    turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
+
+    with pytest.raises(TokenizerError, match="2 times, expected once"):
+        known.prompt([user("What?"), reply("is"), user("\ufdd2")])

@@ -1,0 +1,129 @@
+"""What stored turns tell a gateway: a fold fed by hand."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.apis.words import LiveError, Request
+from asyncrl.live.conversation import Conversations, Seam, history_key, root_of
+from asyncrl.live.turn_log import Asked, TurnLog, asked
+from harness.tokenizers import make_model
+from topics.turns import TurnFinished, TurnSampled, TurnStarted
+
+D1, D2, K1 = "1" * 32, "2" * 32, "a" * 32
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Conversations:
+    return Conversations(Seam(TaskTokenizer.load(make_model(tmp_path))), most_tokens=1000)
+
+
+@pytest.fixture
+def turns(known: Conversations) -> TurnLog:
+    return TurnLog(known, most_tokens=1000, retry_s=10.0)
+
+
+def started(turn: str, *, digest: str = D1, **fields: object) -> TurnStarted:
+    return TurnStarted(turn_id=turn, session="s", tenant="anna", api="chat", tokens=ids(3, 4), digest=digest, **fields)
+
+
+def finished(turn, finish, tokens, history=""):
+    return TurnFinished(turn_id=turn, session="s", finish=finish, tokens=tokens, history=history)
+
+
+def sampled(turn: str, start: int, *tokens: int) -> TurnSampled:
+    ones = np.full(len(tokens), -1.0, np.float32)
+    return TurnSampled(turn_id=turn, start=start, tokens=ids(*tokens), logprobs=ones, versions=ids(*tokens))
+
+
+def test_parts_of_a_reply_are_joined_up_to_the_first_that_is_missing(turns: TurnLog):
+    for fact in (started("t1"), sampled("t1", 0, 5, 6), sampled("t1", 2, 7), sampled("t1", 4, 9)):
+        turns.take(fact, "gateway-1", 1.0)
+
+    (cut,) = turns.open_of("gateway-1")
+
+    assert cut.tokens.tolist() == cut.versions.tolist() == [5, 6, 7]
+    assert turns.open_of("gateway-2") == []
+
+
+def test_a_cut_turn_is_gone_on_with_once_and_not_for_ever(turns: TurnLog):
+    for turn in ("t1", "t2"):
+        turns.take(started(turn), "gateway-1", 1.0)
+        turns.take(TurnFinished(turn_id=turn, session="s", finish="gone", tokens=ids(5)), "gateway-1", 2.0)
+    assert turns.retried(Asked(D2), 3.0) is None
+    assert turns.retried(Asked(D1), 13.0) is None
+
+    found = turns.retried(Asked(D1), 3.0)
+
+    assert found is not None and found.started.turn_id == "t2" and not found.whole
+    assert turns.retried(Asked(D1), 3.0) is None
+
+
+def test_a_whole_reply_is_given_again_only_to_a_client_that_asks_for_it_again(turns: TurnLog):
+    turns.take(started("t1", key=K1), "gateway-1", 1.0)
+    with pytest.raises(LiveError, match="under way"):
+        turns.retried(Asked(D1, K1), 1.0)
+    turns.take(TurnFinished(turn_id="t1", session="s", finish="stop", tokens=ids(5)), "gateway-1", 2.0)
+
+    assert turns.retried(Asked(D1), 3.0) is None
+    for request in (Asked(D1, again=True), Asked(D1, K1), Asked(D1, K1)):
+        found = turns.retried(request, 3.0)
+        assert found is not None and found.whole
+    with pytest.raises(LiveError, match="another request"):
+        turns.retried(Asked(D2, K1), 3.0)
+
+
+def test_turns_that_no_retry_goes_on_with_are_forgotten(turns: TurnLog):
+    for number in range(100):
+        turns.take(started(f"t{number}", digest=f"{number:032}", key=f"{number:032}"), "gateway-1", 4.0 * number)
+        turns.take(finished(f"t{number}", "gone", ids(5)), "gateway-1", 4.0 * number)
+
+    assert len(turns._ended) == len(turns._by_key) == 3  # of 10 s
+    assert turns.retried(Asked(f"{98:032}"), 400.0) is not None
+
+
+def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, known: Conversations):
+    first = [{"role": "user", "content": "a"}]
+    second = [*first, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    third = [*second, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
+    turns.take(started("t1"), "gateway-1", 1.0)
+    ended = finished(
+        "t1", "stop", ids(5, 2), history_key(first, {"role": "assistant", "content": "b"}, root_of("anna")).hex()
+    )
+    turns.take(ended, "gateway-1", 1.0)
+    turns.take(started("t2", parent="t1", known=4), "gateway-1", 1.0)
+    ended = finished(
+        "t2", "length", ids(6), history_key(second, {"role": "assistant", "content": "d"}, root_of("anna")).hex()
+    )
+    turns.take(ended, "gateway-1", 1.0)
+
+    prompt = known.prompt(third, "anna")
+
+    assert (prompt.parent, prompt.known, prompt.rewritten) == ("t2", 7, 0)
+    assert prompt.ids[:7].tolist() == [3, 4, 5, 2, 3, 4, 6]
+    turns.take(started("t3", parent="unknown", known=4), "gateway-1", 1.0)  # older than what was read
+    ended = finished(
+        "t3", "stop", ids(6), history_key(third, {"role": "assistant", "content": "f"}, root_of("anna")).hex()
+    )
+    turns.take(ended, "gateway-1", 1.0)
+    fourth = [*third, {"role": "assistant", "content": "f"}, {"role": "user", "content": "g"}]
+    assert known.prompt(fourth, "anna").parent == "t2"
+
+
+def test_streaming_does_not_tell_requests_apart_and_all_else_does():
+    request = Request("any", [{"role": "user", "content": "a"}])
+    one = asked("anna", "chat", request, {})
+
+    assert one == asked("anna", "chat", Request("any", request.messages, stream=True, usage=True), {})
+    others = [asked("ben", "chat", request, {}), asked("anna", "messages", request, {})]
+    others.append(asked("anna", "chat", Request("any", request.messages, temperature=0.5), {}))
+    assert len({one.digest, *(other.digest for other in others)}) == 4
+    assert asked("anna", "chat", request, {"x-stainless-retry-count": "1"}).again
+    keys = {asked(tenant, "chat", request, {"Idempotency-Key": "k"}).key for tenant in ("anna", "ben")}
+    assert len(keys) == 2 and "" not in keys

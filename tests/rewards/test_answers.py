@@ -1,0 +1,116 @@
+"""Rewards that find an answer, by completions with exact scores."""
+
+from pathlib import Path
+
+import pytest
+
+from asyncrl.rewards.answers import dapo, f1, gpqa, last_boxed, make_deepscaler
+from asyncrl.rewards.graders import GradeRequest, open_grader
+
+
+@pytest.mark.parametrize(
+    ("text", "boxed"),
+    [
+        ("so \\boxed{42}", "42"),
+        ("\\boxed{1} then \\boxed{\\frac{1}{2}}.", "\\frac{1}{2}"),
+        ("\\fbox{x}", "x"),
+        ("\\boxed{never {ends}", None),
+        ("boxed{1}", None),
+    ],
+)
+def test_the_last_boxed_answer(text, boxed):
+    assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "reward"),
+    [
+        ("<think>hm</think> It is \\boxed{42}.", "42", 1.0),
+        ("hm ###Response It is \\boxed{\\frac{1}{2}}", "0.5", 1.0),
+        ("<think>hm</think> \\boxed{42}", "\\boxed{42}", 1.0),
+        ("<think>hm</think> \\boxed{41}", 42, 0.0),
+        ("\\boxed{42}", "42", 0.0),  # the thinking never ended
+        ("<think>\\boxed{42}</think> forty-two", "42", 0.0),  # boxed in the thinking alone
+    ],
+)
+def test_deepscaler(completion, label, reward):
+    assert make_deepscaler()(completion, label) == reward
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "right"),
+    [
+        ("First ... Answer: 34", "34", True),
+        ("answer : $1,234$", 1234, True),
+        ("Answer: 34.0", "34", True),
+        ("Answer: \\boxed{7}", "7", True),
+        ("Answer: 12 \\text{ cm}", "12", True),
+        ("Answer: 33\nAnswer: 34", "34", True),  # the last counts
+        ("Answer: 34\nAnswer: 33", "34", False),
+        ("The answer is 34", "34", False),
+        ("Answer: 34" + " " * 300, "34", False),  # beyond the last 300 characters
+        ("Answer: -3", "3", False),
+        ("Answer: \\frac{1}{2}", "\\frac{1}{2}", True),
+    ],
+)
+def test_dapo(completion, label, right):
+    assert dapo(completion, label) == {"reward": 1.0 if right else -1.0, "acc": float(right)}
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "expected"),
+    [
+        ("The Eiffel Tower", "eiffel tower!", (1.0, 1.0, 1.0)),
+        ("in Paris, France", "Paris", (0.5, 1 / 3, 1.0)),
+        ("a cat", "dog", (0.0, 0.0, 0.0)),
+        ("yes", "Yes.", (1.0, 1.0, 1.0)),
+        ("yes it is", "yes", (0.0, 0.0, 0.0)),  # whole answers only
+        ("no", "no one", (0.0, 0.0, 0.0)),
+        ("", "x", (0.0, 0.0, 0.0)),
+        ("red red blue", "red blue blue", (2 / 3, 2 / 3, 2 / 3)),
+    ],
+)
+def test_f1(completion, label, expected):
+    assert tuple(f1(completion, label).values()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "metadata", "reward"),
+    [
+        ("The final answer is B", "B", None, 1.0),
+        ("Answer: (C)", "C", None, 1.0),
+        ("**Answer: D**", 3, None, 1.0),
+        ("I think A, but B is correct", "B", None, 1.0),
+        ("The option is A. The final answer is: **B**", "A", None, 0.0),
+        ("A? No: C", "C", None, 1.0),
+        ("<think>Answer: A</think> Answer: B", "B", None, 1.0),
+        ("Answer: E", "A", None, 0.0),  # A to D where nothing else is said
+        ("Answer: E", "E", {"valid_letters": ["A", "E"]}, 1.0),
+        ("Answer: B", "blue", {"choices": ["red", "blue"]}, 1.0),
+        ("Answer: B", "red", {"choices": ["red", "blue"], "correct_letter": "B"}, 1.0),
+        ("no letter at all", "A", None, 0.0),
+    ],
+)
+def test_gpqa(completion, label, metadata, reward):
+    assert gpqa(completion, label, metadata) == reward
+
+
+def test_a_label_that_is_no_choice_is_refused():
+    with pytest.raises(ValueError, match="label 'green' is no choice: letters are A, B"):
+        gpqa("Answer: A", "green", {"choices": ["red", "blue"]})
+
+
+async def test_they_are_rewards_by_their_names():
+    found = {}
+    for name, completion in {"deepscaler": "</think>\\boxed{7}", "dapo": "Answer: 7", "f1": "7", "gpqa": "B"}.items():
+        grader = await open_grader(name, base=Path())
+        result = await grader.grade(GradeRequest(completion, "?", "B" if name == "gpqa" else "7"))
+        await grader.close()
+        found[name] = (result.reward, sorted(result.metrics))
+
+    assert found == {
+        "deepscaler": (1.0, []),
+        "dapo": (1.0, ["acc"]),
+        "f1": (1.0, ["precision", "recall"]),
+        "gpqa": (1.0, []),
+    }

@@ -1,0 +1,108 @@
+"""`asyncrl scale engine=1` while the engine that leaves is in the middle of answers: these go on where they were."""
+
+import asyncio
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from harness.audited import assert_consistent
+from harness.runs import LIMIT_S, command, up
+
+pytestmark = pytest.mark.slow
+
+HELD = '''
+"""One answer, begun once the file `closed` is gone, and given back once `held` is."""
+import asyncio
+from pathlib import Path
+
+CLOSED, HELD = (Path(__file__).with_name(name) for name in ("closed", "held"))
+
+
+async def rollout(row, context):
+    while CLOSED.exists():
+        await asyncio.sleep(0.02)
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None))
+    while HELD.exists():
+        await asyncio.sleep(0.02)
+'''
+PROMPT = len("^abcd=")  # tokens, of every prompt
+
+
+async def load_of(http: aiohttp.ClientSession, address: str) -> dict[str, Any]:
+    async with http.get(f"{address}/v1/loads") as response:
+        load: dict[str, Any] = (await response.json())["loads"][0]
+        return load
+
+
+async def totals_of(http: aiohttp.ClientSession, address: str) -> dict[str, float]:
+    async with http.get(f"{address}/metrics") as response:
+        lines = [line.rpartition(" ") for line in (await response.text()).splitlines() if line.startswith("sglang:")]
+    return {name.partition("{")[0].removeprefix("sglang:"): float(value) for name, _, value in lines}
+
+
+async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_their_tokens(tmp_path: Path):
+    (tmp_path / "rollouts.py").write_text(HELD)
+    for name in ("closed", "held"):
+        (tmp_path / name).touch()
+    # An untrained model writes on for dozens of tokens. Nothing is trained, and no version follows, before it is read
+    # what the engine that stays was sent.
+    settings = ["task.rollout=rollouts.py:rollout", "warmup.steps=0", "rollout.max_new_tokens=200", "eval.prompts=0"]
+    async with up(tmp_path, *settings, "engine.count=2", "learner.steps=3") as run, aiohttp.ClientSession() as http:
+        await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
+        http.headers["Authorization"] = f"Bearer {(run.root / 'engine.key').read_text()}"
+        async with asyncio.timeout(LIMIT_S):
+            addresses = await two_engines(tmp_path)
+        (tmp_path / "closed").unlink()
+        async with asyncio.timeout(LIMIT_S):
+            held = await paused_in_the_middle(http, addresses["engine-2"])
+        code, output = await command(tmp_path, "scale", "engine=1")
+        assert (code, output) == (0, "scaled: engine 1\n")
+        async with asyncio.timeout(90):
+            while (sent := await tokens_sent(http, addresses["engine-1"])) < held:
+                pass  # those of the other come as its end is noticed
+        assert sent == held, "each token that the other had sampled, and each once"
+        (tmp_path / "held").unlink()
+        assert await run.ended() == 0, run.story
+
+    assert_consistent(run, steps=3, warmup_steps=0)
+    assert run.summary["trajectories_failed"] == 0
+    code, output = await command(tmp_path, "audit", "short", "--deep")
+    assert (code, ": clean\n" in output) == (0, True), output
+
+
+async def two_engines(folder: Path) -> dict[str, str]:
+    """Addresses of both engines, once they are ready."""
+    addresses: dict[str, str] = {}
+    while len(addresses) < 2:
+        _, output = await command(folder, "engines", "short", "--json")
+        with contextlib.suppress(ValueError):  # the command came too early
+            addresses = {one["name"]: one["address"] for one in json.loads(output) if one["state"] == "ready"}
+    return addresses
+
+
+async def paused_in_the_middle(http: aiohttp.ClientSession, address: str) -> int:
+    """Pause an engine that samples; returns the tokens that it holds of answers under way."""
+    while True:
+        load = await load_of(http, address)
+        if load["num_used_tokens"] > PROMPT * load["num_running_reqs"]:
+            await http.post(f"{address}/pause_generation", json={"mode": "in_place"})
+            while load["num_used_tokens"] != (load := await load_of(http, address))["num_used_tokens"]:
+                pass  # the step that was under way
+            held: int = load["num_used_tokens"] - PROMPT * load["num_running_reqs"]
+            if held:
+                return held
+            await http.post(f"{address}/continue_generation", json={})
+
+
+async def tokens_sent(http: aiohttp.ClientSession, address: str) -> int:
+    """Tokens behind the prompts of all requests that an engine has had, once it has none."""
+    while True:
+        async with http.get(f"{address}/v1/loads?wait_idle=60") as response:
+            load = (await response.json())["loads"][0]
+        if not load["num_running_reqs"] + load["num_waiting_reqs"]:
+            totals = await totals_of(http, address)
+            return int(totals["prompt_tokens_total"] - PROMPT * totals["num_requests_total"])

@@ -1,0 +1,27 @@
+"""A run with the megatron trainer as a user starts it, of which a rank is killed."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.runs import kill, up
+
+pytestmark = pytest.mark.slow
+SETTINGS = (
+    "model.create.kv_heads=2",
+    "learner.trainer=megatron",
+    "learner.ranks=2",
+    "learner.layout.tensor=2",
+    "learner.checkpoint_every=2",
+)
+
+
+async def test_a_rank_that_is_killed_goes_on_with_its_peers_from_their_checkpoint(tmp_path: Path):
+    async with up(tmp_path, *SETTINGS) as run:
+        await run.reaches(lambda: 3 in run.steps(), "step 3", 180)
+        kill(next(pid for pid, line in run.processes().items() if "rank_process learner-1 1 " in line))
+        assert await run.ended() == 0, run.story
+
+    assert sorted(set(run.steps())) == [1, 2, 3, 4, 5]
+    assert "rank 1 ended" in run.log("learner-1")
+    assert (run.root / "model" / "model.safetensors").is_file()

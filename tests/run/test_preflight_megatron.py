@@ -1,0 +1,87 @@
+"""What `check` knows of the megatron trainer before anything is loaded."""
+
+import json
+import re
+
+import pytest
+
+from asyncrl.config.load import load_config
+from asyncrl.run import preflight_megatron
+from asyncrl.training import vocabulary
+from asyncrl.training.megatron import memory
+from harness.configs import problems, the_problem
+from harness.models import made_model
+
+MEGATRON = "learner.trainer=megatron"
+
+
+@pytest.mark.parametrize(("found", "named"), [("", "no package"), ("0.17.0", "0.17.0")])
+def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, found, named):
+    monkeypatch.setattr(preflight_megatron, "_installed", lambda: found)
+
+    problem = the_problem("demo", MEGATRON, files=True)
+
+    assert "learner.trainer" in problem.key
+    assert f'found {named}, "megatron" needs megatron-core 0.16.1; install it' in problem.message
+
+
+@pytest.mark.parametrize(
+    ("layout", "ranks", "words"),
+    [
+        ("tensor=2", 2, "tensor = 2 does not divide the model's 1 key-value heads; use a divisor of 1"),
+        ("virtual=2", 1, "virtual = 2 divides the layers of several stages, found pipeline = 1; raise pipeline"),
+        ("expert=2", 2, "expert = 2 does not divide the model's 0 experts; set it to 1"),
+        ("pipeline=3", 3, "pipeline = 3 does not divide the model's 2 layers; use a divisor of 2"),
+    ],
+)
+@pytest.mark.parametrize("created", [True, False])
+def test_a_layout_that_does_not_divide_the_model_is_refused(tmp_path, layout, ranks, words, created):
+    model = [] if created else [f"model.path={made_model(tmp_path)}"]
+
+    problem = the_problem("demo", MEGATRON, f"learner.layout.{layout}", f"learner.ranks={ranks}", *model, files=True)
+
+    assert words in problem.message
+
+
+def test_channels_and_tokens_are_divided_too():
+    create = ["learner.ranks=2", "learner.layout.tensor=2", "model.create.kv_heads=2", "model.create.ffn=191"]
+
+    assert "191 feed-forward channels" in the_problem("demo", MEGATRON, *create, files=True).message
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1.0}}, "rope type 'yarn', expected default"),
+        (
+            {"architectures": ["Qwen3MoeForCausalLM"], "mlp_only_layers": [0]},
+            "found mlp_only_layers = [0], expected []",
+        ),
+        ({"attention_bias": True}, "attention_bias = True, expected False"),
+    ],
+)
+def test_a_family_or_a_feature_that_is_not_known_is_refused_by_name(tmp_path, changed, words):
+    file = made_model(tmp_path) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changed))
+
+    assert any(words in one.message for one in problems("demo", MEGATRON, f"model.path={tmp_path}", files=True))
+
+
+def test_the_memory_of_the_fullest_rank_is_estimated():
+    sizes = ["model.create.hidden=1024", "model.create.ffn=4096", "model.create.kv_heads=2", "model.create.layers=16"]
+    found = {}
+    for name, layout, ranks in (("one", [], 1), ("four", ["tensor=2", "pipeline=2"], 4), ("moments", [], 4)):
+        given = [MEGATRON, f"learner.ranks={ranks}", *sizes, *(f"learner.layout.{one}" for one in layout)]
+        loaded = load_config("demo", overrides=given)
+        [line] = preflight_megatron.memory_lines(loaded.config, loaded.base)
+        found[name] = {key: float(value) for key, value in re.findall(r"(\w+) ([\d.]+)[,)]", line)}
+
+    for key in ("weights", "gradients", "optimizer"):
+        assert found["one"][key] == pytest.approx(4 * found["four"][key], rel=0.05), key
+    assert found["moments"]["optimizer"] == pytest.approx(found["one"]["optimizer"] / 4, rel=0.05)
+    assert found["moments"]["gradients"] == found["one"]["gradients"]
+
+
+def test_the_estimate_counts_the_logits_that_are_held():
+    assert memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS

@@ -1,0 +1,186 @@
+"""What is unusual and right: the audit finds nothing there, and the violation beside it."""
+
+from harness.ordinary_run import SETTINGS, told
+from harness.stories import Story
+from topics.actors import RUN_OPENED, SKIP_REQUESTED, RunOpened, SkipRequested
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember
+from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.promotions import PROMOTION_REQUESTED, WEIGHTS_PROMOTED, PromotionRequested, WeightsPromoted
+from topics.streams import STREAM_TRIMMING, StreamTrimming
+from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
+from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+
+
+def test_a_step_trained_again_on_a_newer_line_counts_once():
+    story = told()
+    sequence = story.messages(BATCH_TRAINED)[1].batch_sequence
+    story.published(1, lineage=1)
+    story.trained(1, sequence, lineage=1)
+    assert story.wrong() == []
+    assert story.findings().trained_batches == 2  # what lineage 0 trained after it is in no weights
+
+    story.trained(2, story.messages(BATCH_TRAINED)[2].batch_sequence, lags={0: 4, 1: 2}, lineage=1)
+    findings = story.findings()
+    assert findings.violations == []
+    assert (findings.trained_batches, findings.trained) == (3, 5)
+
+    story.trained(1, sequence, lineage=0)
+    assert story.wrong() == [("trained twice", "batch 1")]
+
+
+def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
+    story = told()
+    story.graded("p000004-1")
+    story.dropped("p000004-1", "lag")
+    story.issued("p000004-1", attempt=1)
+    assert story.wrong() == []
+    assert story.findings().open == {"rollout": 1, "reward": 1}
+
+    story.graded("p000004-1", (1, 1, 1), attempt=1)
+    story.dropped("p000004-1", "lag", attempt=1)
+    story.dropped("p000004-1", "deadline", attempt=2)  # before it was issued a third time
+    assert story.wrong() == []
+    story.dropped("p000004-1", "deadline", attempt=2)
+    assert story.wrong() == [("ended twice", "p000004-1 (attempt 2)")]
+
+
+def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
+    story = told()
+    story.trained(3, len(story.logs["BATCHES"]), 1)
+    story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
+    assert story.wrong() == [("unasked skip", "batch 3")]
+
+    story.publish(SKIP_REQUESTED, SkipRequested(3))
+    findings = story.findings()
+    assert findings.violations == []
+    assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
+
+
+def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
+    story = Story()
+    story.publish(RUN_OPENED, RunOpened(9, 0, SETTINGS))
+    for version in range(3):
+        story.published(version)
+    for name in ("p000000-0", "p000000-1"):
+        story.issued(name)
+        story.graded(name, (0, 1, 2))
+    story.trained(1, story.packed(1, "p000000-0", "p000000-1"), lags={0: 6})
+
+    untrained = [("untrained version", f"version {version} of lineage 0") for version in (1, 2)]
+    assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
+
+
+def opened_with(story, groups):
+    buffer = {**SETTINGS["buffer"], "batch_groups": groups}
+    story.publish(RUN_OPENED, RunOpened(9, 0, {**SETTINGS, "warmup": {"steps": 0}, "buffer": buffer}))
+
+
+def test_batches_are_as_large_as_the_run_was_opened_with_when_they_were_packed():
+    story = Story()
+    for topic, times in ((RUN_OPENED, (1, 5, 9)), (BATCH_PACKED, (2, 6, 7))):
+        story.times |= {(topic.name, number): at for number, at in enumerate(times)}
+    opened_with(story, 1)
+    story.published(0)
+    for number in range(4):
+        for name in (f"p00000{number}-0", f"p00000{number}-1"):
+            story.issued(name)
+            story.graded(name, (0, 0, 0))
+    story.packed(1, "p000000-0", "p000000-1")
+    opened_with(story, 2)
+    story.packed(2, *(f"p00000{number}-{member}" for number in (1, 2) for member in (0, 1)))
+    assert story.wrong() == []
+
+    story.packed(3, "p000003-0", "p000003-1")
+    assert story.wrong() == [("wrong size", "batch 3")]
+    opened_with(story, 1)
+    assert ("bound changed", "buffer.batch_groups") in story.wrong()
+
+
+def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
+    def told_of(engines, *versions):
+        story = told()
+        story.alter(RUN_OPENED, 0, settings={**SETTINGS, "eval": {"engines": engines, "prompts": 2}})
+        story.publish(EVAL_REQUESTED, EvalRequested("e000000", 1, 2, 1.0))
+        members = []
+        for name in ("e000000-0", "e000000-1"):
+            story.issued(name)
+            story.graded(name, versions)
+            grade = story.messages(TRAJECTORY_GRADED)[-1]
+            members.append(BatchMember(name, 0, grade.payload, grade.reward, len(versions)))
+        counted = {version: 2 * versions.count(version) for version in versions}
+        story.publish(EVAL_SCORED, EvalScored("e000000", 1, counted, 1.0, 2, 0, 1.0, members))
+        return story.wrong()
+
+    assert told_of("held", 1, 1) == told_of("", 1, 2) == []
+    assert told_of("held", 1, 2) == [("wrong version", "e000000")]
+
+
+def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
+    story = told()
+    story.publish(EVAL_SCORED, EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
+    score = len(story.logs["BATCHES"])
+    moves = [("command", 1, 1), ("command", 2, 2), ("rollback", 1, None), ("gate", 2, None)]
+    for by, version, asked in moves:
+        request = story.publish(PROMOTION_REQUESTED, PromotionRequested(asked)) if by != "gate" else score
+        story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, version, f"0-{version}", by, request))
+    assert story.wrong() == []
+
+    first = len(story.messages(WEIGHTS_PROMOTED)) + 2  # behind the claim
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "other", "rollback", request))
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "command", 1))  # message 1 claims the log
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "gate", score - 1))
+    places = [f"message {first + number} of FLEET" for number in range(3)]
+    kinds = ["foreign weights", "unasked promotion", "unasked promotion", "unasked promotion"]
+    assert story.wrong() == list(zip(kinds, [places[0], *places], strict=True))
+
+
+def test_late_and_forged_claims_end_nothing():
+    story = told()
+    story.failed("p000000-0")
+    story.failed("p000077-0")
+    story.graded("p000078-0", (55,))
+
+    assert story.wrong() == []
+
+
+def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 1)
+    assert story.wrong() == [("lost", "p000000-0")]
+
+    story.publish(
+        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
+    )
+    assert story.wrong() == []
+    story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
+    assert story.wrong() == [("lost", "p000001-0")]
+
+
+def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
+    story = told()
+    story.publish(
+        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
+    )
+    story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
+    assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
+
+    story.times[CHECKPOINT_SAVED.name, 1], story.times[BATCH_PACKED.name, 3] = 50, 60
+    assert story.wrong() == []
+
+
+def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 5)
+    story.publish(STREAM_TRIMMING, StreamTrimming("TRAJECTORIES", 7))
+
+    assert story.wrong(first_result=3) == []
+    assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why
+
+
+def test_what_had_ended_when_it_was_trimmed_between_what_is_needed_is_not_lost_and_all_else_is():
+    story = told()
+    story.unsay(TRAJECTORY_GENERATED, 5)
+
+    assert story.wrong(ended={"p000003-1": 7}) == []
+    assert story.wrong(ended={"p000003-1": 6}) == [("lost", "p000003-1")]
+    assert story.wrong(ended={"p000003-0": 7}) == [("lost", "p000003-1")]

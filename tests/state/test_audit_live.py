@@ -1,0 +1,108 @@
+"""What is trained of a live turn is what the gateway stored of it: anything else is found."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from asyncrl.bus.log import Record
+from asyncrl.live.row import row_of
+from asyncrl.state.audit.live import Live
+from asyncrl.state.audit.violations import Violations
+from topics.prompts import PromptIssued
+from topics.table import topic_for
+from topics.trajectories import Outcome, Segment, TrajectoryGenerated
+from topics.turns import TurnAdmitted, TurnFinished, TurnStarted
+
+REPLY = np.array([7, 8], np.int32)
+LOGPROBS = np.array([-0.5, -1.5], np.float32)
+VERSIONS = np.array([3, 4], np.int32)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def admitted(turn: str, reward: float = 0.5) -> TurnAdmitted:
+    return TurnAdmitted(turn_id=turn, session="s", tenant="anna", reward=reward, by="judge", temperature=1.0)
+
+
+def generated(number: int, tokens: np.ndarray, **fields) -> TrajectoryGenerated:
+    """The trajectory of a turn whose last two tokens are its reply."""
+    before, reply = len(tokens) - 2, {"logprobs": LOGPROBS, "versions": VERSIONS, "mask": np.ones(2, np.uint8)}
+    reply |= {name: value for name, value in fields.items() if name in reply}
+    rest = {"logprobs": np.zeros(before, np.float32), "versions": np.full(before, -1, np.int32)}
+    rest["mask"] = np.zeros(before, np.uint8)
+    segment = Segment(tokens, **{name: np.concatenate([rest[name], value]) for name, value in reply.items()})
+    prompt_id = f"l{number:06d}"
+    return TrajectoryGenerated(
+        trajectory_id=f"{prompt_id}-0",
+        prompt_id=prompt_id,
+        member=0,
+        group_size=1,
+        stage="rl",
+        rows=[],
+        segments=[segment],
+        completion="",
+        versions=[],
+        outcome=Outcome(reward=fields.get("reward", 0.5)),
+    )
+
+
+def found(*messages, late: bool = False) -> list[str]:
+    """Kinds of what is wrong where two turns of a conversation are admitted and then come these messages.
+
+    Args:
+        late: the end of the first turn is stored behind that of the second.
+    """
+    violations = Violations()
+    live = Live(violations)
+    common = {"session": "s", "tenant": "anna", "api": "chat"}
+    reply = {"session": "s", "finish": "stop", "tokens": REPLY, "logprobs": LOGPROBS, "versions": VERSIONS}
+    first = TurnFinished(turn_id="a", **reply)
+    told = [
+        TurnStarted(turn_id="a", tokens=ids(1, 2), **common),
+        *([] if late else [first]),
+        TurnStarted(turn_id="b", tokens=ids(5), parent="a", known=4, **common),
+        TurnFinished(turn_id="b", **reply),
+        *([first] if late else []),
+        admitted("a"),
+        admitted("b"),
+    ]
+    for message in [*told, *messages]:
+        topic = topic_for(message)
+        live.apply(topic, message, Record(topic.stream, 1, "", {}, b"", 0))
+    return [violation.kind for violation in violations]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_turns_that_are_trained_as_they_were_sampled_are_clean(late: bool):
+    rows = [
+        PromptIssued(prompt_id=f"l00000{n}", member=0, group_size=1, rows=[row_of(admitted("ab"[n]))]) for n in (0, 1)
+    ]
+
+    assert found(*rows, generated(0, ids(1, 2, 7, 8)), generated(1, ids(1, 2, 7, 8, 5, 7, 8)), late=late) == []
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        generated(0, ids(1, 2, 7, 9)),  # an id that no engine gave
+        generated(0, ids(1, 3, 7, 8)),
+        generated(0, ids(1, 2, 7, 8), logprobs=np.array([-0.5, -1.0], np.float32)),
+        generated(0, ids(1, 2, 7, 8), versions=ids(3, 5)),
+        generated(0, ids(1, 2, 7, 8), mask=np.array([1, 0], np.uint8)),
+        generated(0, ids(1, 2, 7, 8), reward=1.0),
+        generated(1, ids(1, 2, 7, 8)),  # another turn's
+        generated(2, ids(1, 2, 7, 8)),  # of no turn
+    ],
+)
+def test_whatever_differs_from_the_turn_is_found(planted: TrajectoryGenerated):
+    assert found(planted) == ["foreign tokens"]
+
+
+def test_a_turn_is_admitted_once_and_issued_with_its_reward():
+    row = row_of(admitted("a", reward=1.0))
+
+    assert found(admitted("a")) == ["admitted twice"]
+    assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=[row])) == ["wrong row"]
+    assert found(msgspec.structs.replace(generated(0, ids(1, 2, 7, 8)), segments=[])) == ["foreign tokens"]

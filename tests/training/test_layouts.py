@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.training.attention import document_attention
+from asyncrl.training.layouts import LAYOUTS, by_row, micro_batch
+from harness.training import policy_rows
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("window", [None, 3, 100])
+def test_documents_attend_to_themselves_alone(window):
+    rows = policy_rows(np.random.default_rng(0), 9)
+    rows = [rows[index] for index in LAYOUTS["packed"].cut([len(row.tokens) for row in rows], 1000)[0]]
+    documents = LAYOUTS["packed"].lay(rows, CPU).documents
+    total = documents.bounds[-1]
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, total, 6) for heads in (4, 2, 2))
+
+    found, _ = document_attention(None, query, key, value, None, documents=documents, sliding_window=window)
+
+    lengths = [len(row.tokens) - 1 for row in rows]
+    assert documents.bounds.tolist() == [0, *np.cumsum(lengths)]
+    assert documents.positions.tolist() == [[place for length in lengths for place in range(length)]]
+    owner, place = np.repeat(np.arange(len(rows)), lengths), np.concatenate([np.arange(length) for length in lengths])
+    seen = (owner[:, None] == owner) & (place[:, None] >= place) & (place[:, None] - place < (window or 1000))
+    key, value = (one.repeat_interleave(2, 1) for one in (key, value))
+    scores = (query @ key.mT / 6**0.5).masked_fill(~torch.from_numpy(seen), -torch.inf)
+    torch.testing.assert_close(found, (scores.softmax(-1) @ value).transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("packing", LAYOUTS)
+def test_each_scored_token_keeps_its_place_temperature_and_row(packing):
+    rows = policy_rows(np.random.default_rng(1), 5)
+
+    batch = micro_batch(LAYOUTS[packing], rows, CPU)
+
+    trained = [np.flatnonzero(row.mask) for row in rows]
+    assert batch.inputs.targets.tolist() == np.concatenate([row.tokens[row.mask == 1] for row in rows]).tolist()
+    before = batch.inputs.tokens.flatten()[batch.inputs.positions]
+    assert before.tolist() == [row.tokens[at - 1] for row, places in zip(rows, trained, strict=True) for at in places]
+    assert batch.tokens.rows.tolist() == np.repeat(range(5), list(map(len, trained))).tolist()
+    assert batch.inputs.temperatures.tolist() == pytest.approx([rows[row].temperature for row in batch.tokens.rows])
+    for row, column in zip(rows, by_row(batch.tokens.behaviour, rows), strict=True):
+        assert np.array_equal(column, row.logprobs)

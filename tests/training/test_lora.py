@@ -1,0 +1,87 @@
+"""Training of adapters (LoRA): what is published, and that a restart gives the same bits."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError
+from asyncrl.training.publisher import Publisher
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.files import FileStore, write_model
+from asyncrl.weights.folders import DiskFolder
+from harness.roles import LORA, TO_REFERENCE, assert_same_bits, scored, with_penalties
+from harness.training import copies, policy_rows, save
+from topics.batches import Objective
+
+
+def with_lora(models):
+    return TorchTrainer(models / "policy", TorchSettings(lora=LORA))
+
+
+def test_adapters_begin_as_nothing_and_are_published_in_full_weights(models, tmp_path):
+    trainer, rows = with_lora(models), policy_rows(np.random.default_rng(1), 12)
+    plain = TorchTrainer(models / "policy")
+    assert_same_bits(plain, trainer)
+    assert np.array_equal(scored(plain, rows, "proximal"), scored(trainer, rows, "proximal"))
+
+    for _ in range(3):
+        trainer.step(rows, Objective(learning_rate=1e-2))
+    before, after = copies(plain), copies(trainer)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved == {
+        f"model.layers.{layer}.{part}.weight" for layer in (0, 1) for part in ("self_attn.q_proj", "mlp.down_proj")
+    }
+    (tmp_path / "out").mkdir()
+    write_model(DiskFolder(tmp_path / "out"), trainer.copy_weights().files(), trainer.source)
+    merged = scored(TorchTrainer(tmp_path / "out"), rows, "proximal")
+    assert np.allclose(merged, scored(trainer, rows, "proximal"), atol=1e-5)
+    assert not np.allclose(merged, scored(plain, rows, "proximal"), atol=1e-2)
+
+
+def test_training_of_adapters_resumes_bit_equal_and_peft_reads_their_checkpoint(models, tmp_path):
+    rng = np.random.default_rng(3)
+    batches = [policy_rows(rng, 12) for _ in range(4)]
+    whole, first, second = (with_lora(models) for _ in range(3))
+    for rows in batches:
+        whole.step(rows, with_penalties(TO_REFERENCE))
+    for rows in batches[:2]:
+        first.step(rows, with_penalties(TO_REFERENCE))
+    publisher = Publisher(first, store=FileStore(tmp_path / "weights"), checkpoints=tmp_path)
+    publisher.copy_state()
+    saved = publisher.save(Checkpoint(0, 2, "0" * 32, 1))
+    second.load(saved)
+    for rows in batches[2:]:
+        second.step(rows, with_penalties(TO_REFERENCE))
+
+    assert_same_bits(whole, second)
+    with pytest.raises(CheckpointError, match=r"base_model.model.model.layers.0.mlp.down_proj.lora_A.weight has shape"):
+        TorchTrainer(models / "policy").load(saved)
+    peft = pytest.importorskip("peft")
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models / "policy"), saved)
+    merged = model.merge_and_unload().state_dict()
+    for name, tensor in copies(first).items():
+        assert torch.allclose(merged[name], tensor, atol=1e-6), name
+
+
+def test_adapters_begin_anew_on_a_checkpoint_without_any(models, tmp_path):
+    plain, adapted, rows = TorchTrainer(models / "policy"), with_lora(models), policy_rows(np.random.default_rng(1), 12)
+    plain.step(rows, Objective(learning_rate=1e-2))
+    save(plain, tmp_path)
+
+    adapted.load(tmp_path)
+
+    assert_same_bits(plain, adapted)
+    assert adapted.step(rows, Objective(learning_rate=1e-2))["grad_norm"] > 0
+
+
+def test_adapters_begin_anew_on_a_checkpoint_with_a_reference(models, tmp_path):
+    plain, adapted, rows = TorchTrainer(models / "policy"), with_lora(models), policy_rows(np.random.default_rng(1), 12)
+    for _ in range(2):
+        plain.step(rows, with_penalties(TO_REFERENCE))
+    save(plain, tmp_path)
+
+    adapted.load(tmp_path)
+
+    assert np.array_equal(scored(adapted, rows, "reference"), scored(plain, rows, "reference"))
+    assert not np.array_equal(scored(adapted, rows, "reference"), scored(adapted, rows, "proximal"))

@@ -1,0 +1,213 @@
+"""The megatron trainer in several layouts against the torch trainer, which runs transformers' models."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from asyncrl.algorithms.losses import loss_of
+from asyncrl.engine.embedded.config import read_shape
+from asyncrl.training.disk_names import divided
+from asyncrl.training.host_copy import Source
+from asyncrl.training.megatron.memory import parameters_of
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.megatron_cases import (
+    EPS,
+    EXPERTS,
+    FAMILIES,
+    FIGURES,
+    FIRST,
+    LAYOUTS,
+    OF_FAMILIES,
+    ROUNDED,
+    SAVED_AT,
+    SOURCES,
+    WITH_ROLES,
+    model_of,
+    objective,
+    roles_objective,
+    roles_rows,
+    rows_of,
+    state,
+    trained_rows,
+)
+from harness.mixtures import MIXTURE, write_transformers_model
+from harness.training import copies, run_group, save
+
+pytestmark = pytest.mark.slow  # four processes with torch
+KINDS = {"qwen3": "qwen3", "qwen2": "qwen2", "qwen2-tied": "qwen2", "llama": "llama", EXPERTS: "qwen3_moe"}
+STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
+
+def write_model(directory, name):
+    options = {"llama": {"rope_parameters": STRETCHED}, EXPERTS: MIXTURE}.get(name, {})
+    write_transformers_model(directory, KINDS[name], {"tie_word_embeddings": name.endswith("tied"), **options})
+
+
+def opened(folder, name, **further):
+    return TorchTrainer(
+        folder / name, TorchSettings(micro_batch_tokens=64, eps=EPS, replays=name == EXPERTS, **further)
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A folder with what four processes found, and a checkpoint of the torch trainer that they went on from."""
+    folder = tmp_path_factory.mktemp("megatron")
+    for name in FAMILIES:
+        write_model(folder / name, name)
+    for name in (FIRST, EXPERTS):
+        trainer, state = opened(folder, name), folder / f"state-torch-{name}"
+        for step in range(SAVED_AT):
+            trainer.step(trained_rows(name, step), objective(step))
+        state.mkdir()
+        save(trainer, state)
+    run_group(["-m", "tests.harness.megatron_cases"], 4, folder, deadline_s=600)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(results):
+    """By model: figures of three steps, state before the third, weights after it, and the first ones, by torch."""
+    found = {}
+    for model in (FIRST, EXPERTS):
+        trainer, figures = opened(results, model), []
+        begun = copies(trainer)
+        for step in range(SAVED_AT + 1):
+            before = state(trainer)
+            metrics = trainer.step(trained_rows(model, step), objective(step))
+            figures.append([metrics[name] for name in FIGURES])
+        found[model] = torch.tensor(figures, dtype=torch.float64), before, copies(trainer), begun
+    return found
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
+    trainer = opened(results, name)
+    rows = trainer.with_gradient(rows_of(0), loss_of(objective(0)))
+    trainer._gradient([[row] for row in rows], loss_of(objective(0)))
+    named = trainer._policy.model.named_parameters()
+    gradients = {
+        one.name: one.tensor
+        for key, parameter in named
+        for one in divided(Source("", key, parameter.grad, parameter.dtype), tuple(parameter.shape))
+    }
+    with torch.no_grad():
+        logprobs, entropies = trainer._policy(*trainer._passes.lay(rows_of(0)).inputs)
+    largest = max(float(one.abs().max()) for one in gradients.values())
+    for case in OF_FAMILIES:
+        found = load_file(results / f"{name}-{case}.safetensors")
+        assert torch.allclose(found.pop("logprobs"), logprobs, rtol=0, atol=2e-6)
+        assert torch.allclose(found.pop("entropies"), entropies, rtol=0, atol=2e-6)
+        for key, one in copies(trainer).items():
+            assert torch.equal(found.pop(f"weight.{key}"), one), key
+        assert found.keys() == {f"gradient.{key}" for key in gradients}
+        for key, one in gradients.items():
+            assert float((found[f"gradient.{key}"] - one).abs().max()) < 2e-6 * largest, key
+
+
+def assert_close(found, figures, after, begun, rows=24):
+    """The same steps: weights moved alike, and figures are the same but for the rows, which are those of a replica."""
+    counted = torch.tensor([name not in ("rows", "rows_skipped") for name in FIGURES])
+    assert torch.allclose(found["figures"][..., counted], figures[..., counted], rtol=1e-5, atol=1e-7)
+    assert bool((found["figures"][..., ~counted] <= rows).all())
+    assert_moved_alike({name: found[f"after.{name}"] for name in after}, after, begun)
+
+
+def assert_moved_alike(found, after, begun):
+    apart = torch.nn.utils.get_total_norm([found[name] - one for name, one in after.items()])
+    moved = torch.nn.utils.get_total_norm([one - begun[name] for name, one in after.items()])
+    assert apart / moved < 1e-5
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_losses_norms_and_updates_are_those_of_the_torch_trainer_in_any_layout(results, expected, case):
+    figures, before, after, begun = expected[model_of(case)]
+    found = load_file(results / f"{case}.safetensors")
+
+    assert_close(found, figures, after, begun)
+    assert {name for name in found if not name.startswith("after.")} == {*before, "figures", "parameters"}
+    shape = read_shape(results / model_of(case))
+    assert int(found["parameters"]) == max(map(sum, parameters_of(shape, LAYOUTS[case][1])))
+    for name, one in before.items():
+        if name != "optimizer.rng":  # each has its own
+            assert found[name].dtype == one.dtype
+            assert torch.allclose(found[name], one, rtol=1e-5, atol=1e-5), name
+
+
+def state_of(results, case, of_torch):
+    """Tensors of the checkpoint of a case."""
+    return of_torch if case == "torch" else load_file(results / f"{case}.safetensors")
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_checkpoint_goes_on_in_another_layout_and_in_the_torch_trainer(results, expected, case):
+    figures, before, after, begun = expected[model_of(case)]
+    source = state_of(results, SOURCES[case], before)
+    found = load_file(results / f"resumed-{case}.safetensors")
+    for name in before:
+        if name != "optimizer.rng":
+            assert torch.equal(found[name], source[name]), name
+    assert_close(found, figures[SAVED_AT], after, begun)
+
+    trainer = opened(results, model_of(case))
+    trainer.load(results / f"state-{case}")
+    metrics = trainer.step(trained_rows(case, SAVED_AT), objective(SAVED_AT))
+    there = {f"after.{name}": one for name, one in copies(trainer).items()}
+    there["figures"] = torch.tensor([metrics[name] for name in FIGURES], dtype=torch.float64)
+    assert_close(there, figures[SAVED_AT], after, begun)
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_bfloat16_rounds_as_the_torch_trainer_does_and_keeps_exact_masters(results, expected, case):
+    trainer, figures = opened(results, model_of(case), dtype="bfloat16"), []
+    for step in range(SAVED_AT + 1):
+        metrics = trainer.step(rows_of(step), objective(step))
+        figures.append([metrics[name] for name in FIGURES])
+    found, after = load_file(results / f"{case}.safetensors"), copies(trainer)
+
+    wanted = torch.tensor(figures, dtype=torch.float64)
+    assert torch.allclose(found["figures"][..., :4], wanted[..., :4], rtol=2e-2, atol=4e-3)  # bfloat16 has 8 bits
+    for name, one in after.items():
+        published, master = found[f"after.{name}"], found[f"master.{name}"]
+        assert (published.dtype, master.dtype) == (one.dtype, torch.float32)
+        assert torch.equal(published, master.bfloat16()), name
+        assert not torch.equal(published.float(), master), name
+
+    source = state_of(results, SOURCES[case], expected[model_of(case)][1])
+    resumed = load_file(results / f"resumed-{case}.safetensors")
+    trainer.load(results / f"state-{case}")
+    for name, one in state(trainer).items():
+        if name != "optimizer.rng":
+            assert torch.equal(found[name], one), name
+            rounded = torch.bfloat16 if name.startswith("reference.") else one.dtype  # the reference has no masters
+            assert torch.equal(resumed[name].to(rounded), source[name].to(rounded)), name
+
+
+@pytest.mark.parametrize("case", WITH_ROLES)
+def test_a_critic_and_several_tokens_of_a_teacher_are_those_of_the_torch_trainer(results, expected, case):
+    further = {"teacher": results / "qwen2", "critic": results / "llama"}
+    trainer = opened(results, FIRST, **further)
+    figures = [trainer.step(roles_rows(step), roles_objective(step)) for step in range(SAVED_AT + 1)]
+    found, after, begun = json.loads((results / f"roles-{case}.json").read_text()), copies(trainer), expected[FIRST][3]
+
+    for one, wanted in zip(found, figures, strict=True):
+        assert one.keys() == wanted.keys()
+        assert {"value_loss", "value_grad_norm", "explained_variance"} <= one.keys()
+        for name, value in wanted.items():
+            assert one[name] == pytest.approx(value, rel=2e-5, abs=1e-6), name
+    assert_moved_alike(load_file(results / f"roles-{case}.safetensors"), after, begun)
+    assert "value_loss" in figures[0] and "grad_norm" not in figures[0]
+
+    resumed = opened(results, FIRST, **further)
+    resumed.load(results / f"roles-{case}")
+    resumed.step(roles_rows(SAVED_AT), roles_objective(SAVED_AT))
+    assert_moved_alike(copies(resumed), after, begun)

@@ -1,0 +1,104 @@
+"""A trainer whose tensors leave the device between its steps trains the same bits, and the memory is free meanwhile."""
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.roles import TO_REFERENCE, assert_same_bits
+from harness.training import policy_rows, run_ranks, save
+from topics.batches import CriticStep, Objective
+
+BYTES = 4  # of a float32
+
+
+def resizable(trainer):
+    """Put weights where a device would have them: those of a CPU are mapped from their file, and would stay there."""
+    held = {id(one): one for one in [*trainer._own.tensors(), *trainer._critic.tensors(), *trainer._frozen]}
+    for tensor in held.values():
+        tensor.data = tensor.data.clone()
+    return trainer
+
+
+def whole(models):
+    return resizable(
+        TorchTrainer(models / "policy", TorchSettings(critic=models / "teacher", teacher=models / "teacher"))
+    )
+
+
+def objective(step, penalties):
+    critic = CriticStep(learning_rate=1e-2, value_clip=0.0)
+    return Objective(loss="ppo", learning_rate=1e-2, critic=critic, penalties=penalties, reference=step // 2 * 2)
+
+
+def stored(tensors):
+    return sum(one.untyped_storage().nbytes() for one in {one.data_ptr(): one for one in tensors}.values())
+
+
+def test_training_with_rests_between_the_steps_has_the_same_bits(models, tmp_path):
+    rng, trainers = np.random.default_rng(2), [whole(models), whole(models)]
+    for step in range(4):
+        rows = policy_rows(rng, 12)
+        found = [trainer.step(rows, objective(step, [TO_REFERENCE])) for trainer in trainers]
+        assert found[0] == found[1]
+        trainers[1].rest()
+        if step == 1:
+            for name, trainer in zip("01", trainers, strict=True):
+                (tmp_path / name).mkdir()
+                save(trainer, tmp_path / name)  # which brings everything back
+
+    rested = trainers[1]
+    rested.rest()
+    rested.load(tmp_path / "1")
+    trainers[0].load(tmp_path / "0")
+    rested.step(rows, objective(4, [TO_REFERENCE]))
+    trainers[0].step(rows, objective(4, [TO_REFERENCE]))
+    assert_same_bits(*trainers)
+
+
+def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_moved(models):
+    trainer = whole(models)
+    trainer.step(policy_rows(np.random.default_rng(2), 12), objective(0, []))
+    own, critic = trainer._own.tensors(), trainer._critic.tensors()
+    # Of each trained parameter the weight and two moments; the teacher is as large as the critic, but for its head.
+    expected = stored([*own, *critic, *trainer._frozen])
+    weights = sum(one.numel() for one in trainer._own.parameters.values())
+    assert stored(own) == 3 * BYTES * weights
+
+    moved = trainer.rest()
+
+    assert moved == trainer._resting.held_bytes == expected
+    assert {one.untyped_storage().nbytes() for one in [*own, *critic, *trainer._frozen]} == {0}
+    assert trainer.rest() == moved, "what has left does not leave twice"
+    trainer.copy_weights()
+    assert trainer._resting.held_bytes == 0
+    assert stored([*own, *critic, *trainer._frozen]) == expected
+    assert all(torch.isfinite(one).all() for one in own)
+
+
+RANKS = """
+import sys
+import numpy as np
+from pathlib import Path
+from asyncrl.training.ranks import join_ranks
+from asyncrl.training.torch_trainer import TorchTrainer
+from harness.training import copies, policy, policy_rows
+rank, ranks, model, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+join_ranks(folder, rank, ranks, "cpu")
+found = []
+for rests in (False, True):
+    trainer, rng, moved = TorchTrainer(model), np.random.default_rng(5), 0
+    for _ in range(3):
+        trainer.step(policy_rows(rng, 12)[rank::ranks], policy())
+        moved = trainer.rest() if rests else 0
+    parameters = sum(one.to_local().numel() for one in trainer._own.parameters.values())
+    assert moved >= 12 * parameters * rests, (moved, parameters)
+    found.append({name: one.numpy().tobytes() for name, one in copies(trainer).items()})
+assert found[0] == found[1]
+print("equal", len(found[0]))
+"""
+
+
+@pytest.mark.slow
+def test_sharded_ranks_rest_alike(models, tmp_path):
+    assert run_ranks(RANKS, 2, models / "policy", tmp_path / "rendezvous").startswith("equal ")

@@ -1,0 +1,207 @@
+"""Routing replay from the engine to the trainer: tokens, their experts, and the gap between the two probabilities."""
+
+import asyncio
+import dataclasses
+from contextlib import asynccontextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
+from asyncrl.data.model_dir import ModelInfo, check_model_directory
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.answer import Generation, VersionSpan
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.embedded.scheduler import Engine
+from asyncrl.engine.embedded.server import EngineServer
+from asyncrl.engine.errors import EngineRefused
+from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.generator import Generator, Manner, Watch
+from asyncrl.engine.routing import keep_routing
+from asyncrl.rollout.context import Limits, RolloutContext
+from asyncrl.rollout.journal import Journal
+from asyncrl.training.protocol import RowError
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
+from harness.training import policy, policy_rows
+from topics.engines import EngineReady
+from topics.trajectories import Answer
+
+KEY, TOKENS = "0:0:made", 24
+NOISE = 2.0  # added to or taken from logits that choose experts, at most
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("mixture")
+    write_transformers_model(folder, "qwen3_moe", MIXTURE)
+    return folder
+
+
+@asynccontextmanager
+async def serving(engine):
+    """The address of an engine in this process."""
+    server = EngineServer(engine, incremental=True, api_key=None)
+    listening = await asyncio.get_running_loop().create_server(protocol := server.protocol(), "127.0.0.1", 0)
+    stepping = asyncio.create_task(engine.run())
+    yield "http://{}:{}".format(*listening.sockets[0].getsockname()[:2])
+    stepping.cancel()
+    listening.close()
+    await protocol.shutdown(1.0)
+
+
+def disturb(engine):
+    """Let routers choose by other logits than the shares of the chosen come from: alike whenever a token is read."""
+    for layer in engine.model.weights.layers:
+        choose = layer.experts.choose
+        layer.experts.choose = lambda logits, choose=choose: choose(logits + NOISE * torch.sin(1000 * logits))
+
+
+class Aborting(Watch):
+    """Aborts the requests of an engine when some tokens of the first came, so that each goes on in another one."""
+
+    def __init__(self, engine):
+        self._engine, self._left = engine, 1
+
+    def on_tokens(self, tokens, discarded, lineage):
+        if self._left and tokens:
+            self._left = 0
+            asyncio.get_running_loop().call_soon(self._engine.abort_all)
+
+
+class Host:
+    """Samples as a rollout worker does."""
+
+    def __init__(self, generator, watch):
+        self._generator, self._watch = generator, watch
+
+    async def sample(self, input_ids, answer, limits):
+        sampling = SamplingParams(limits.max_new_tokens, ignore_eos=True)
+        await self._generator.generate(input_ids, sampling, answer=answer, watch=self._watch)
+
+
+async def sampled(model, *, noise):
+    """Segments of two turns each, and those of one whose first request lost its rows."""
+    engine = Engine(model, max_running=8, weight_version=KEY, seed=0)
+    if noise:
+        disturb(engine)
+    tokenizer, segments = TaskTokenizer.load(model), []
+    async with serving(engine) as address:
+        fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=lambda error: None)
+        fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
+        generator = Generator(fleet, check_model_directory(model), str, counts={}, manner=Manner(4, routed=True))
+        for number in range(4):
+            host, journal = Host(generator, Aborting(engine)), Journal()
+            limits = Limits(TOKENS // 2, [])
+            context = RolloutContext(tokenizer, journal, host, seed=number, limits=limits, tool_limit_s=1.0)
+            token = journal.begin()
+            first = await context.generate([3 + number, 4, 5])
+            await context.generate([3 + number, 4, 5, *first.tokens, 6, 7])
+            journal.end(token)
+            segments += context.segments()
+        await fleet.close()
+    return segments
+
+
+def rows_of(segments):
+    groups = [GradedGroup([GradedTrajectory(str(n), [one], float(n % 2))]) for n, one in enumerate(segments)]
+    return build_rows(groups, policy(), step=1, min_version=0)[0]
+
+
+def gap(model, rows, *, replays):
+    """Mean difference of the log-probs of sampler and trainer, in nats."""
+    trainer = TorchTrainer(model, TorchSettings(replays=replays))
+    trainer._check(rows)
+    found = trainer._passes.column(trainer._policy, rows)
+    apart = [np.abs(found[id(row)] - row.logprobs)[row.mask != 0] for row in rows]
+    return float(np.concatenate(apart).mean())
+
+
+async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(model):
+    plain, noisy = rows_of(await sampled(model, noise=False)), rows_of(await sampled(model, noise=True))
+
+    assert [row.unrouted for row in plain + noisy] == [0] * 8
+    assert all(len(row.tokens) == 3 + TOKENS + 2 for row in plain + noisy)
+    exact = gap(model, plain, replays=False)
+    assert gap(model, noisy, replays=True) <= 2 * exact
+    assert gap(model, noisy, replays=False) >= 10 * exact
+
+
+def test_rows_that_are_lost_train_on_the_own_routing_and_are_counted(model):
+    answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))  # three of them of a worker that died
+    routed = np.tile(np.array([1, 2] * 4, np.int32), (8, 1))
+    keep_routing(answer, routed.ravel(), prompt=4, had=3, fed=8, wide=False)
+    rows = np.frombuffer(answer.routing, np.uint8).reshape(9, -1)
+    assert rows.any(1).tolist() == [True] * 3 + [False] * 3 + [True] * 2 + [False]
+
+    [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
+    row.routing[:] = 0
+    trainer = TorchTrainer(model, TorchSettings(replays=True))
+    assert trainer.step([row], policy())["routed_anew"] == 1.0
+    assert dataclasses.replace(row, versions=np.full_like(row.versions, -1)).unrouted == 0  # nobody sampled them
+
+
+@pytest.mark.parametrize("wrong", ["width", "expert"])
+def test_the_experts_of_another_model_are_refused(model, wrong):
+    [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
+    if wrong == "expert":
+        row.routing[0, 0] = 7
+    row = dataclasses.replace(row, routing=row.routing[:, :6] if wrong == "width" else row.routing)
+
+    with pytest.raises(RowError, match="engines serve another model than is trained"):
+        TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
+
+
+@pytest.mark.parametrize("told", [0, 7])
+def test_an_engine_that_returns_no_row_for_each_token_is_refused(told):
+    with pytest.raises(EngineRefused, match=f"{told} routed experts for 8 tokens.*--enable-return-routed-experts"):
+        answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
+        keep_routing(answer, np.zeros(told, np.int32), prompt=4, had=0, fed=8, wide=False)
+
+
+class Told:
+    """A server whose answers, with their experts, are given by the test."""
+
+    exact, apart = True, False
+
+    def __init__(self, *answers):
+        self._answers = list(answers)
+
+    async def generate(self, input_ids, sampling, **how):
+        return self._answers.pop(0)(len(input_ids))
+
+    def announced(self, key):
+        """Do nothing: the answers name their weights."""
+
+    async def close(self):
+        """Do nothing: there are no connections."""
+
+
+@pytest.mark.parametrize("before", ["of newer weights", "of a request that was not read"])
+async def test_rows_of_no_token_of_the_answer_keep_out_none_of_it(before):
+    ids, count = np.arange(3, 8, dtype=np.int32), 6
+
+    def update(fed):
+        fleet.apply(EngineReady("engine-1", "made", 0, 1, "made", 32))
+        if before == "of a request that was not read":
+            return some(0, "abort", np.tile([1, 2], fed - 1))
+        return some(count, "length", np.tile([1, 2], fed + count - 1))
+
+    def some(tokens, finish, routed):
+        spans = [VersionSpan("0:1:made", 0, tokens)] if tokens else []
+        tokens = np.arange(tokens, dtype=np.int32)
+        return Generation(tokens, -np.ones(len(tokens), np.float32), spans, finish, routed.astype(np.int32))
+
+    server = Told(update, lambda fed: some(count, "length", np.tile([3, 4], fed + count - 1)))
+    fleet = Fleet(lambda *_: server, counts={}, fail=lambda error: None)
+    fleet.apply(EngineReady("engine-1", "made", 0, 0, "made", 32))
+    shape = ModelInfo("any", 64, 128, experts=8)
+    generator = Generator(fleet, shape, str, counts={}, manner=Manner(routed=True))
+    answer = await generator.generate(ids, SamplingParams(count))
+    await fleet.close()
+
+    rows = np.frombuffer(answer.routing, np.uint8).reshape(len(ids) + count, 2)
+    assert answer.versions.tolist() == [1] * count
+    assert rows.tolist() == [[3, 4]] * (len(ids) + count - 1) + [[0, 0]]

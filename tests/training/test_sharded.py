@@ -1,0 +1,119 @@
+"""Training whose parameters are sharded over ranks gives the results of one rank."""
+
+import numpy as np
+import pytest
+import torch
+
+from asyncrl.training.torch_trainer import TorchTrainer
+from harness.mixtures import MIXTURE, write_transformers_model
+from harness.training import (
+    copies,
+    of_all_ranks,
+    policy,
+    policy_rows,
+    run_ranks,
+    save,
+)
+
+SHARDED = """
+import faulthandler, sys
+from datetime import timedelta
+from pathlib import Path
+import numpy as np, torch, torch.distributed as dist
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.shared import unpack_tensors
+from tests.harness.training import policy, policy_rows, copies, save
+from torch.distributed.tensor import DTensor
+from safetensors.torch import load_file, save_file
+rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+faulthandler.dump_traceback_later(100)  # says where a rank hangs, before the test gives up
+store = dist.FileStore(str(out / "store"), ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+trainer = TorchTrainer(model)
+assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
+batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2)]
+share = slice(0, 24) if ranks == 1 else (slice(0, 3), slice(3, 24))[rank]
+for rows in batches:
+    found = trainer.step(rows[share], policy())
+state = out / "state"
+if rank == 0:
+    state.mkdir()
+dist.barrier()
+save(trainer, state)
+dist.barrier()
+trainer.load(state)
+weights = copies(trainer)
+if rank == 0:
+    print(found["loss"], found["grad_norm"], found["ess"], found["ratio_max"])
+save_file(weights, out / f"weights-{rank}.safetensors")
+packed = TorchTrainer(model, TorchSettings(shares=True)).copy_weights().shared()
+mapped = dict(unpack_tensors(packed)) if rank == 0 else {}
+assert all(torch.equal(mapped[name], one) for name, one in load_file(model / "model.safetensors").items() if mapped)
+assert bool(packed) == bool(mapped) == (rank == 0)  # the first rank has all of them for engines
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        ("dense", 1),
+        pytest.param("dense", 2, marks=pytest.mark.slow),
+        pytest.param("experts", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_sharded_training_equals_plain_training(model, tmp_path, kind, ranks):
+    if kind == "experts":
+        write_transformers_model(model := tmp_path / "mixture", "qwen3_moe", MIXTURE)
+    trainer = TorchTrainer(model)
+    output = run_ranks(SHARDED, ranks, model, tmp_path)
+
+    for seed in (1, 2):
+        expected = trainer.step(policy_rows(np.random.default_rng(seed), 24), policy())
+    found = [float(value) for value in output.split()]
+    assert found == pytest.approx([expected[key] for key in ("loss", "grad_norm", "ess", "ratio_max")], rel=1e-3)
+    sharded = of_all_ranks(tmp_path, "weights")
+    for name, tensor in copies(trainer).items():
+        assert torch.allclose(sharded[name], tensor, atol=2e-4), name
+
+
+MIDDLE = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+import numpy as np, torch.distributed as dist
+from asyncrl.training.torch_trainer import TorchTrainer
+from tests.harness.training import policy, policy_rows, save
+rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+store = dist.FileStore(str(out / "store"), ranks)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
+trainer = TorchTrainer(model)
+trainer.load(out / "first")
+trainer.step(policy_rows(np.random.default_rng(2), 24)[rank::ranks], policy())
+if rank == 0:
+    (out / "second").mkdir()
+dist.barrier()
+save(trainer, out / "second")
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_steps_on_one_rank_on_two_and_on_one_again_are_those_of_one(model, tmp_path):
+    batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2, 3)]
+    alone, first, last = (TorchTrainer(model) for _ in range(3))
+    expected = [alone.step(rows, policy()) for rows in batches][-1]
+    first.step(batches[0], policy())
+    (tmp_path / "first").mkdir()
+    save(first, tmp_path / "first")
+    run_ranks(MIDDLE, 2, model, tmp_path)
+    last.load(tmp_path / "second")
+    found = last.step(batches[2], policy())
+
+    assert {name: found[name] for name in ("loss", "grad_norm", "ess")} == pytest.approx(
+        {name: expected[name] for name in ("loss", "grad_norm", "ess")}, rel=1e-5
+    )
+    weights, others = copies(alone), copies(last)
+    apart = torch.nn.utils.get_total_norm([weights[name] - others[name] for name in weights])
+    assert apart / torch.nn.utils.get_total_norm(weights.values()) < 1e-6

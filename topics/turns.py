@@ -1,0 +1,307 @@
+"""Messages about live traffic: keys of clients, turns (a request and its reply each), and what becomes of them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+from msgspec import Meta, field
+
+from topics.topic import ACTORS, SESSIONS, TURNS, Topic
+from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Seconds
+
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+ShortDigest = Annotated[str, Meta(max_length=32)]  # hexadecimal, or ""
+
+
+Finish: TypeAlias = Literal["stop", "length", "gone", "failed"]  # gone: the client is; failed: no engine answered it
+Score: TypeAlias = Annotated[float, Meta(ge=-1, le=1)]
+LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
+# Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
+# (temperature 0), truncated (top_p, top_k). When it ends: gone, failed, empty (no token). Later: lost (its end never
+# came), unjudged (no judge answered in time), ungraded (no valid vote), off (`live.share` is 0).
+EarlySkip: TypeAlias = Literal["side", "greedy", "truncated"]
+SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off"]
+MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
+
+
+class KeyAdded(Message):
+    """Requests with a new API key are answered; the key itself is in no message."""
+
+    key_id: Id
+    tenant: Id
+    digest: Digest  # SHA-256 of the key
+    requests_per_minute: Count = 0  # of its tenant, above which they are refused; 0: any number
+    tokens_per_day: Count = 0  # of its tenant's prompts and replies, above which requests are refused; 0: any number
+    private: bool = False  # nothing of its requests is stored but counts
+
+
+class KeyRevoked(Message):
+    """Requests with this key are answered no more."""
+
+    key_id: Id
+
+
+class TurnStarted(Message):
+    """A request is about to be answered."""
+
+    turn_id: Id
+    session: Id  # of the tenant, who may hold several conversations in it
+    tenant: Id
+    api: Id  # name in `asyncrl.live.apis.table.APIS`
+    tokens: Int32Array  # [P - known] of the prompt, behind those of its parent
+    parent: MaybeId = ""  # the turn whose prompt and reply its prompt begins with; "": of none
+    known: Count = 0  # tokens of that turn
+    rewritten: Count = 0  # replies in the request that no turn gave as they are
+    temperature: LiveTemperature = 1.0
+    digest: ShortDigest = ""  # of tenant, API and body, by which a retry is known
+    key: ShortDigest = ""  # of tenant and idempotency key; "": the request has none
+    continues: MaybeId = ""  # the turn, cut, whose tokens its reply begins with; "": none
+    skip: EarlySkip | None = None  # why it is not trained, where that is known already
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that deciding needs: whoever folds turns reads no tokens."""
+        found = {"turn": self.turn_id, "session": self.session, "tenant": self.tenant}
+        optional = {"parent": self.parent, "skip": self.skip or "", "continues": self.continues}
+        found["temperature"] = f"{self.temperature:.12g}"
+        return found | {name: value for name, value in optional.items() if value}
+
+
+class TurnSampled(Message):
+    """Tokens of a reply under way: what another gateway goes on from."""
+
+    turn_id: Id
+    start: Count  # tokens of the reply before these
+    tokens: Int32Array  # [T] sampled
+    logprobs: Float32Array  # [T] natural log
+    versions: Int32Array  # [T] of the weights of each token
+
+
+class TurnFinished(Message):
+    """The reply of a turn has ended; a client gets its end after this is stored."""
+
+    turn_id: Id
+    session: Id
+    finish: Finish
+    tokens: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
+    logprobs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))  # [T] natural log
+    versions: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [T] of the weights of each token
+    history: ShortDigest = ""  # of the conversation up to the end of the reply, as its client sends it again
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that deciding needs."""
+        tokens = str(len(self.tokens))
+        return {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
+
+
+class SessionLeft(Message):
+    """A client ended its session (`DELETE /v1/sessions/ID`); the keeper of sessions closes it."""
+
+    session_id: Id
+    tenant: Id
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that deciding needs."""
+        return {"session": self.session_id}
+
+
+class FeedbackGiven(Message):
+    """A user or a program judged a reply; this overrules a judge until the turn is admitted to training."""
+
+    feedback_id: Id
+    turn_id: Id
+    tenant: Id  # of the key that gave it; one that does not own the turn changes nothing
+    score: Score
+    text: str = ""
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that deciding needs."""
+        return {"turn": self.turn_id, "tenant": self.tenant, "score": f"{self.score:.9g}"}
+
+
+class TurnReady(Message):
+    """A turn can be judged: work of the judges.
+
+    Its prompt, reply and evidence are read in TURNS by the turns' ids: `turn.started` of the turn and, by `parent`, of
+    those before it; `turn.finished` of it; of each turn of `evidence` the `tokens` of its `turn.started`, which are
+    what was appended behind the reply (its closing by the chat template, the user's answer, results of tools, and the
+    opening of the next reply).
+    """
+
+    turn_id: Id
+    session: Id
+    tenant: Id
+    evidence: list[Id] = field(default_factory=list)  # turns that continue it; empty: its session ended
+
+
+class TurnJudged(Message):
+    """The grade of a turn by a judge."""
+
+    turn_id: Id
+    reward: Real | None  # None: no valid vote
+    judge: str  # name of what voted, with its version
+    votes: list[Real | None] = field(default_factory=list)  # None: not valid, or too late
+    hint: str = ""  # what the reply should have minded
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that deciding needs."""
+        return {"turn": self.turn_id} | ({} if self.reward is None else {"reward": f"{self.reward:.9g}"})
+
+
+class TurnAdmitted(Message):
+    """A turn is to be trained with this reward: the prompter issues admitted turns in the order of this log."""
+
+    turn_id: Id
+    session: Id
+    tenant: Id
+    reward: Real
+    by: Literal["judge", "user"]
+    temperature: LiveTemperature  # that it was sampled at
+
+
+class TurnSkipped(Message):
+    """An end: this turn was served, and is never trained."""
+
+    turn_id: Id
+    session: Id
+    reason: SkipReason
+
+
+class SessionClosed(Message):
+    """A session has ended; its turns that nothing continued are ready, with no evidence."""
+
+    session_id: Id
+    reason: Literal["left", "idle"]
+    until: Count  # sequence in TURNS of the newest message about it; one that comes later opens it anew
+
+
+class StartHeads(msgspec.Struct):
+    """The headers of `turn.started` that folds rely on."""
+
+    turn: Id
+    session: Id
+    tenant: Id
+    temperature: LiveTemperature
+    parent: MaybeId = ""
+    skip: EarlySkip | None = None
+    continues: MaybeId = ""
+
+
+class FinishHeads(msgspec.Struct):
+    """The headers of `turn.finished` that folds rely on."""
+
+    turn: Id
+    session: Id
+    finish: Finish
+    tokens: Count
+
+
+class JudgeHeads(msgspec.Struct):
+    """The headers of `turn.judged` that folds rely on."""
+
+    turn: Id
+    reward: Real | None = None
+
+
+class FeedbackHeads(msgspec.Struct):
+    """The headers of `feedback.given` that folds rely on."""
+
+    turn: Id
+    tenant: Id
+    score: Score
+
+
+class LeaveHeads(msgspec.Struct):
+    """The headers of `session.left` that folds rely on."""
+
+    session: Id
+
+
+class TurnCounted(Message):
+    """Size of a request that has ended, whose key has limits, or of which nothing else is stored."""
+
+    turn_id: Id
+    tenant: Id
+    begun_s: Seconds  # since 1970
+    tokens: Count  # of prompt and reply
+
+
+KEY_ADDED = Topic("key.added", KeyAdded, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
+KEY_REVOKED = Topic("key.revoked", KeyRevoked, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
+_READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
+TURN_STARTED = Topic(
+    "turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id", heads=StartHeads
+)
+TURN_SAMPLED = Topic(
+    "turn.sampled",
+    TurnSampled,
+    TURNS,
+    publishers=("gateway",),
+    subscribers=("gateway", "monitor"),
+    key="turn_id",
+    id=("turn_id", "start"),
+)
+TURN_FINISHED = Topic(
+    "turn.finished",
+    TurnFinished,
+    TURNS,
+    publishers=("gateway",),
+    subscribers=_READERS,
+    key="turn_id",
+    heads=FinishHeads,
+)
+SESSION_LEFT = Topic(
+    "session.left",
+    SessionLeft,
+    TURNS,
+    publishers=("gateway",),
+    subscribers=("sessions",),
+    key="session_id",
+    heads=LeaveHeads,
+    repeats=True,
+)
+FEEDBACK_GIVEN = Topic(
+    "feedback.given",
+    FeedbackGiven,
+    TURNS,
+    publishers=("gateway",),
+    subscribers=("sessions",),
+    key="turn_id",
+    heads=FeedbackHeads,
+    id=("feedback_id",),
+)
+TURN_JUDGED = Topic(
+    "turn.judged",
+    TurnJudged,
+    TURNS,
+    publishers=("judge",),
+    subscribers=("sessions",),
+    key="turn_id",
+    heads=JudgeHeads,
+)
+TURN_READY = Topic(
+    "turn.ready", TurnReady, SESSIONS, publishers=("sessions",), subscribers=("sessions", "judge"), key="turn_id"
+)
+TURN_ADMITTED = Topic(
+    "turn.admitted",
+    TurnAdmitted,
+    SESSIONS,
+    publishers=("sessions",),
+    subscribers=("sessions", "prompter", "rollout"),
+    key="turn_id",
+)
+TURN_SKIPPED = Topic(
+    "turn.skipped", TurnSkipped, SESSIONS, publishers=("sessions",), subscribers=("sessions", "monitor"), key="turn_id"
+)
+SESSION_CLOSED = Topic(
+    "session.closed",
+    SessionClosed,
+    SESSIONS,
+    publishers=("sessions",),
+    subscribers=("sessions", "monitor"),
+    key="session_id",
+)
+TURN_COUNTED = Topic(
+    "turn.counted", TurnCounted, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="turn_id"
+)
