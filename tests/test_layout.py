@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -16,8 +14,9 @@ FILES = {
 }
 FILE_LINES, FUNCTION_LINES = 400, 60
 WITHOUT_BUS = ("algorithms", "data", "engine", "rewards", "sandbox", "training", "weights")
-EVERY_FILE = pytest.mark.parametrize("module", FILES)
-TESTS = {str(path.relative_to(ROOT)): path for path in sorted((ROOT / "tests").rglob("*.py"))}
+ALL_FILES = [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
+UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+UNSAFE_CALLS = {"eval", "exec", "yaml.load", "torch.load", "np.load", "numpy.load"}
 QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ", "Whoever ")
 
 
@@ -47,12 +46,15 @@ def ours(nodes: Iterator[ast.AST]) -> set[str]:
     return {name for node in nodes for name in imports(node) if name in FILES}
 
 
-@EVERY_FILE
-def test_a_module_imports_only_from_its_left(module: str):
-    most = layer("actors") if module == "asyncrl" else layer(module)  # it names what users import, actors' parts too
-    wrong = [name for name in ours(ast.walk(parse(module))) if layer(name) > most]
+def test_a_module_imports_only_from_its_left():
+    wrong = []
+    for module in FILES:
+        most = (
+            layer("actors") if module == "asyncrl" else layer(module)
+        )  # it names what users import, actors' parts too
+        wrong += [f"{module} imports {name}" for name in ours(ast.walk(parse(module))) if layer(name) > most]
 
-    assert not wrong, f"{module} imports {', '.join(wrong)}"
+    assert not wrong, "\n".join(wrong)
 
 
 def loaded(node: ast.AST) -> Iterator[ast.AST]:
@@ -90,49 +92,60 @@ def test_no_packages_inside_asyncrl_import_each_other_in_a_circle():
     assert not circle(packages)
 
 
-@EVERY_FILE
-def test_what_knows_no_bus_does_not_import_it(module: str):
-    parts = module.split(".")
-    if parts[0] == "asyncrl" and parts[1:2] and parts[1] in WITHOUT_BUS:
-        wrong = [name for name in ours(ast.walk(parse(module))) if name.startswith("asyncrl.bus")]
+def test_what_knows_no_bus_does_not_import_it():
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        if module.split(".")[:2] in [["asyncrl", package] for package in WITHOUT_BUS]
+        for name in ours(ast.walk(parse(module)))
+        if name.startswith("asyncrl.bus")
+    ]
 
-        assert not wrong, f"{module} imports {', '.join(wrong)}"
-
-
-@EVERY_FILE
-def test_an_actor_imports_no_other_actor(module: str):
-    parts = module.split(".")
-    if parts[0] == "actors" and len(parts) > 2:
-        others = {name for name in ours(ast.walk(parse(module))) if name.startswith("actors.") and name.count(".") > 1}
-        wrong = [name for name in others if name.split(".")[1] not in (parts[1], "runtime")]
-
-        assert not wrong, f"{module} imports {', '.join(wrong)}"
+    assert not wrong, "\n".join(wrong)
 
 
-@EVERY_FILE
-def test_files_and_functions_stay_small(module: str):
-    lines = len(FILES[module].read_text().splitlines())
-    assert lines < FILE_LINES, f"{module} has {lines} lines"
-    for node in ast.walk(parse(module)):
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        assert node.end_lineno is not None
-        length = node.end_lineno - node.lineno + 1
-        assert length <= FUNCTION_LINES, f"{module}.{node.name} has {length} lines"
+def test_an_actor_imports_no_other_actor():
+    wrong = [
+        f"{module} imports {name}"
+        for module in FILES
+        if module.startswith("actors.") and module.count(".") > 1
+        for name in ours(ast.walk(parse(module)))
+        if name.startswith("actors.") and name.count(".") > 1
+        if name.split(".")[1] not in (module.split(".")[1], "runtime")
+    ]
+
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("name", TESTS)
-def test_files_of_tests_stay_small(name: str):
-    lines = len(TESTS[name].read_text().splitlines())
-    assert lines < FILE_LINES, f"{name} has {lines} lines"
+def test_files_stay_small():
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in ALL_FILES}
+    wrong = [f"{name} has {lines} lines" for name, lines in lengths.items() if lines >= FILE_LINES]
+
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [*FILES.values(), *TESTS.values()], ids=lambda path: str(path.relative_to(ROOT)))
-def test_docstrings_begin_with_a_verb_or_a_noun(path: Path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            words = ast.get_docstring(node) or ""
-            assert not words.startswith(QUESTIONS), f"{path.name}: {node.name}: {words.splitlines()[0]}"
+def test_functions_stay_small():
+    wrong = []
+    for module in FILES:
+        for node in ast.walk(parse(module)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > FUNCTION_LINES:
+                    wrong.append(f"{module}.{node.name} has {length} lines")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_docstrings_begin_with_a_verb_or_a_noun():
+    wrong = []
+    for path in ALL_FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                words = ast.get_docstring(node) or ""
+                if words.startswith(QUESTIONS):
+                    wrong.append(f"{path.relative_to(ROOT)}: {node.name}: {words.splitlines()[0]}")
+
+    assert not wrong, "\n".join(wrong)
 
 
 def test_all_errors_have_one_root():
@@ -155,18 +168,21 @@ def safe_loads(tree: ast.AST) -> set[str]:
     return {"torch.load"} if all("weights_only=True" in call for call in loads) else set()
 
 
-@EVERY_FILE
-def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread(module: str):
-    tree = parse(module)
-    named = {name.split(".")[0] for node in ast.walk(tree) for name in imports(node)}
+# SGLang takes tensors in memory as a pickle; read back it makes tensors alone.
+PICKLES = ("asyncrl.weights.shared",)
 
-    if (
-        module != "asyncrl.weights.shared"
-    ):  # SGLang takes tensors in memory as a pickle; read back it makes tensors alone
-        assert not named & {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
-    calls = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    assert not {"eval", "exec", "yaml.load", "torch.load", "np.load", "numpy.load"} & set(calls) - safe_loads(tree)
-    assert "time.sleep" not in {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+
+def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread():
+    wrong = []
+    for module in FILES:
+        nodes = list(ast.walk(parse(module)))
+        named = {name.split(".")[0] for node in nodes for name in imports(node)} & UNSAFE_MODULES
+        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)} & UNSAFE_CALLS
+        slept = {"time.sleep"} & {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
+        found = calls - safe_loads(parse(module)) | slept | (set() if module in PICKLES else named)
+        wrong += [f"{module} uses {name}" for name in found]
+
+    assert not wrong, "\n".join(wrong)
 
 
 def test_every_actor_of_the_table_has_a_file():
