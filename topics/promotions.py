@@ -20,8 +20,8 @@ class WeightsPromoted(Message):
     lineage: Count
     version: Version
     digest: str
-    by: Literal["command", "gate", "rollback"]
-    cause: Sequence  # of the promotion.requested, or of the eval.scored, that it follows
+    by: Literal["command", "gate", "rollback", "start"]  # start: the first one, where engines serve the channel
+    cause: Sequence  # of the promotion.requested, eval.scored or (start) weights.published that it follows
     reason: str = ""
 
     @property
@@ -51,7 +51,7 @@ WEIGHTS_PROMOTED = Topic(
     WeightsPromoted,
     FLEET,
     publishers=("supervisor",),
-    subscribers=("monitor", "supervisor"),
+    subscribers=("monitor", "supervisor", "engine"),
     repeats=True,
 )
 PROMOTION_REFUSED = Topic(

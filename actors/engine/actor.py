@@ -11,7 +11,8 @@ from typing import Any
 
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
-from actors.engine.held import Announced, HeldVersions
+from actors.engine.held import Announced
+from actors.engine.pointed import Versions, versions_of
 from actors.runtime.actor import VITALS_S, ActorDown, ActorFault, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
@@ -22,9 +23,7 @@ from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
 from topics.engines import ANNOUNCED, ENGINE_ANNOUNCED, EngineAnnounced, EngineGone, EngineReady, EngineUpdating
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED
-from topics.roles import pool_of
-from topics.topic import ACTORS, BATCHES, TRAINING, Topic
+from topics.topic import ACTORS, TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsOffered, WeightsPublished, WeightsRefused
 from topics.wire import Message, WireError
 
@@ -51,7 +50,8 @@ async def _announced(context: Context) -> EngineAnnounced | None:
 class EngineActor:
     """Follows `weights.published` in its order (not by the integer) and brings the server to the newest.
 
-    One that serves evaluations alone brings it to the version of the oldest open evaluation.
+    One that serves evaluations alone brings it to the version of the oldest open evaluation, one that serves the
+    gateway alone to that of the channel `live`.
     """
 
     def __init__(self, context: Context, announced: EngineAnnounced | None = None) -> None:
@@ -72,24 +72,24 @@ class EngineActor:
         config, files = context.config, context.files
         key_file, model = files.engine_key_file(config.engine, context.actor_id), files.model_path(config.model)
         home = EngineHome(context.actor_id, self.settings, model, log_file, key_file)
+        home = home._replace(priorities=bool(config.gateway.count))
         self._slots = home.group.max_running
         if announced is not None:
             home, self._slots = home._replace(address=announced.address), announced.slots
         if not context.config.trains:
             home = home._replace(label=_UNTRAINED.key)
         self._server = CONTROLS[home.group.kind](home)
-        self._evaluates = HeldVersions() if pool_of(context.actor_id) == config.eval.pool else None
+        self._pinned, followed = versions_of(config, context.actor_id) or (None, ())
         # Only the newest version lies in the learner's memory.
-        direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._evaluates
+        direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
-        if self._evaluates is not None:
-            followed = ((TRAINING, [WEIGHTS_PUBLISHED, EVAL_REQUESTED]), (BATCHES, [EVAL_SCORED]))
-            self._listeners = [context.listen(stream, self._on_evaluation, topics) for stream, topics in followed]
+        if self._pinned is not None:
+            self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        first = await self._first() if self._evaluates is None else 1
+        first = await self._first() if self._pinned is None else 1
         for listener in self._listeners:
             await listener.start(first - 1)  # those before do not matter
         stop = asyncio.create_task(self.context.stop.wait())
@@ -140,18 +140,18 @@ class EngineActor:
         self._target = Announced(published, record.sequence)
         self._news.set()
 
-    def _on_evaluation(self, _topic: Topic[Any], message: Any, record: Record) -> None:
-        assert self._evaluates is not None
+    def _on_pinned(self, _topic: Topic[Any], message: Any, record: Record) -> None:
+        assert self._pinned is not None
         if isinstance(message, WeightsPublished):
             self._fetcher.check(message)
-        self._evaluates.apply(message, record.sequence)
-        self._follow(self._evaluates)
+        self._pinned.apply(message, record.sequence)
+        self._follow(self._pinned)
 
-    def _follow(self, evaluates: HeldVersions) -> None:
-        """Turn to what the oldest open evaluation asks for; where there is none, stay."""
-        wanted = evaluates.wanted()
+    def _follow(self, versions: Versions) -> None:
+        """Turn to the version that it shall have; where there is none, stay."""
+        wanted = versions.wanted()
         if wanted is not None and wanted != self._target:
-            for version in evaluates.chain(wanted):
+            for version in versions.chain(wanted):
                 self._fetcher.note(version)
             self._target = wanted
             self._news.set()
@@ -160,7 +160,7 @@ class EngineActor:
         """Look for a newest version whose message has not come since the last look."""
         record = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
         known = self._target.sequence if self._target is not None else 0
-        if record is None or self._evaluates is not None or record.sequence <= known:
+        if record is None or self._pinned is not None or record.sequence <= known:
             return
         seen, self._seen = self._seen, record.sequence
         if seen == record.sequence:
@@ -269,7 +269,7 @@ class EngineActor:
             words = f"version {version.version} was not fetched within engine.update_deadline_s = {deadline:g} s"
             raise EngineFailed(words) from None
         except (CheckpointError, OSError) as error:
-            if self._evaluates is not None:  # it may be gone from the store: a later evaluation is of another one
+            if self._pinned is not None:  # it may be gone from the store: another one may be asked for
                 raise TornVersion(str(error)) from error
             raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
 
@@ -281,10 +281,10 @@ class EngineActor:
         Raises:
             EngineFailed: it is the newest, and its bytes were refused before; or the server takes no version at all.
         """
-        if self._evaluates is not None:
+        if self._pinned is not None:
             self._loaded = ""  # the server may be on hold: whatever comes next is loaded
-            self._evaluates.refuse(target)
-            self._follow(self._evaluates)
+            self._pinned.refuse(target)
+            self._follow(self._pinned)
             await self._publish_refused(target, error)
             return
         version = target.version
@@ -328,7 +328,7 @@ class EngineActor:
         try:
             async with asyncio.timeout(deadline):
                 self._held = True
-                await server.hold(keep=self.context.config.weights.update == "in_place" and self._evaluates is None)
+                await server.hold(keep=self.context.config.weights.update == "in_place" and self._pinned is None)
                 crash_point("engine.paused")
                 directory = await self._load(target, source)
                 await server.resume()

@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
+from actors.gateway.channels import Channels
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
 from actors.gateway.meter import Meter
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
-from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.publish import BY
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.engine.generator import Generator, Manner
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Call, Events, LiveError, Request
@@ -70,10 +69,7 @@ class Gateway:
         self._wording = Wording(self._tokenizer, format_of(self._tokenizer))
         self._known = Conversations(Seam(self._tokenizer), most_tokens=self._settings.history_tokens)
         self._keys = Keys()
-        self._fleet = open_fleet(context)
-        manner = Manner(self._settings.stream_tokens, config.weights.update == "in_place")
-        decode, counts = self._tokenizer.decode_all, context.vitals
-        self._generator = Generator(self._fleet, self._served, decode, counts=counts, manner=manner)
+        self._channels = Channels(context, self._served, self._tokenizer.decode_all)
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
         self._turns = context.listen(TURNS, self._take_turn)
         self._news = asyncio.Event()  # a turn of another gateway
@@ -91,7 +87,7 @@ class Gateway:
         await keys.start()
         await keys.caught_up()
         await self._read_turns()
-        engines = await follow_fleet(self._context, self._fleet)
+        await self._channels.start()
         runner = web.AppRunner(self._application(), shutdown_timeout=_LEAVE_S)
         await runner.setup()
         host, port = self._settings.host, self._settings.port
@@ -107,8 +103,7 @@ class Gateway:
             await self._turns.close()
             await self._meter.close()
             await keys.close()
-            await engines.close()
-            await self._fleet.close()
+            await self._channels.close()
 
     async def _read_turns(self) -> None:
         """Read what is known of turns, and end those that were under way when the process before it died."""
@@ -168,7 +163,7 @@ class Gateway:
             try:
                 async with self._place(), self._leaving(session, key.tenant, private=private):
                     await turn.begin(self._facts, key.tenant, name, session, private=private)
-                    ending = await turn.run(self._generator, self._facts, reply.send)
+                    ending = await turn.run(self._channels.generator, self._facts, reply.send)
                 self._context.count("turns_repeated" if turn.repeats else "turns")
                 return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
             except LiveError as error:

@@ -10,12 +10,13 @@ import xxhash
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.engines import follow_engines
 from asyncrl.bus.publish import publish
+from asyncrl.config.pools import purpose_of
 from asyncrl.engine.control import EngineFailed, read_key
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.fleet import EngineNews
 from asyncrl.engine.router import Member, Router, member_of
 from topics.engines import EngineGone, EngineReady, EngineUpdating
-from topics.roles import pool_of, role_of
+from topics.roles import role_of
 
 _LOOK_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
 _OTHERS_S = 1.0  # from the first engine that answers the router until the others are not waited for
@@ -71,8 +72,8 @@ class RouterActor:
             await self._router.close()
 
     def _take(self, news: EngineNews) -> None:
-        if role_of(news.engine_id) != "engine" or pool_of(news.engine_id) == self.context.config.eval.pool:
-            return  # its own, or one that serves evaluations alone
+        if role_of(news.engine_id) != "engine" or purpose_of(self.context.config, news.engine_id) != "training":
+            return  # its own, or one that serves something else alone
         self._settings.group_of(news.engine_id)  # raises ValueError for a name that is none
         if isinstance(news, EngineReady):
             self._engines[news.engine_id] = news

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
+from asyncrl.config.pools import Purpose, purpose_of
 from asyncrl.engine.control import open_client, read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
-from topics.roles import pool_of, role_of
+from topics.roles import role_of
 from topics.table import TOPICS
 from topics.topic import ENGINES
 from topics.weights import WeightsRefused
@@ -29,17 +30,16 @@ def open_fleet(context: Context) -> Fleet:
     return Fleet(opened, counts=context.vitals, fail=context.fail)
 
 
-async def follow_fleet(context: Context, fleet: Fleet, *, evaluations: bool = False) -> Listener:
-    """Give a fleet the engines that it samples from: those of training or the router in front of them.
+async def follow_fleet(context: Context, fleet: Fleet, *, purpose: Purpose = "training") -> Listener:
+    """Give a fleet the engines that it samples from: those of training or the router in front of them, or others.
 
     Args:
-        evaluations: give it those that serve evaluations alone, `eval.engines`.
+        purpose: what the engines serve.
     """
-    sampled = "router" if context.config.engine.router.count and not evaluations else "engine"
-    own = context.config.eval.pool
+    sampled = "router" if context.config.engine.router.count and purpose == "training" else "engine"
 
     def take(news: EngineNews | WeightsRefused) -> None:
-        if role_of(news.engine_id) != sampled or (pool_of(news.engine_id) == own) is not evaluations:
+        if role_of(news.engine_id) != sampled or purpose_of(context.config, news.engine_id) != purpose:
             return
         if isinstance(news, WeightsRefused):
             fleet.refuse(news)

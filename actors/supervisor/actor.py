@@ -112,7 +112,8 @@ class Supervisor:
             if self._names != self._reconciled:
                 self._reconcile()
                 continue
-            decision = self._state.channel.decide(self.fold.stored, self.context.config.weights)
+            config = self.context.config
+            decision = self._state.channel.decide(self.fold.stored, config.weights, serves=bool(config.gateway.engines))
             if decision is not None:
                 await self._move(decision)
                 continue
@@ -152,6 +153,8 @@ class Supervisor:
 
     async def _if_there(self, decision: WeightsPromoted) -> WeightsPromoted | PromotionRefused:
         """Refuse a version whose files are gone: the logs name those that were removed before this process, too."""
+        if decision.by == "start":
+            return decision  # the newest one is never pruned
         names = self.fold.names_of(decision.lineage, decision.version)
         if names and all([await is_stored(self.context.bus, self.context.files.weights, name) for name in names]):
             return decision

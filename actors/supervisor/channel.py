@@ -70,7 +70,8 @@ class Channel(msgspec.Struct):
     def promote(self, message: WeightsPromoted, keep: int) -> None:
         """Move, and keep as many versions to roll back to as `weights.keep_live` wants."""
         self.live = self.live[:-1] if message.by == "rollback" else [*self.live, message.key][-keep:]
-        self.answer("gate" if message.by == "gate" else "command", message.cause)
+        if message.by != "start":
+            self.answer("gate" if message.by == "gate" else "command", message.cause)
 
     def answer(self, by: str, cause: int) -> None:
         """Forget what was decided."""
@@ -92,8 +93,17 @@ class Channel(msgspec.Struct):
         live = any(version_of(key) == (lineage, version) for key in self.live)
         return live or version in judged or evaluated
 
-    def decide(self, stored: Sequence[Stored], settings: WeightsSettings) -> WeightsPromoted | PromotionRefused | None:
-        """Return the answer to the oldest request or score; None where there is none."""
+    def decide(
+        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool = False
+    ) -> WeightsPromoted | PromotionRefused | None:
+        """Return the answer to the oldest request or score; None where there is none.
+
+        Args:
+            serves: engines answer with what is live: where nothing was, the newest version becomes so.
+        """
+        if serves and not self.live and stored:
+            first = stored[-1]
+            return WeightsPromoted(first.lineage, first.version, first.digest, "start", first.sequence)
         if self.requests:
             sequence = min(self.requests)
             return self._on_command(sequence, self.requests[sequence], stored)

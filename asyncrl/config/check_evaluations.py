@@ -67,19 +67,7 @@ def _one_set(config: Config, held_out: HeldOut) -> Iterator[Finding]:
 
 
 def _own_engines(config: Config) -> Iterator[Finding]:
-    name, groups, engine = config.eval.engines, config.engine.groups, config.engine
-    key, table = "eval.engines", f"engine.groups.{config.eval.engines}"
-    if name not in groups:
-        there = ", ".join(groups) or "none"
-        message = f'found "{name}", expected the name of a group of engine.groups; there is {there}'
-        yield Finding((key, "engine.groups"), message)
-        return
-    if not groups[name].servers:
-        message = f"{table} has no engine, and evaluations are served by no others; add an address"
-        yield Finding((f"{table}.addresses", key), message)
-    if not any(group.servers for other, group in groups.items() if other != name):
-        message = f"{table} serves evaluations alone, and no other group has an engine for training; add one"
-        yield Finding((key, "engine.groups"), message)
+    name, engine, key = config.eval.engines, config.engine, "eval.engines"
     if not held_out_sets(config):
         message = f'{key} = "{name}" serves evaluations, but eval.prompts = 0 makes none; raise it or remove {key}'
         yield Finding((key, "eval.prompts"), message)

@@ -51,8 +51,3 @@ class EvalSettings(Settings):
     engines: str = ""
     # Several held-out sets by name, each with evaluations of its own, in tables `[eval.sets.NAME]`.
     sets: dict[TaskName, EvalSetSettings] = msgspec.field(default_factory=dict)
-
-    @property
-    def pool(self) -> str:
-        """Name of the processes whose engines serve evaluations alone; "" where those of training serve them."""
-        return f"engine-{self.engines}" if self.engines else ""

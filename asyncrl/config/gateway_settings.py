@@ -21,6 +21,9 @@ class GatewaySettings(Settings):
     models: list[str] = msgspec.field(default_factory=list)
     # Tenants that get a key when the run starts, in the file `keys/NAME` of its directory; others: `asyncrl keys add`.
     tenants: list[str] = msgspec.field(default_factory=list)
+    # Name of the group `[engine.groups.NAME]` that serves the gateway alone: its engines stay at the version of the
+    # channel `live`. Empty: the engines of training answer, with the newest version that each has.
+    engines: str = ""
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Greatest number of tokens that wait to be streamed together.
     alive_s: Seconds = 5.0  # Seconds without a token after which a stream gets an event that keeps its client waiting.

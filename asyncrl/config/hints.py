@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from asyncrl.config.held_out import tasks_of_sets
+from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
 from asyncrl.config.tasks import largest_group, tasks_of
 from asyncrl.ports import is_loopback
@@ -47,7 +48,7 @@ def _speed_hints(config: Config) -> Iterator[str]:
             f"(max_lag + 1) * batch_groups = {open_groups} groups may be open; "
             f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
         )
-    groups = [group for pool, group in config.engine.pools.items() if pool != config.eval.pool]
+    groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
     running = sum(group.servers * group.max_running for group in groups)
     if "external" not in config.engine.kinds and rollout.workers * rollout.slots > running:
         yield (

@@ -19,6 +19,7 @@ from asyncrl.config.check_data import data_contradictions
 from asyncrl.config.check_evaluations import evaluation_contradictions
 from asyncrl.config.check_live import live_contradictions
 from asyncrl.config.check_megatron import megatron_contradictions
+from asyncrl.config.check_pools import pool_contradictions
 from asyncrl.config.check_roles import role_contradictions
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.reference import (
@@ -167,6 +168,7 @@ def _resolved(
         *role_contradictions(config),
         *megatron_contradictions(config),
         *live_contradictions(config),
+        *pool_contradictions(config),
     ]
     found += [*data_contradictions(config), *evaluation_contradictions(config)]
     found += further(config, base) if further else []

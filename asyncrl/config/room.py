@@ -238,7 +238,7 @@ def _stored(config: Config, version: int, weights: int) -> int:
     """
     keep, chain = config.learner.keep_versions, _chain(config, weights)
     stored = (keep + 3) * version + chain
-    if config.weights.gate_metric:  # those that are or were live, and those under evaluation
+    if config.weights.gate_metric or config.gateway.engines:  # those that are or were live, and those under evaluation
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
     if config.eval.engines:  # those of open evaluations, each a difference to others
         stored += keep * (version + chain)

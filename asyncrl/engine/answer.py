@@ -106,6 +106,7 @@ class Member:
         self.extra_key = extra_key
         self.group = group
         self.routed = routed
+        self.priority = 0
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
         self.seen_at = time.monotonic()  # when its last part came, or when it was requested

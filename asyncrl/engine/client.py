@@ -54,6 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     group: str = ""  # a router sends requests of one group to one engine
     routed: bool = False  # the engine tells the experts of each token
+    priority: int = 0  # a request takes the place of one with a smaller one, which goes on later
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
@@ -151,6 +152,7 @@ class EngineClient:
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         body = sampling.body(stream_interval if on_tokens else None)
         member = Member(ids, body, extra_key, on_tokens, sampling.group, routed=sampling.routed)
+        member.priority = sampling.priority
         return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------

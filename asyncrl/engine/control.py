@@ -43,6 +43,7 @@ class EngineHome(NamedTuple):
     key_file: Path | None  # holds the API key that it asks for; None for a server that asks for none
     address: str = ""  # of one that was announced while the run went on
     label: str = "none"  # of the weights that it starts with
+    priorities: bool = False  # some requests come before others
 
     @property
     def key(self) -> str | None:
@@ -259,7 +260,8 @@ class SGLangControl(EmbeddedControl):
         """Return its command line; each prefill server meets decode servers at a port of its own."""
         group = self._home.group
         port = ["--disaggregation-bootstrap-port", str(group.bootstrap_port + self._home.number)]
-        return [*super().arguments(), *(port if group.role == "prefill" else [])]
+        first = ["--enable-priority-scheduling"] if self._home.priorities else []
+        return [*super().arguments(), *(port if group.role == "prefill" else []), *first]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the name of an options file that holds the key."""

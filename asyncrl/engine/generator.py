@@ -57,6 +57,7 @@ class Manner(NamedTuple):
     in_place: bool = False  # engines take new weights under requests that run
     seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
     routed: bool = False  # servers tell the experts of each token
+    priority: int = 0  # of all requests, see `SamplingParams`
 
 
 class Generator:
@@ -79,6 +80,7 @@ class Generator:
         """
         self._seeded, portion = manner.seeded, manner.portion
         self._in_place, self._routed = manner.in_place, manner.routed
+        self._priority = manner.priority
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
         self._fleet = fleet
@@ -126,6 +128,7 @@ class Generator:
                     seed=sampling.seed if self._seeded or not engine.client.exact else None,
                     group=wanted.group,
                     routed=self._routed,
+                    priority=self._priority,
                 )
                 finish = await self._request(engine, ids, answer, rest, faults, watch)
             finally:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.config.pools import purpose_of
 from asyncrl.config.room import MB, RESERVE_MB
 from asyncrl.state.parts import SILENT_S, Actor, Engine
 from asyncrl.state.run_state import RunState
 from asyncrl.training.assertions import broken_assertions
 from topics.actors import Waiting
 from topics.batches import BatchTrained
-from topics.roles import pool_of, role_of
+from topics.roles import role_of
 from topics.stalls import Cause, StallFound
 from topics.topic import STREAMS
 
@@ -223,8 +224,8 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         )
         yield finding("engine paused", engine_id, evidence)
         return
-    if pool_of(engine_id) == state.config.eval.pool:
-        return  # it holds the versions of evaluations, which end by their deadline and say why
+    if purpose_of(state.config, engine_id) != "training":
+        return  # it holds the versions of evaluations, which end by their deadline and say why, or of a channel
     began_ns = actor.starts[-1]
     if max(engine.ready_ns, engine.updating_ns) < began_ns:
         return  # its server starts

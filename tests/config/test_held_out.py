@@ -6,6 +6,7 @@ import pytest
 
 from asyncrl.config.held_out import graded_tasks, held_out_rows, held_out_sets, set_of
 from asyncrl.config.load import ConfigError, load_config
+from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_rows
 
@@ -106,7 +107,7 @@ def test_engines_of_evaluations_that_could_answer_none_are_refused(load, overrid
     with pytest.raises(ConfigError) as refused:
         load(OWN, *overrides)
     assert words in str(refused.value)
-    assert load(OWN, "eval.engines=held").eval.pool == "engine-held"
+    assert purpose_of(load(OWN, "eval.engines=held"), "engine-held") == "evaluations"
 
 
 def test_a_gate_judges_a_metric_that_its_set_has(load):

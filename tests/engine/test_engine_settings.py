@@ -128,3 +128,11 @@ def test_a_server_without_its_key_file_does_not_start(model: Path, tmp_path: Pat
     done = subprocess.run([*command, "--api-key-file", str(tmp_path / "none")], capture_output=True, check=False)
 
     assert done.returncode != 0
+
+
+def test_a_server_beside_a_gateway_lets_its_requests_come_first(tmp_path: Path):
+    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "log", None)
+
+    assert "--enable-priority-scheduling" in SGLangControl(home._replace(priorities=True)).arguments()
+    assert "--enable-priority-scheduling" not in SGLangControl(home).arguments()
+    assert "--enable-priority-scheduling" not in EmbeddedControl(home._replace(priorities=True)).arguments()

@@ -43,6 +43,8 @@ class Call:
             )
             for one in asked
         ]
+        for request in self.requests:
+            request.priority = body.priority or 0
         self._routed_from = body.routed_experts_start_len
         if body.return_routed_experts:
             for request in self.requests:

@@ -71,6 +71,7 @@ class Request:
         "limit",
         "listener",
         "logprobs",
+        "priority",
         "prompt",
         "retractions",
         "rid",
@@ -100,6 +101,7 @@ class Request:
         self.prompt = prompt
         self.sampling = sampling
         self.extra_key = extra_key
+        self.priority = 0  # a larger one takes the row of a smaller one
         self.streaming = streaming
         self.listener = listener
         self.scores: PromptScores | None = None  # where those of the prompt are asked for

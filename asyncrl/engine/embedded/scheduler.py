@@ -18,6 +18,7 @@ from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
 from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
+from asyncrl.engine.embedded.priority import enqueue, to_retract
 from asyncrl.engine.embedded.reading import read_prompt
 from asyncrl.engine.embedded.request import Finish, Request, check_length
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
@@ -97,8 +98,6 @@ class Engine:
         """Nothing runs and nothing waits."""
         return not self.requests
 
-    # -- requests ------------------------------------------------------------------------------------------------
-
     def submit(self, request: Request) -> None:
         """Queue a request.
 
@@ -107,9 +106,8 @@ class Engine:
                 string is asked for without a tokenizer.
         """
         self.check(request)
-        seed = request.sampling.sampling_seed
-        if seed is None:
-            seed = int(self._random.integers(2**63))
+        given = request.sampling.sampling_seed
+        seed = int(self._random.integers(2**63)) if given is None else given
         mixed = int(mix(np.array([seed % 2**64], np.uint64))[0])
         request.accept(room=self.context_length - len(request.prompt), eos=self.eos, seed=mixed)
         self.counters.requests += 1
@@ -123,7 +121,8 @@ class Engine:
         self.changed.fire()
 
     def _queue(self, request: Request) -> None:
-        (self.unread if request.scores is not None and request.scores.open else self.waiting).append(request)
+        unread = request.scores is not None and request.scores.open
+        self.unread.append(request) if unread else enqueue(self.waiting, request)
 
     def check(self, request: Request) -> None:
         """Refuse what could never run; raises as `submit` does."""
@@ -165,20 +164,13 @@ class Engine:
             while queue:
                 self._end(queue.popleft(), Finish("abort", message="Abort in waiting queue"))
 
-    # -- controls ------------------------------------------------------------------------------------------------
-
     def pause(self, mode: PauseMode) -> None:
         """Stop stepping. `abort` ends all requests, `in_place` freezes them, `retract` sends them back to the queue."""
         if mode == "abort":
             self.abort_all()
         elif mode == "retract":
-            for request in reversed(self.running):
-                self._admission.forget(request)
-                request.row = -1
-                request.retractions += 1
-                self.counters.retractions += 1
-                self.waiting.appendleft(request)
-            self.running.clear()
+            for request in reversed(list(self.running)):
+                self._retract(request)
         self.paused = mode
         self.changed.fire()
 
@@ -242,8 +234,6 @@ class Engine:
             self.cache.clear()
         self.counters.weight_load_s = time.perf_counter() - started
 
-    # -- stepping ------------------------------------------------------------------------------------------------
-
     async def run(self) -> None:
         """Step for ever, inside the event loop; asleep while there is nothing to do."""
         while True:
@@ -288,7 +278,7 @@ class Engine:
         if request.limit == 0:
             self._end(request, Finish("length", length=0))
         else:
-            self.waiting.append(request)
+            enqueue(self.waiting, request)
 
     def _hold_back_stops(self, logits: torch.Tensor) -> None:
         for request in list(self._young):
@@ -319,13 +309,14 @@ class Engine:
 
     def _admit(self) -> Block | None:
         free = self.max_running - len(self.running)
+        for request in to_retract(self.running, self.waiting, free):
+            self._retract(request)
+            free += 1
         if not self.waiting or not free:
             return None
-        # Prompts are cheaper together: a nearly full engine lets a few rows come free before it takes the next ones.
-        if free < min(len(self.waiting), 1 + len(self.running) // 16) and self._patience < _PATIENCE_STEPS:
-            self._patience += 1
+        self._patience = self._patience + 1 if self._is_patient(free) else 0
+        if self._patience:
             return None
-        self._patience = 0
         batch, block = self._admission.admit(self.waiting, len(self.running), free, self.epoch)
         now = time.perf_counter()
         for request in batch:
@@ -338,6 +329,11 @@ class Engine:
         self.running += batch
         self._admitted = batch
         return block
+
+    def _is_patient(self, free: int) -> bool:
+        """Prompts are cheaper together: a nearly full engine lets a few rows come free, unless a request is urgent."""
+        few = free < min(len(self.waiting), 1 + len(self.running) // 16)
+        return few and self._patience < _PATIENCE_STEPS and self.waiting[0].priority <= 0
 
     def _place(self, request: Request) -> None:
         sampling, vocab = request.sampling, self.config.vocab_size
@@ -355,22 +351,33 @@ class Engine:
         )
 
     def _end(self, request: Request, finish: Finish) -> None:
-        """Take a request out, keep its keys and values for requests that share the prefix, and notify its listener."""
+        """Take a request out, and notify its listener."""
         request.finish = finish
         request.close_span(self.weight_version)
         del self.requests[request.rid]
-        self._young.discard(request)
         if request.row >= 0:
-            if request.epoch == self.epoch:
-                self.cache.save((request.prompt + request.tokens)[:-1], request.extra_key, request.row)
             if request.routed is not None:
                 request.routed = self.model.routed(request.row, len(request.prompt) + len(request.tokens) - 1)
-            self._admission.forget(request)
-            self._vacate(request.row)
-            request.row = -1
+            self._leave_row(request)
         self.counters.ended(request)
         request.emit()
         self.changed.fire()
+
+    def _retract(self, request: Request) -> None:
+        """Send a running request back to the queue with its tokens; it goes on when there is a row for it again."""
+        self._leave_row(request)
+        request.retractions += 1
+        self.counters.retractions += 1
+        enqueue(self.waiting, request)
+
+    def _leave_row(self, request: Request) -> None:
+        """Free its row; its keys and values stay for requests that share the prefix."""
+        self._young.discard(request)
+        if request.epoch == self.epoch:
+            self.cache.save((request.prompt + request.tokens)[:-1], request.extra_key, request.row)
+        self._admission.forget(request)
+        self._vacate(request.row)
+        request.row = -1
 
     def _vacate(self, row: int) -> None:
         """Close the hole at `row`. Each span gives its longest row to the one before it, so that rows stay sorted."""

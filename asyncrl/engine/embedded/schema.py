@@ -106,6 +106,7 @@ class GenerateBody(msgspec.Struct):
     sampling_params: SamplingBody | list[SamplingBody] | None = None
     rid: Name | list[Name] | None = None
     extra_key: Name | list[Name] | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None  # a larger one comes first; absent: 0
     stream: bool = False
     return_logprob: bool = False
     return_routed_experts: bool = False

@@ -38,13 +38,13 @@ class Channel(Fold):
             published: digests, by lineage and version.
             later: versions published after that log was read.
         """
-        for place, message in self._promoted:
+        for number, (place, message) in enumerate(self._promoted):
             digest = published.get((message.lineage, message.version))
             if digest != message.digest and not (digest is None and message.version in later):
                 found = f"version {message.version} of lineage {message.lineage} is live with digest {message.digest}"
                 expected = f"digest {digest}, as published" if digest else "a version that was published"
                 yield Violation("foreign weights", place, found, expected)
-            if not self._is_asked(message):
+            if not ((message.by == "start" and number == 0) or self._is_asked(message)):
                 found = f"version {message.version} by {message.by}, for message {message.cause}"
                 yield Violation("unasked promotion", place, found, "a request for it, or the score of an evaluation")
 

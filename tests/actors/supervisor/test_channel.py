@@ -46,12 +46,12 @@ class Supervised:
     def ask(self, version: int | None) -> int:
         return self.add(PROMOTION_REQUESTED, PromotionRequested(version))
 
-    def decide(self) -> WeightsPromoted | PromotionRefused | None:
-        return self.fold.state.channel.decide(self.fold.stored, self.config.weights)
+    def decide(self, *, serves: bool = False) -> WeightsPromoted | PromotionRefused | None:
+        return self.fold.state.channel.decide(self.fold.stored, self.config.weights, serves=serves)
 
-    def settle(self) -> WeightsPromoted | PromotionRefused:
+    def settle(self, *, serves: bool = False) -> WeightsPromoted | PromotionRefused:
         """Decide, and read the decision back."""
-        decision = self.decide()
+        decision = self.decide(serves=serves)
         assert decision is not None
         promoted = isinstance(decision, WeightsPromoted)
         self.add(WEIGHTS_PROMOTED if promoted else PROMOTION_REFUSED, decision)
@@ -266,3 +266,18 @@ def test_only_the_set_that_the_gate_names_is_judged():
         run.add(EVAL_SCORED, scored)
 
     assert [score.value for score in run.fold.state.channel.scores.values()] == [0.9]
+
+
+def test_where_engines_serve_the_channel_the_newest_version_is_live_from_the_start_and_once():
+    run = Supervised()
+    assert run.decide(serves=True) is None
+    run.publish(0, 1)
+    first = run.settle(serves=True)
+    run.publish(2)
+
+    assert (first.key, first.by) == ("0:1:d1", "start")
+    assert run.decide(serves=True) is None
+    asked = run.ask(2)
+    assert (run.settle(serves=True).key, run.fold.state.channel.answered) == ("0:2:d2", {"command": asked})
+    run.ask(None)
+    assert run.settle(serves=True).key == "0:1:d1"

@@ -1,0 +1,78 @@
+"""Which version an engine has that serves the channel `live`."""
+
+from actors.engine.pointed import LiveVersions
+from topics.promotions import WeightsPromoted
+from topics.weights import WeightsPublished
+
+
+class Log:
+    """Messages in their order."""
+
+    def __init__(self) -> None:
+        self.versions = LiveVersions()
+        self._sequence = 0
+
+    def publish(self, version: int, base: str = "") -> None:
+        self._sequence += 1
+        message = WeightsPublished(0, version, f"d{version}", "files", "/w", base=base)
+        self.versions.apply(message, self._sequence)
+
+    def promote(self, version: int, by: str = "command") -> None:
+        self.versions.apply(WeightsPromoted(0, version, f"d{version}", by, 1), 1)
+
+    @property
+    def wanted(self) -> int | None:
+        found = self.versions.wanted()
+        return None if found is None else found.version.version
+
+
+def test_the_engine_follows_the_channel_and_no_training():
+    log = Log()
+    log.publish(0)
+    assert log.wanted is None
+    log.promote(0, "start")
+    for version in range(1, 200):
+        log.publish(version)
+    assert log.wanted == 0
+
+    log.promote(3)
+    log.promote(150)
+    assert log.wanted == 150
+    log.promote(3, "rollback")
+    assert log.wanted == 3
+    log.promote(0, "rollback")
+    assert log.wanted == 0
+
+
+def test_what_is_live_may_be_read_before_its_announcement():
+    log = Log()
+    log.publish(0)
+    log.promote(0)
+    log.promote(1)
+
+    assert log.wanted is None  # and not the one before: it would be loaded in between
+    log.publish(1)
+    assert log.wanted == 1
+
+
+def test_a_version_whose_bytes_cannot_be_taken_leaves_the_one_before_until_it_is_there_once_more():
+    log = Log()
+    for version in (0, 1):
+        log.publish(version)
+        log.promote(version)
+    torn = log.versions.wanted()
+    log.versions.refuse(torn)
+
+    assert log.wanted == 0
+    log.publish(1)
+    assert log.wanted == 1
+
+
+def test_a_difference_comes_with_what_it_stands_on():
+    log = Log()
+    log.publish(0)
+    log.publish(1, base="0:0:d0")
+    log.publish(2, base="0:1:d1")
+    log.promote(2)
+
+    assert [one.version for one in log.versions.chain(log.versions.wanted())] == [0, 1, 2]
