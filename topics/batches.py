@@ -166,6 +166,6 @@ BATCH_TRAINED = Topic(
     BatchTrained,
     TRAINING,
     publishers=("learner",),
-    subscribers=("prompter", "buffer", "supervisor", "recorder"),
+    subscribers=("prompter", "buffer", "sessions", "supervisor", "recorder"),
     id=("lineage", "step"),
 )

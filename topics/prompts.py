@@ -63,6 +63,8 @@ class PromptIssued(Message):
             "temperature": f"{self.temperature:.12g}",
         }
         besides = {"task": self.task, "estimator": self.estimator, "origin": self.origin}
+        if self.task == LIVE_TASK and self.rows:
+            besides["tenant"] = str(self.rows[0].metadata.get("tenant", ""))
         defaults = (ONLY_TASK, NO_ESTIMATOR, "")
         return found | {name: value for name, value in besides.items() if value not in defaults}
 
@@ -79,6 +81,7 @@ class IssueHeads(msgspec.Struct, rename="kebab"):
     task: Id = ONLY_TASK
     estimator: str = NO_ESTIMATOR
     origin: Id = ""
+    tenant: str = ""  # of a live turn
 
     def __post_init__(self) -> None:
         if member_of(self.trajectory) >= self.group_size:

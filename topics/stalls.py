@@ -34,6 +34,8 @@ Cause: TypeAlias = Literal[
     "rollout hanging",
     "straggler",
     "groups dropped",
+    "channel behind",
+    "live alarm",
     "no credit",
     "end of data",
     "slow data",

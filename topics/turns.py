@@ -20,9 +20,13 @@ Score: TypeAlias = Annotated[float, Meta(ge=-1, le=1)]
 LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 # Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
 # (temperature 0), truncated (top_p, top_k). When it ends: gone, failed, empty (no token). Later: lost (its end never
-# came), unjudged (no judge answered in time), ungraded (no valid vote), off (`live.share` is 0).
+# came), unjudged (no judge answered in time), ungraded (no valid vote), off (`live.share` is 0), garbage (quarantined),
+# repeat (the same prompt and reply again), behind (its weights are older than `buffer.max_lag` lets be trained).
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated"]
-SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off"]
+SkipReason: TypeAlias = (
+    EarlySkip | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off", "garbage", "repeat", "behind"]
+)
+Mark: TypeAlias = Literal["invalid call", "question", "garbage"]  # of a reply, see `asyncrl.live.marks`
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
 
 
@@ -88,11 +92,16 @@ class TurnFinished(Message):
     logprobs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))  # [T] natural log
     versions: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [T] of the weights of each token
     history: ShortDigest = ""  # of the conversation up to the end of the reply, as its client sends it again
+    marks: list[Mark] = field(default_factory=list)
+    same: ShortDigest = ""  # equal for turns of a tenant with the same prompt and reply
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs."""
         tokens = str(len(self.tokens))
-        return {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
+        found = {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
+        newest = str(self.versions.max()) if len(self.versions) else ""
+        optional = {"newest": newest, "marks": ",".join(self.marks), "same": self.same}
+        return found | {name: value for name, value in optional.items() if value}
 
 
 class SessionLeft(Message):
@@ -195,6 +204,9 @@ class FinishHeads(msgspec.Struct):
     session: Id
     finish: Finish
     tokens: Count
+    newest: int = 0  # version of its tokens
+    marks: str = ""  # with commas between them
+    same: ShortDigest = ""
 
 
 class JudgeHeads(msgspec.Struct):

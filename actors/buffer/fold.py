@@ -9,6 +9,7 @@ from actors.buffer.ends import drop, drop_filtered, drop_group, drop_old
 from actors.buffer.gathering import completed, deadline_s, expired_grading, gather, grading_deadlines
 from actors.buffer.plan import Plan
 from actors.buffer.state import BufferState, Group
+from actors.buffer.tenants import crowded, make_room
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
@@ -158,6 +159,7 @@ class BufferFold(Fold):
         group.task, group.estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
         if stage == "eval" and group.task != ONLY_TASK:
             group.tasks[int(headers["trajectory"].rsplit("-", 1)[1])] = group.task
+        group.tenant = headers.get("tenant", "")
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
         gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
         if group.complete:
@@ -313,9 +315,13 @@ class BufferFold(Fold):
         if len(ready) < count:
             return []
         min_version = step - 1 - plan.max_lag
+        over = crowded(ready, plan.tenant_most)
+        beyond = {group.prompt_id for group in over}
         drops: list[Message] = []
         chosen: list[Group] = []
         for group in ready:
+            if group.prompt_id in beyond:
+                continue
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
                 again = plan.reissue and not group.expired and not group.prompt_id.startswith(LIVE)
@@ -327,7 +333,9 @@ class BufferFold(Fold):
         if drops:
             return drops
         if len(chosen) < count:
-            return []
+            return make_room(
+                over, count - len(chosen), self.state.issued[stage].keys() - self.state.ready[stage].keys()
+            )
         objective = plan.objective(step, "")
         if self.state.stages and stage == "rl":
             # A group of an earlier stage passed the filters of that one, not yet those that the batch records.

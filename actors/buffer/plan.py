@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -29,6 +30,7 @@ class Plan(NamedTuple):
     objective: Callable[[int, str], Objective]  # of a step in a stage, which is recorded with its batch
     held_out: dict[str, HeldOut]  # sets, by name
     stages: list[Begun]  # that the run was forked behind
+    tenant_most: int = 2**31  # live turns of one tenant in a batch
 
     @classmethod
     def of(cls, config: Config) -> Plan:
@@ -54,4 +56,5 @@ class Plan(NamedTuple):
             objective=partial(objective_of, config),
             held_out=held_out_sets(config),
             stages=first_stages(config),
+            tenant_most=math.ceil(config.live.safety.tenant_share * config.buffer.batch_groups),
         )

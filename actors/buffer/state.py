@@ -29,6 +29,7 @@ class Group(msgspec.Struct):
     completed: dict[str, list[int]] = {}  # members that one call grades, by the group's name, where that was published
     dropped: set[int] = set()  # members with an end of their own
     attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
+    tenant: str = ""  # of a live turn
     expired: bool = False  # its deadline has passed with members open
 
     @property

@@ -79,7 +79,7 @@ class EngineActor:
         if not context.config.trains:
             home = home._replace(label=_UNTRAINED.key)
         self._server = CONTROLS[home.group.kind](home)
-        self._pinned, followed = versions_of(config, context.actor_id) or (None, ())
+        self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version lies in the learner's memory.
         direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]

@@ -74,7 +74,7 @@ class LiveVersions:
         self._refused.add(announced.sequence)
 
 
-def versions_of(config: Config, engine_id: str) -> tuple[Versions, Followed] | None:
+def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:
     """Return what an engine's version follows, and the topics that say so; None where it follows training."""
     match purpose_of(config, engine_id):
         case "evaluations":
@@ -82,4 +82,4 @@ def versions_of(config: Config, engine_id: str) -> tuple[Versions, Followed] | N
             return HeldVersions(), ((TRAINING, topics), (BATCHES, [EVAL_SCORED]))
         case "live":
             return LiveVersions(), ((TRAINING, [WEIGHTS_PUBLISHED]), (FLEET, [WEIGHTS_PROMOTED]))
-    return None
+    return None, ()

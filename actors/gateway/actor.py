@@ -63,7 +63,7 @@ class Gateway:
         config, directory = context.config, context.files.model_path(context.config.model)
         model = check_model_directory(directory)
         self._context = context
-        self._settings = config.gateway
+        self._settings, self._safety = config.gateway, config.live.safety
         self._served = model._replace(context=config.engine.context or model.context)
         self._tokenizer = TaskTokenizer.load(directory)
         self._wording = Wording(self._tokenizer, format_of(self._tokenizer))
@@ -163,7 +163,7 @@ class Gateway:
             try:
                 async with self._place(), self._leaving(session, key.tenant, private=private):
                     await turn.begin(self._facts, key.tenant, name, session, private=private)
-                    ending = await turn.run(self._channels.generator, self._facts, reply.send)
+                    ending = await turn.run(self._channels.generator, self._facts, reply.send, self._safety)
                 self._context.count("turns_repeated" if turn.repeats else "turns")
                 return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
             except LiveError as error:

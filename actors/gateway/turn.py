@@ -12,6 +12,7 @@ from typing import Literal
 
 from actors.gateway.facts import Facts
 from asyncrl.config.gateway_settings import GatewaySettings
+from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
@@ -19,13 +20,14 @@ from asyncrl.engine.generator import Generator, Watch
 from asyncrl.engine.stops import stop_string
 from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
+from asyncrl.live.marks import marks_of, same_of
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.text import ReplyText
 from asyncrl.live.tools import CallText, Wording
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
 from topics.trajectories import Answer
-from topics.turns import Finish, TurnFinished, TurnSampled, TurnStarted
+from topics.turns import Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
 _STORED_TOKENS = 64  # of a reply under way, after which they are stored
 Send = Callable[[str | Call | None], Awaitable[None]]
@@ -106,8 +108,11 @@ class Turn(Watch):
         else:
             self._recorded = await facts.put(started)
 
-    async def run(self, generator: Generator, facts: Facts, send: Send) -> Ending:
+    async def run(self, generator: Generator, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
         """Sample the reply and send its text; returns its end, once that is stored or waits to be.
+
+        Args:
+            safety: by which its reply is marked.
 
         Raises:
             LiveError: no engine gives the reply, or not in time.
@@ -133,7 +138,7 @@ class Turn(Watch):
             raise LiveError("internal", f"the engines refuse the request: {error}") from error
         finally:
             await self._cancel(task)
-            await self._end(facts, finish)
+            await self._end(facts, finish, safety)
         return Ending(self._calls.text, len(self._answer.tokens), self._whole, self._text.stop, self._calls.calls)
 
     @property
@@ -238,11 +243,11 @@ class Turn(Watch):
         if tokens:
             self._came.set()
 
-    async def _end(self, facts: Facts, finish: Finish) -> None:
+    async def _end(self, facts: Facts, finish: Finish, safety: SafetySettings) -> None:
         """Store how it ended; where its tokens have no room, that nobody has them."""
         if self.repeats:
             return
-        answer = self._answer
+        answer, whole = self._answer, finish in ("stop", "length")
         finished = TurnFinished(
             turn_id=self.id,
             session=self._session,
@@ -250,13 +255,20 @@ class Turn(Watch):
             tokens=answer.tokens,
             logprobs=answer.logprobs,
             versions=answer.versions,
-            history=self._history if finish in ("stop", "length") else "",
+            history=self._history if whole else "",
+            marks=self._marks(safety) if whole else [],
+            same=same_of(self._asked.owner, self.prompt.ids, answer.tokens) if whole else "",
         )
         if not self._recorded:
             facts.know(finished)
         elif not await facts.put(finished):
             self._recorded = False
             await facts.put(TurnFinished(turn_id=self.id, session=self._session, finish="gone"), anyway=True)
+
+    def _marks(self, safety: SafetySettings) -> list[Mark]:
+        offered = {tool.get("function", {}).get("name") for tool in self.request.tools}
+        invalid = self._calls.invalid + sum(call.name not in offered for call in self._calls.calls)
+        return marks_of(self._calls.text, self._answer.tokens, safety, invalid_calls=invalid)
 
     @staticmethod
     async def _cancel(task: asyncio.Task[None]) -> None:

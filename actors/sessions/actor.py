@@ -11,7 +11,7 @@ from topics.wire import Message
 
 async def main(context: Context) -> None:
     """Run the keeper of sessions until the run ends."""
-    fold = SessionsFold(context.config.live)
+    fold = SessionsFold(context.config.live, max_lag=context.config.buffer.max_lag)
     keeper = Keeper(context, SESSIONS, fold)
 
     def decide() -> list[Message]:
@@ -19,7 +19,7 @@ async def main(context: Context) -> None:
         decisions = fold.decide(keeper.now())
         counts = {f"turns_skipped_{reason}": float(number) for reason, number in state.skipped.items()}
         context.vitals.update(
-            counts,
+            counts | state.watched.figures(),
             open_sessions=len(state.sessions),
             open_turns=len(state.turns),
             waiting_turns=len(state.waiting),

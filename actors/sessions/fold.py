@@ -13,6 +13,7 @@ from actors.sessions.state import OpenSession, OpenTurn, SessionsState, Verdict
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
+from topics.batches import BatchTrained
 from topics.turns import (
     FeedbackGiven,
     SessionClosed,
@@ -34,7 +35,8 @@ _UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends
 class SessionsFold(Fold):
     """Turns that have no end, and sessions that are open."""
 
-    def __init__(self, settings: LiveSettings) -> None:
+    def __init__(self, settings: LiveSettings, *, max_lag: int) -> None:
+        self._safety, self._max_lag = settings.safety, max_lag
         self._learns = settings.share > 0
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
@@ -67,7 +69,12 @@ class SessionsFold(Fold):
         if turn is None or turn.finished:
             return
         turn.finished = True
-        turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if record.headers["tokens"] == "0" else None)
+        tokens, marks = int(record.headers["tokens"]), record.headers.get("marks", "").split(",")
+        turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if not tokens else None)
+        turn.newest, turn.same = int(record.headers.get("newest", 0)), record.headers.get("same", "")
+        if turn.skip is None:
+            self.state.watched.reply(tokens, marks)
+            turn.skip = "garbage" if "garbage" in marks else None
         self.state.due[name] = None
 
     @on_headers(SessionLeft)
@@ -86,6 +93,8 @@ class SessionsFold(Fold):
     def _on_judged(self, record: Record) -> None:
         reward = record.headers.get("reward")
         turn = self.state.turns.get(record.headers["turn"])
+        if turn is not None and reward is not None:
+            self.state.watched.judge(turn.tenant, record.headers["turn"], float(reward))
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
             self.state.due[record.headers["turn"]] = None
@@ -93,6 +102,7 @@ class SessionsFold(Fold):
     @on_headers(FeedbackGiven)
     def _on_feedback(self, record: Record) -> None:
         turn = self.state.turns.get(record.headers["turn"])
+        self.state.watched.user(record.headers["tenant"], record.headers["turn"], float(record.headers["score"]))
         if turn is None or turn.tenant != record.headers["tenant"]:
             self.state.late_feedback += 1
             return
@@ -111,7 +121,16 @@ class SessionsFold(Fold):
     @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         self.state.admitted += 1
+        turn = self.state.turns.get(admitted.turn_id)
+        if turn is not None:
+            self.state.watched.admit(turn.same)
+            reward = turn.verdict.reward if turn.verdict is not None else None
+            self.state.watched.clipped += reward is not None and abs(reward) > self._safety.reward
         self._end(admitted.turn_id)
+
+    @on(BatchTrained)
+    def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
+        self.state.trained = trained.step  # less than before where an older checkpoint goes on
 
     @on(TurnSkipped)
     def _on_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
@@ -215,19 +234,29 @@ class SessionsFold(Fold):
         if turn.verdict is not None:
             if turn.verdict.reward is None:
                 return self._skipped(name, "ungraded")
-            if not self._learns:  # else admitted turns would pile up: nobody issues them
-                return self._skipped(name, "off")
+            if (reason := self._refusal(turn)) is not None:
+                return self._skipped(name, reason)
+            most = self._safety.reward
             return TurnAdmitted(
                 turn_id=name,
                 session=turn.session,
                 tenant=turn.tenant,
-                reward=turn.verdict.reward,
+                reward=min(most, max(-most, turn.verdict.reward)),
                 by=turn.verdict.by,
                 temperature=turn.temperature,
             )
         session = self.state.sessions.get(turn.session)
         over = bool(turn.evidence) or (session is not None and session.left)
         return self._ready(name) if over and name not in self.state.waiting else None
+
+    def _refusal(self, turn: OpenTurn) -> SkipReason | None:
+        """Return why a graded turn is not trained; None where it is."""
+        if not self._learns:  # else admitted turns would pile up: nobody issues them
+            return "off"
+        if turn.newest < self.state.trained - self._max_lag:  # none of its tokens could be trained any more
+            return "behind"
+        most = self._safety.repeats
+        return "repeat" if most and self.state.watched.sames.get(turn.same, 0) >= most else None
 
     def _ready(self, name: str) -> TurnReady:
         turn = self.state.turns[name]

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from actors.sessions.watched import Watched
 from topics.turns import SkipReason
 
 
@@ -26,6 +27,8 @@ class OpenTurn(msgspec.Struct):
     skip: SkipReason | None = None
     evidence: list[str] = []  # turns that continue it
     verdict: Verdict | None = None
+    newest: int = 0  # version of its tokens
+    same: str = ""
 
 
 class OpenSession(msgspec.Struct):
@@ -51,4 +54,6 @@ class SessionsState(msgspec.Struct):
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
     skipped: dict[str, int] = {}  # turns by reason
     admitted: int = 0
+    trained: int = 0  # newest step
+    watched: Watched = msgspec.field(default_factory=Watched)
     late_feedback: int = 0  # that came behind the end of its turn, or is not its tenant's

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.config.judge_settings import JudgeSettings
+from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.config.setting_types import Seconds, Settings
 
 
@@ -25,3 +26,4 @@ class LiveSettings(Settings):
     idle_s: Seconds = 1800.0
     judge_s: Seconds = 600.0  # Seconds that a turn waits for its grade before it is given up, untrained.
     judge: JudgeSettings = msgspec.field(default_factory=JudgeSettings)
+    safety: SafetySettings = msgspec.field(default_factory=SafetySettings)

@@ -63,6 +63,7 @@ class CallText:
         """
         self.text = ""  # all of it so far, without calls
         self.calls: list[Call] = []
+        self.invalid = 0  # texts between the tags of a call that are none
         self._form = form
         self._turn = turn
         self._waiting = ""
@@ -113,6 +114,7 @@ class CallText:
         try:
             given = msgspec.json.decode(body)
         except msgspec.DecodeError:
+            self.invalid += 1
             return self._shown(raw)
         if isinstance(given, dict):
             name, arguments = (given.get(field) for field in form.fields)
@@ -120,6 +122,7 @@ class CallText:
                 call = Call(f"call_{self._turn}_{len(self.calls)}", name, arguments)
                 self.calls.append(call)
                 return [call]
+        self.invalid += 1
         return self._shown(raw)
 
     def _shown(self, text: str) -> list[str | Call]:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.facts import blockers, faults, finding
 from asyncrl.state.grading import GRADERS, failing_rewards, hanging_rewards
+from asyncrl.state.live_facts import live_faults
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
@@ -76,7 +77,7 @@ def diagnose(state: RunState) -> list[StallFound]:
     ending = state.finished or state.stop_requested  # then processes and servers leave one after the other
     if found or ending or not state.opened_ns:
         return found
-    found += faults(state)
+    found += [*faults(state), *live_faults(state)]
     awaited = state.version is not None and _servers_start(state)  # the warm-up needs none of them
     if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):
         found += _stall(state, found)

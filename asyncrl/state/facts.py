@@ -42,6 +42,8 @@ ADVICE: dict[Cause, str] = {
     "rollout hanging": "look at the rollout function and its tools; workers.stall_s passes the work on",
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
     "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
+    "channel behind": "promote a newer version with `asyncrl weights promote`, or raise buffer.max_lag",
+    "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",

@@ -19,6 +19,7 @@ from asyncrl.state.audit.violations import Violation
 from asyncrl.state.parts import reward_text
 from topics.batches import BatchMember
 from topics.evals import EvalScored
+from topics.ids import LIVE
 from topics.trajectories import TrajectoryGraded, VersionCount
 
 _SKEW_S = 2.0  # between the clocks that a deadline is measured with
@@ -230,6 +231,8 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     if drop.reason == "lag":
         fresh = [grade for grade in live.values() if not _is_old(grade, drop, config)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
+    if drop.reason == "tenant" and config.live.safety.tenant_share < 1:
+        return "" if group.prompt_id.startswith(LIVE) else "a live turn"
     named = [name for name in all_filters(config) if reason_of(name) == drop.reason]
     if not named:
         return "a reason that is known, or a filter of learner.filters"

@@ -5,7 +5,9 @@ import pytest
 
 from actors.sessions.fold import SessionsFold
 from asyncrl.config.live_settings import LiveSettings
+from asyncrl.config.safety_settings import SafetySettings
 from tests.harness.folds import Feed
+from topics.batches import BatchTrained
 from topics.table import topic_for
 from topics.turns import (
     FeedbackGiven,
@@ -27,8 +29,9 @@ REALS = np.zeros(3, np.float32)
 class Sessions(Feed):
     """A fold that is told of turns."""
 
-    def __init__(self, share=0.5):
-        super().__init__(SessionsFold(LiveSettings(share=share, idle_s=IDLE_S, judge_s=JUDGE_S)))
+    def __init__(self, share=0.5, **safety):
+        settings = LiveSettings(share=share, idle_s=IDLE_S, judge_s=JUDGE_S, safety=SafetySettings(**safety))
+        super().__init__(SessionsFold(settings, max_lag=4))
         self.log = []
 
     def say(self, message, at_s=0.0):
@@ -184,3 +187,70 @@ def test_logs_in_any_order_come_to_the_same():
     state = late.fold.state
     assert (state.turns, state.sessions, state.waiting) == ({}, {}, {})
     assert (state.ended_early, state.ready_early, state.closed_early) == (set(), {}, {})
+
+
+def trained(step):
+    return BatchTrained(step, 0, "rl", {}, {}, 0, [0.0, 0.0], 1, 1)
+
+
+def finished(turn, versions=(1, 1, 1), **more):
+    ids = np.array(versions, np.int32)
+    return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=ids, **more)
+
+
+def judged(turn, reward):
+    return TurnJudged(turn, reward, "rule")
+
+
+def test_a_turn_of_weights_that_cannot_be_trained_any_more_is_not_admitted():
+    sessions = Sessions()
+    for turn, versions in (("old", (1, 1, 3)), ("mixed", (3, 3, 4))):
+        sessions.started(turn).say(finished(turn, versions))
+    sessions.say(trained(8))
+    for turn in ("old", "mixed"):
+        sessions.say(judged(turn, 1.0))
+
+    assert sessions.decide() == [skipped("old", "behind"), admitted("mixed", 1.0)]
+
+
+def test_garbage_is_quarantined_before_anybody_judges_it_and_a_reward_is_cut_to_its_bound():
+    sessions = Sessions(reward=0.5)
+    sessions.started("bad").say(finished("bad", marks=["garbage"]))
+    sessions.started("good").say(finished("good")).say(judged("good", -3.0))
+
+    assert sessions.decide() == [skipped("bad", "garbage"), admitted("good", -0.5)]
+    assert sessions.fold.state.watched.figures() == {"rewards_clipped": 1.0}
+
+
+def test_the_same_prompt_and_reply_are_trained_so_often_and_no_more():
+    sessions, ends = Sessions(repeats=2), []
+    for number in range(4):
+        turn = f"t{number}"
+        sessions.started(turn).say(finished(turn, same="ab")).say(judged(turn, 1.0))
+        ends += sessions.decide()
+    sessions.started("other").say(finished("other", same="cd")).say(judged("other", 1.0))
+    ends += sessions.decide()
+
+    assert ends == [
+        *(admitted("t0", 1.0), admitted("t1", 1.0)),
+        *(skipped("t2", "repeat"), skipped("t3", "repeat")),
+        admitted("other", 1.0),
+    ]
+
+
+def test_alarms_are_raised_by_the_newest_turns():
+    sessions = Sessions()
+    for number in range(20):
+        turn, marks = f"t{number}", ["question"] if number % 2 else []
+        sessions.started(turn).say(finished(turn, marks=marks)).say(judged(turn, 1.0))
+        sessions.say(FeedbackGiven(f"f{number}", turn, "anna", -1.0 if number < 5 else 1.0))
+        sessions.say(FeedbackGiven(f"g{number}", turn, "anna", 1.0))  # each grade counts once
+        sessions.say(FeedbackGiven(f"h{number}", turn, "ben", -1.0))  # and nobody else's word
+
+    figures = sessions.fold.state.watched.figures()
+    assert figures == {
+        "live_invalid_calls": 0.0,
+        "live_questions": 0.5,
+        "live_disagreement": 0.25,
+        "rewards_clipped": 0.0,
+    }

@@ -1,0 +1,44 @@
+"""Marks of a reply that its gateway sees, and the keeper of sessions decides by."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import xxhash
+
+from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.rewards.quality import garbage, repetition
+from topics.trajectories import Segment
+from topics.turns import Mark
+from topics.wire import Float32Array, Int32Array
+
+
+def marks_of(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid_calls: int) -> list[Mark]:
+    """Return the marks of a reply.
+
+    Args:
+        text: of the reply, without calls of tools.
+        tokens: [T] that were sampled.
+        invalid_calls: calls of tools that are none.
+    """
+    found: list[Mark] = ["invalid call"] if invalid_calls else []
+    if settings.question and re.search(settings.question, text, re.IGNORECASE):
+        found.append("question")
+    if garbage(text) > settings.garbage or repetition([_row(tokens)]) > settings.repetition:
+        found.append("garbage")
+    return found
+
+
+def same_of(tenant: str, prompt: Int32Array, reply: Int32Array) -> str:
+    """Return what a turn has in common with every other of its tenant that has the same prompt and reply: 16 digits."""
+    made = xxhash.xxh3_64(tenant.encode())
+    for tokens in (prompt, reply):
+        made.update(len(tokens).to_bytes(8, "little"))
+        made.update(np.ascontiguousarray(tokens, np.int32).tobytes())
+    return made.hexdigest()
+
+
+def _row(tokens: Int32Array) -> Segment:
+    zeros: Float32Array = np.zeros(len(tokens), np.float32)
+    return Segment(tokens, np.ones(len(tokens), np.uint8), zeros, np.zeros(len(tokens), np.int32))

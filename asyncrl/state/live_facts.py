@@ -1,0 +1,58 @@
+"""What the doctor reports of live traffic: a channel that is held too far behind, and figures beyond their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.pools import purpose_of
+from asyncrl.state.facts import finding
+from asyncrl.state.run_state import RunState
+from topics.stalls import StallFound
+
+_SHARES = {  # vital sign, bound of `live.safety`, and what it is of
+    "live_invalid_calls": ("invalid_calls", "of the newest replies have a call of a tool that is none"),
+    "live_questions": ("questions", "of the newest replies ask their user needlessly"),
+    "live_disagreement": ("disagreement", "of the newest grades of judges are spoken against by their users"),
+}
+
+
+def live_faults(state: RunState) -> Iterator[StallFound]:
+    """Everything that is wrong with live traffic; none in a run without a gateway."""
+    if not state.config.gateway.count:
+        return
+    yield from _behind(state)
+    yield from _alarms(state)
+
+
+def _behind(state: RunState) -> Iterator[StallFound]:
+    """A version so old that nothing it says can be trained."""
+    most = state.config.buffer.max_lag
+    if state.version is None or not state.config.live.share:
+        return
+    for engine_id, engine in sorted(state.engines.items()):
+        if purpose_of(state.config, engine_id) != "live" or engine.version is None:
+            continue
+        lag = state.version - engine.version
+        if lag > most and engine.state == "ready":
+            skipped = sum(actor.gauge("turns_skipped_behind") or 0 for actor in state.of_role("sessions"))
+            evidence = (
+                f"version {engine.version} is live, {lag} versions behind training; buffer.max_lag = {most}, so its "
+                f"turns are not trained ({skipped:.0f} so far)"
+            )
+            yield finding("channel behind", engine_id, evidence)
+            return  # the others are as old
+
+
+def _alarms(state: RunState) -> Iterator[StallFound]:
+    safety = state.config.live.safety
+    for actor in state.of_role("sessions"):
+        if not actor.live:
+            continue
+        for name, (bound, words) in _SHARES.items():
+            share, most = actor.gauge(name) or 0.0, getattr(safety, bound)
+            if share > most:
+                yield finding("live alarm", bound, f"{share:.0%} {words}; live.safety.{bound} = {most:g}")
+        drift = actor.gauge("live_length_drift")
+        if drift is not None and not 1 / safety.length_drift <= drift <= safety.length_drift:
+            words = f"the newest replies are {drift:.2g} times as long as the first ones"
+            yield finding("live alarm", "length_drift", f"{words}; live.safety.length_drift = {safety.length_drift:g}")
