@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from actors.buffer.ends import drop_group
 from actors.buffer.state import Group
-from topics.groups import GroupDropped
+from topics.wire import Message
 
 CROWDED = "tenant"
 """Reason of the drop of a turn whose tenant has its share of the batch, where nothing else may come."""
@@ -30,7 +30,7 @@ def crowded(ready: Sequence[Group], most: int) -> list[Group]:
     return found
 
 
-def make_room(over: Sequence[Group], missing: int, under_way: Iterable[str]) -> list[GroupDropped]:
+def make_room(over: Sequence[Group], missing: int, under_way: Iterable[str]) -> list[Message]:
     """Return ends for turns that hold the credit of others; none while any group is under way that may fill the batch.
 
     Args:
@@ -38,4 +38,6 @@ def make_room(over: Sequence[Group], missing: int, under_way: Iterable[str]) -> 
         missing: groups that the batch needs besides those that it may have.
         under_way: groups of the stage that are not ready.
     """
-    return [] if any(True for _ in under_way) else [drop_group(group, CROWDED) for group in over[-missing:]]
+    if any(True for _ in under_way):
+        return []
+    return [drop_group(group, CROWDED) for group in over[-missing:]]
