@@ -12,7 +12,15 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.errors import AsyncRLError
 
-ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM")
+ARCHITECTURES = (
+    "Qwen3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen3MoeForCausalLM",
+    "Glm4ForCausalLM",
+    "Glm4MoeForCausalLM",
+    "DeepseekV3ForCausalLM",
+)
 
 
 class ModelError(AsyncRLError):
@@ -54,7 +62,7 @@ def check_model_directory(path: Path) -> ModelInfo:
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
     for file in _weight_files(path):
         _check_weights(file)
-    experts = config.get("num_experts") or config.get("num_local_experts") or 0
+    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0
     return ModelInfo(architectures[0], vocab_size, context, experts)
 
 

@@ -14,7 +14,7 @@ from asyncrl.data.model_dir import ModelError
 from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
 from asyncrl.engine.errors import EngineError
-from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.families import qwen3, read_family
 from asyncrl.training.megatron.memory import Training, rank_memory
 from asyncrl.training.trainers import layout_of
 
@@ -54,7 +54,7 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
     learner = config.learner
     if learner.trainer != "megatron":
         return
-    shape = read_family(base / config.model.path)[1] if config.model.path else _created(config)
+    family, shape = read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config))
     training = Training(
         ranks=learner.ranks,
         element=4 if learner.dtype == "float32" else 2,
@@ -62,7 +62,7 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
         recompute=learner.recompute,
         copies=int(learner.reference.kl_coef > 0),
     )
-    found = rank_memory(shape, layout_of(config), training)
+    found = rank_memory(family, shape, layout_of(config), training)
     yield f"memory of the fullest rank of the learner, estimated: {found}"
     if learner.teacher.model or has_critic(config):
         yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
@@ -90,4 +90,5 @@ def _created(config: Config) -> ModelConfig:
         tied=False,
         max_positions=create.context,
         rope=RopeConfig(),
+        has_qk_norm=True,
     )

@@ -15,9 +15,10 @@ from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
-from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
+from asyncrl.engine.embedded.config import ModelConfig, read_config
 from asyncrl.engine.errors import EngineError
 from asyncrl.process import python
+from asyncrl.training.megatron.families import family_of
 
 _ASK_LIMIT_S = 300
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
@@ -32,8 +33,10 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
     path = base / config.model.path
     try:
         context = check_model_directory(path).context
-        shape = read_config(path) if "embedded" in config.engine.kinds else read_shape(path)
-        _compare_weights(path, shape)
+        if "embedded" in config.engine.kinds:
+            read_config(path)
+        family, shape = family_of(path)
+        _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
         _compare_tokenizer(path, shape)
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
@@ -115,17 +118,17 @@ def _policy_vocabulary(config: Config, base: Path) -> dict[int, str]:
     return dict(enumerate([*SPECIAL_TOKENS, *config.model.create.alphabet]))
 
 
-def _compare_weights(path: Path, shape: ModelConfig) -> None:
-    there, implied = tensor_shapes(path), shape.tensors()
+def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers: int) -> None:
+    there = tensor_shapes(path)
     for name, size in implied.items():
         if there.get(name) != size:
             found = f"it is {list(there[name])}" if name in there else "it is missing"
             raise ModelError(
                 f"{path}: by config.json {name} is {list(size)}, in the weights {found}; they are of different models"
             )
-    beyond = next((name for name in there if name.startswith(f"model.layers.{shape.layers}.")), None)
+    beyond = next((name for name in there if name.startswith(f"model.layers.{layers}.")), None)
     if beyond:
-        raise ModelError(f"{path}: the weights hold {beyond}, but by config.json there are {shape.layers} layers")
+        raise ModelError(f"{path}: the weights hold {beyond}, but by config.json there are {layers} layers")
 
 
 def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:

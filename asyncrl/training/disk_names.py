@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from asyncrl.training.host_copy import Source
@@ -14,6 +15,13 @@ from asyncrl.training.tensor_files import TensorFiles
 Index: TypeAlias = tuple[int | slice, ...]
 
 _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
+
+
+def stored(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Parameters of a model by their names, and buffers that lie on disk beside them: corrections of routers."""
+    kept = model.state_dict().keys()
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
+    return {**dict(model.named_parameters()), **buffers}
 
 
 def parts_of(name: str, shape: tuple[int, ...]) -> dict[str, Index]:

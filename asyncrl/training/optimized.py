@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from asyncrl.training.checkpoint import CheckpointError
-from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk
+from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter, peft_name
 from asyncrl.training.tensor_files import TensorFiles, placed
@@ -48,7 +48,7 @@ class Optimized:
         self._source = source
         self._stems = stems
         # FSDP2 may leave a model unsharded after a pass, which then has other parameters for a while.
-        self.parameters = dict(model.named_parameters())
+        self.parameters = stored(model)
         self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=0.0, eps=eps, fused=True)
 
@@ -112,7 +112,7 @@ class Optimized:
                     self._load(adapters, files)
             self._load_state(state)
 
-    def _load(self, parameters: dict[str, nn.Parameter], files: TensorFiles) -> None:
+    def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
         found = {name: files.shape(name) for name in files.names}
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         expected = dict(part for name, shape in shapes.items() for part in shapes_on_disk(name, shape).items())

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from asyncrl.training.disk_names import divided, read_whole
+from asyncrl.training.disk_names import divided, read_whole, stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter
 from asyncrl.training.tensor_files import TensorFiles, placed
@@ -63,7 +63,7 @@ class Reference:
     def _made(self) -> Any:
         copy = self._load()
         copy.model.requires_grad_(False)
-        self._parameters = dict(copy.model.named_parameters())
+        self._parameters = stored(copy.model)
         return copy
 
     def _take(self) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
@@ -138,5 +139,6 @@ class TorchTrainer(Steps):
         lora = self.settings.lora
         found: list[Source] = []
         for name, tensor, adapter in with_adapters(self._own.parameters, lora.scale if lora else 0.0):
-            found += divided(Source(WEIGHTS, name, tensor, self._dtype, adapter), tuple(tensor.shape))
+            dtype = self._dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
+            found += divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
         return found

@@ -10,8 +10,8 @@ from safetensors.numpy import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from asyncrl.config.load import ConfigError, LoadedConfig, Problem, load_config
-from asyncrl.engine.embedded.config import read_shape
 from asyncrl.run.preflight import check_surroundings
+from asyncrl.training.megatron.families import family_of
 
 TWO_TASKS = """
 run = "short"
@@ -53,10 +53,16 @@ SHAPE = {
 }
 
 
+def tensors_of(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights that a model directory has by its `config.json`."""
+    family, shape = family_of(folder)
+    return family.tensors(shape)
+
+
 def made_model(folder: Path, **changes: Any) -> None:
     """A small model directory, one token for each `a`, whose config.json is then changed: None takes a key away."""
     (folder / "config.json").write_text(json.dumps(SHAPE))
-    weights = {name: np.zeros(shape, np.float32) for name, shape in read_shape(folder).tensors().items()}
+    weights = {name: np.zeros(shape, np.float32) for name, shape in tensors_of(folder).items()}
     save_file(weights, folder / "model.safetensors")
     config = {key: value for key, value in (SHAPE | changes).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))

@@ -23,7 +23,7 @@ from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.steps import WEIGHTS
-from tests.harness.mixtures import routed_rows
+from tests.harness.mixtures import SMALL, routed_rows
 from tests.harness.training import policy_rows, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
 
@@ -71,7 +71,7 @@ RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
 OF_FAMILIES = ("both", "one")
 """In which every family is taken."""
 FIRST, EXPERTS = "qwen3", "qwen3-moe"
-FAMILIES = (FIRST, "qwen2-tied", "qwen2", "llama", EXPERTS)
+FAMILIES = tuple(SMALL)
 FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
 SAVED_AT = 2  # steps
 EPS = 1e-3  # of AdamW: what is rounding in a gradient shall not move a weight as a gradient does
@@ -113,7 +113,7 @@ def share(rows, layout, rank, ranks):
 
 def opened(folder, name, case, **further):
     layout = CASES[case][1]
-    if name == EXPERTS and case in OF_FAMILIES:
+    if "num_experts_per_tok" in SMALL[name][1] and case in OF_FAMILIES:
         # Gradients are whole where nothing has replicas, which experts would have beside divided products.
         layout = layout._replace(expert=layout.tensor)
     settings = MegatronSettings(
@@ -136,7 +136,7 @@ def gradient(trainer, rows):
     trainer._gradient([[row] for row in rows], loss_of(objective(0)))
     hook.remove()
     assert kept == ({True, False} if trainer.settings.recompute else {True})
-    spread = trainer._policy.parts.spread(lambda parameter: parameter.main_grad)
+    spread = trainer._policy.parts.trained(lambda parameter: parameter.main_grad)
     found = {name: one.whole().clone() for name, one in spread}
     trainer._own.forget()
     return found

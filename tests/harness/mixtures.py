@@ -7,6 +7,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.training.create import write_tokenizer
+from asyncrl.training.disk_names import stored
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz=!"  # with three more tokens a number that is odd: ranks have rows of none
 SHAPE = {
@@ -23,6 +24,61 @@ SHAPE = {
 }
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True}
 
+_CORRECTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "rms_norm_eps": 1e-4,
+}
+_LATENT = {
+    **_CORRECTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 12,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "head_dim": 4,
+    "v_head_dim": 6,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+_STRETCHED = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
+SMALL = {
+    "qwen3": ("qwen3", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "llama": ("llama", {"rope_parameters": _STRETCHED}),
+    "qwen3-moe": ("qwen3_moe", MIXTURE),
+    "glm4": ("glm4", {"pad_token_id": None}),
+    "glm4-moe": ("glm4_moe", {**_CORRECTED, "use_qk_norm": True, "attention_bias": True}),
+    "deepseek-v3": (
+        "deepseek_v3",
+        {**_LATENT, **GROUPS, "rope_parameters": {**_YARN, "beta_fast": 32.0, "beta_slow": 1.0}},
+    ),
+    "moonlight": ("deepseek_v3", {**_LATENT, "q_lora_rank": None, "n_shared_experts": 2}),
+    "kimi-k2": ("deepseek_v3", {**_LATENT, "rope_parameters": {**_YARN, "beta_fast": 1.0, "beta_slow": 1.0}}),
+}
+"""Small models of each family: the type that transformers gives them, and what differs from `SHAPE`."""
+
 
 def write_transformers_model(directory, kind, options):
     """A model whose biases and norms are not what they begin as."""
@@ -31,7 +87,7 @@ def write_transformers_model(directory, kind, options):
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in stored(model).values():
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     write_tokenizer(directory, ALPHABET, context=64)

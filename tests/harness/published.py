@@ -1,60 +1,165 @@
-"""Messages as actors publish them, to be looked at by commands."""
+"""Sizes of published models, as their `config.json` has them; what no shape depends on is left out."""
 
-import numpy as np
+from __future__ import annotations
 
-from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import publish
-from topics.actors import ActorStarted, ActorStopped
-from topics.batches import BatchTrained
-from topics.prompts import PROMPT_ISSUED
-from topics.trajectories import Segment, TrajectoryGenerated, VersionCount
+from typing import Any
 
+_LATENT: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+_YARN = {"type": "yarn", "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+_GLM: dict[str, Any] = {
+    "vocab_size": 151552,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+}
+_GLM_MOE: dict[str, Any] = {
+    **_GLM,
+    "architectures": ["Glm4MoeForCausalLM"],
+    "model_type": "glm4_moe",
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "attention_bias": True,
+    "rope_theta": 1000000,
+    "num_nextn_predict_layers": 1,
+}
 
-def generated(name: str = "p000042-3", length: int = 11) -> TrajectoryGenerated:
-    zeros = np.zeros(length, np.float32)
-    segment = Segment(
-        tokens=np.arange(length, dtype=np.int32),
-        mask=np.ones(length, np.uint8),
-        logprobs=zeros,
-        versions=zeros.astype(np.int32),
-    )
-    return TrajectoryGenerated(
-        trajectory_id=name,
-        prompt_id=name.split("-")[0],
-        member=3,
-        group_size=8,
-        stage="rl",
-        rows=[],
-        segments=[segment],
-        completion="hello world",
-        versions=[VersionCount(0, length)],
-    )
-
-
-def trained(step: int) -> BatchTrained:
-    return BatchTrained(
-        step=step,
-        lineage=0,
-        stage="rl",
-        metrics={"train_s": float(step), "wait_s": 0.5},
-        lags={0: 60, 1: 40},
-        masked=0,
-        rewards=[0.5, 0.1],
-        trajectories=8,
-        batch_sequence=step,
-    )
-
-
-async def say_started(bus: Bus, actor_id: str) -> None:
-    message = ActorStarted(actor_id.rsplit("-", 1)[0], actor_id, "here", 1)
-    await publish(bus, message)
-
-
-async def say_stopped(bus: Bus, actor_id: str) -> None:
-    message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id)
-    await publish(bus, message)
-
-
-async def issue(bus: Bus, count: int, first: int = 0) -> None:
-    for number in range(first, first + count):
-        await bus.store(PROMPT_ISSUED.subject(bus.run, f"p{number:06d}-0"), b"", {})
+PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
+    "GLM-4-9B-0414": (
+        {
+            **_GLM,
+            "architectures": ["Glm4ForCausalLM"],
+            "model_type": "glm4",
+            "hidden_size": 4096,
+            "intermediate_size": 13696,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 2,
+            "attention_bias": False,
+            "max_position_embeddings": 32768,
+        },
+        9.4,
+    ),
+    "GLM-4.5": (
+        {
+            **_GLM_MOE,
+            "hidden_size": 5120,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
+            "num_hidden_layers": 92,
+            "n_routed_experts": 160,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+        },
+        353,
+    ),
+    "GLM-4.5-Air": (
+        {
+            **_GLM_MOE,
+            "hidden_size": 4096,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 46,
+            "n_routed_experts": 128,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.0,
+            "use_qk_norm": False,
+        },
+        107,
+    ),
+    "DeepSeek-V3": (
+        {
+            **_LATENT,
+            "vocab_size": 129280,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 128,
+            "num_key_value_heads": 128,
+            "n_routed_experts": 256,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 8,
+            "topk_group": 4,
+            "first_k_dense_replace": 3,
+            "routed_scaling_factor": 2.5,
+            "q_lora_rank": 1536,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 163840,
+            "rope_theta": 10000,
+            "rope_scaling": {**_YARN, "factor": 40, "beta_fast": 32, "beta_slow": 1},
+            "num_nextn_predict_layers": 1,
+        },
+        671,
+    ),
+    "Moonlight-16B-A3B": (
+        {
+            **_LATENT,
+            "vocab_size": 163840,
+            "hidden_size": 2048,
+            "intermediate_size": 11264,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.446,
+            "q_lora_rank": None,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 8192,
+            "rope_theta": 50000.0,
+        },
+        16.0,
+    ),
+    "Kimi-K2": (
+        {
+            **_LATENT,
+            "model_type": "kimi_k2",
+            "vocab_size": 163840,
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "moe_intermediate_size": 2048,
+            "num_hidden_layers": 61,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 64,
+            "n_routed_experts": 384,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.827,
+            "q_lora_rank": 1536,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 131072,
+            "rope_theta": 50000.0,
+            "rope_scaling": {**_YARN, "factor": 32.0, "beta_fast": 1.0, "beta_slow": 1.0},
+        },
+        1026,
+    ),
+}
+"""By name: the configuration, and the parameters in billions that its report gives, without layers ahead."""

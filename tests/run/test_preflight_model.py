@@ -14,10 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from asyncrl.config.load import load_config
 from asyncrl.data.model_dir import tensor_shapes
-from asyncrl.engine.embedded.config import read_shape
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.create import create_model
-from harness.configs import SHAPE, SOUND, made_model, problems, the_problem
+from harness.configs import SHAPE, SOUND, made_model, problems, tensors_of, the_problem
 
 OWN = "model.path = '.'\nrollout.max_new_tokens = 9\ntask.source = 'rows.jsonl'\n"
 ROW = {"prompt": "aa", "label": "a"}
@@ -41,7 +40,7 @@ def test_the_tensors_of_a_shape_are_those_that_transformers_makes(tmp_path, arch
     config = getattr(transformers, f"{family}Config")(**shape, tie_word_embeddings=tied)
     getattr(transformers, architecture)(config).save_pretrained(tmp_path)
 
-    assert tensor_shapes(tmp_path) == read_shape(tmp_path).tensors()
+    assert tensor_shapes(tmp_path) == tensors_of(tmp_path)
 
 
 def test_a_whole_model_is_found_whole(rows, written, tmp_path):

@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.engine.embedded.config import read_shape
 from asyncrl.training.disk_names import divided
 from asyncrl.training.host_copy import Source
+from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import parameters_of
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.megatron_cases import (
@@ -32,24 +32,10 @@ from harness.megatron_cases import (
     state,
     trained_rows,
 )
-from harness.mixtures import MIXTURE, write_transformers_model
+from harness.mixtures import SMALL, write_transformers_model
 from harness.training import copies, run_group, save
 
 pytestmark = pytest.mark.slow  # four processes with torch
-KINDS = {"qwen3": "qwen3", "qwen2": "qwen2", "qwen2-tied": "qwen2", "llama": "llama", EXPERTS: "qwen3_moe"}
-STRETCHED = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
-
-
-def write_model(directory, name):
-    options = {"llama": {"rope_parameters": STRETCHED}, EXPERTS: MIXTURE}.get(name, {})
-    write_transformers_model(directory, KINDS[name], {"tie_word_embeddings": name.endswith("tied"), **options})
 
 
 def opened(folder, name, **further):
@@ -63,7 +49,7 @@ def results(tmp_path_factory):
     """A folder with what four processes found, and a checkpoint of the torch trainer that they went on from."""
     folder = tmp_path_factory.mktemp("megatron")
     for name in FAMILIES:
-        write_model(folder / name, name)
+        write_transformers_model(folder / name, *SMALL[name])
     for name in (FIRST, EXPERTS):
         trainer, state = opened(folder, name), folder / f"state-torch-{name}"
         for step in range(SAVED_AT):
@@ -135,8 +121,8 @@ def test_losses_norms_and_updates_are_those_of_the_torch_trainer_in_any_layout(r
 
     assert_close(found, figures, after, begun)
     assert {name for name in found if not name.startswith("after.")} == {*before, "figures", "parameters"}
-    shape = read_shape(results / model_of(case))
-    assert int(found["parameters"]) == max(map(sum, parameters_of(shape, LAYOUTS[case][1])))
+    shape = read_family(results / model_of(case))
+    assert int(found["parameters"]) == max(map(sum, parameters_of(*shape, LAYOUTS[case][1])))
     for name, one in before.items():
         if name != "optimizer.rng":  # each has its own
             assert found[name].dtype == one.dtype

@@ -9,34 +9,42 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.data.model_dir import ARCHITECTURES, named_eos_ids, read_json
+from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.engine.errors import EngineError
 
 if TYPE_CHECKING:
     import torch
 
 
+SERVED = ("Qwen3ForCausalLM", "Qwen2ForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM")
+"""Architectures that the embedded engine serves."""
 ROPES = ("default", "llama3")
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Rotary embedding; the last four fields only matter to the type `llama3`."""
+    """Rotary embedding; what follows `share` only matters to the types `llama3` and `yarn`."""
 
     kind: str = "default"
     theta: float = 10_000.0
+    share: float = 1.0  # of a head that is rotated, its first channels
     factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
     original_positions: int = 8192
+    low_freq_factor: float = 1.0  # of llama3, as the next
+    high_freq_factor: float = 4.0
+    fast_turns: float = 32.0  # of yarn, as the rest
+    slow_turns: float = 1.0
+    mscale: float = 1.0
+    mscale_all: float = 0.0
 
     def inverse_frequencies(self, head_dim: int) -> torch.Tensor:
-        """[head_dim / 2] radians per position, float32.
+        """[share * head_dim / 2] radians per position, float32; not of the type `yarn`.
 
         Source: RoFormer (arXiv 2104.09864) section 3.4.2; the piecewise stretch is Llama 3.1's (arXiv 2407.21783).
         """
         import torch  # takes seconds, which callers that only read a configuration need not pay
 
-        frequencies = 1.0 / self.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
+        rotated = int(head_dim * self.share)
+        frequencies = 1.0 / self.theta ** (torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated)
         if self.kind == "default":
             return frequencies
         wavelength = 2 * math.pi / frequencies
@@ -52,10 +60,26 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     chosen: int  # experts of each token
     intermediate: int
     normalised: bool = True  # the chosen experts' shares sum to 1
+    dense_first: int = 0  # layers at the beginning that have a feed-forward layer instead
+    shared: int = 0  # channels of what each token takes besides
+    scale: float = 1.0  # of the shares
+    groups: int = 1  # of experts, of which a token takes some
+    groups_chosen: int = 1
+    corrected: bool = False  # scores are sigmoids, and for the choice a bias of each expert is added
+
+
+class LatentConfig(msgspec.Struct, frozen=True):
+    """Attention whose keys and values come from one latent of a token."""
+
+    query_rank: int  # channels of the latent that queries come from; 0 where they are projected at once
+    rank: int  # of the latent of keys and values
+    plain: int  # channels of a head that are not rotated
+    rotated: int  # those that are, whose keys all heads share
+    value: int  # channels of a value
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """The shape of a decoder with grouped-query attention and gated SiLU feed-forward layers, or experts instead."""
+    """The shape of a decoder with gated SiLU feed-forward layers, or experts instead."""
 
     architecture: str
     vocab_size: int
@@ -64,57 +88,16 @@ class ModelConfig(msgspec.Struct, frozen=True):
     layers: int
     heads: int
     kv_heads: int
-    head_dim: int
+    head_dim: int  # of queries and keys
     norm_eps: float
     tied: bool
     max_positions: int
     rope: RopeConfig
-    experts: ExpertsConfig | None = None  # of every layer
-
-    def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the weights that every model of this shape has."""
-        hidden = self.hidden
-        found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (self.vocab_size, hidden)}
-        layer: dict[str, tuple[int, ...]] = {
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-            "self_attn.o_proj.weight": (hidden, self.heads * self.head_dim),
-            **self._feed_forward(),
-        }
-        for kind, count in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
-            layer[f"self_attn.{kind}_proj.weight"] = (count * self.head_dim, hidden)
-            if self.has_qkv_bias:
-                layer[f"self_attn.{kind}_proj.bias"] = (count * self.head_dim,)
-            if self.has_qk_norm and kind != "v":
-                layer[f"self_attn.{kind}_norm.weight"] = (self.head_dim,)
-        for number in range(self.layers):
-            found |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
-        found["model.norm.weight"] = (hidden,)
-        return found if self.tied else found | {"lm_head.weight": (self.vocab_size, hidden)}
-
-    def _feed_forward(self) -> dict[str, tuple[int, ...]]:
-        """Tensors of a layer behind its attention; those of one kind follow one another, expert by expert."""
-        experts, hidden = self.experts, self.hidden
-        ffn = experts.intermediate if experts else self.intermediate
-        sizes = {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}
-        if experts is None:
-            return {f"mlp.{kind}.weight": size for kind, size in sizes.items()}
-        of_each = {
-            f"mlp.experts.{number}.{kind}.weight": size
-            for kind, size in sizes.items()
-            for number in range(experts.count)
-        }
-        return {"mlp.gate.weight": (experts.count, hidden), **of_each}
-
-    @property
-    def has_qk_norm(self) -> bool:
-        """Return whether queries and keys are normalised per head before the rotation."""
-        return self.architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-
-    @property
-    def has_qkv_bias(self) -> bool:
-        """Return whether the query, key and value projections add a bias."""
-        return self.architecture == "Qwen2ForCausalLM"
+    experts: ExpertsConfig | None = None
+    latent: LatentConfig | None = None
+    has_qk_norm: bool = False  # queries and keys are normalised per head before the rotation
+    has_qkv_bias: bool = False  # the query, key and value projections add a bias
+    further_layers: int = 0  # on disk behind the others, which predict tokens ahead; neither served nor trained
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -125,10 +108,10 @@ def read_config(directory: Path) -> ModelConfig:
     """
     raw = read_json(directory / "config.json", EngineError)
     architecture = (raw.get("architectures") or ["none named"])[0]
-    if architecture not in ARCHITECTURES:
+    if architecture not in SERVED:
         raise EngineError(
             f"model {directory}: architecture {architecture}; "
-            f"the embedded engine serves {', '.join(ARCHITECTURES)}; use sglang for others"
+            f"the embedded engine serves {', '.join(SERVED)}; use sglang for others"
         )
     for key, plain in (
         ("hidden_act", "silu"),
@@ -157,7 +140,8 @@ def read_shape(directory: Path) -> ModelConfig:
     raw = read_json(directory / "config.json", EngineError)
     architecture = (raw.get("architectures") or ["none named"])[0]
     try:
-        heads = int(raw["num_attention_heads"])
+        heads, latent = int(raw["num_attention_heads"]), _read_latent(raw)
+        head_dim = raw.get("head_dim") or int(raw["hidden_size"]) // heads
         return ModelConfig(
             architecture=architecture,
             vocab_size=int(raw["vocab_size"]),
@@ -166,12 +150,16 @@ def read_shape(directory: Path) -> ModelConfig:
             layers=int(raw["num_hidden_layers"]),
             heads=heads,
             kv_heads=int(raw.get("num_key_value_heads") or heads),
-            head_dim=int(raw.get("head_dim") or raw["hidden_size"] // heads),
+            head_dim=latent.plain + latent.rotated if latent else int(head_dim),
             norm_eps=float(raw["rms_norm_eps"]),
             tied=bool(raw.get("tie_word_embeddings", False)),
             max_positions=int(raw.get("max_position_embeddings", 2048)),
             rope=_read_rope(raw),
             experts=_read_experts(raw),
+            latent=latent,
+            has_qk_norm=architecture in ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM"),
+            has_qkv_bias=architecture == "Qwen2ForCausalLM",
+            further_layers=int(raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or 0),
         )
     except KeyError as fault:
         raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
@@ -180,15 +168,33 @@ def read_shape(directory: Path) -> ModelConfig:
 
 
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
-    """Experts of a Qwen3-MoE; transformers 5 writes the same count as `num_local_experts`."""
-    count = raw.get("num_experts") or raw.get("num_local_experts")
+    """Experts of a model; their count has three names, of which transformers 5 writes `num_local_experts`."""
+    count = raw.get("num_experts") or raw.get("n_routed_experts") or raw.get("num_local_experts")
     if not count:
         return None
+    channels = int(raw["moe_intermediate_size"])
     return ExpertsConfig(
         count=int(count),
         chosen=int(raw["num_experts_per_tok"]),
-        intermediate=int(raw["moe_intermediate_size"]),
+        intermediate=channels,
         normalised=bool(raw.get("norm_topk_prob", False)),
+        dense_first=int(raw.get("first_k_dense_replace") or 0),
+        shared=channels * int(raw.get("n_shared_experts") or 0),
+        scale=float(raw.get("routed_scaling_factor") or 1.0),
+        groups=int(raw.get("n_group") or 1),
+        groups_chosen=int(raw.get("topk_group") or 1),
+    )
+
+
+def _read_latent(raw: Mapping[str, Any]) -> LatentConfig | None:
+    if not raw.get("kv_lora_rank"):
+        return None
+    return LatentConfig(
+        query_rank=int(raw.get("q_lora_rank") or 0),
+        rank=int(raw["kv_lora_rank"]),
+        plain=int(raw["qk_nope_head_dim"]),
+        rotated=int(raw["qk_rope_head_dim"]),
+        value=int(raw["v_head_dim"]),
     )
 
 
@@ -197,16 +203,25 @@ def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    if kind != "llama3":
-        return RopeConfig(kind, theta)
-    return RopeConfig(
-        kind=kind,
-        theta=theta,
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
-        original_positions=int(rope["original_max_position_embeddings"]),
+    share = rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor")
+    plain = RopeConfig(kind, theta, float(share or 1.0))
+    if kind not in ("llama3", "yarn"):
+        return plain
+    given = {"factor": 1.0, "original_max_position_embeddings": raw.get("max_position_embeddings")}
+    known = rope if kind == "llama3" else given | rope
+    stretched = msgspec.structs.replace(
+        plain, factor=float(known["factor"]), original_positions=int(known["original_max_position_embeddings"])
     )
+    if kind == "llama3":
+        turns = {"low_freq_factor": float(rope["low_freq_factor"]), "high_freq_factor": float(rope["high_freq_factor"])}
+    else:
+        turns = {
+            "fast_turns": float(rope.get("beta_fast") or 32.0),
+            "slow_turns": float(rope.get("beta_slow") or 1.0),
+            "mscale": float(rope.get("mscale") or 1.0),
+            "mscale_all": float(rope.get("mscale_all_dim") or 0.0),
+        }
+    return msgspec.structs.replace(stretched, **turns)
 
 
 def read_eos_ids(directory: Path) -> frozenset[int]:

@@ -16,6 +16,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.tensor_parallel import random as random_states
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch.overrides import TorchFunctionMode
@@ -99,6 +100,8 @@ def prepare(device: torch.device) -> None:
         dispatcher._maybe_dtoh_and_synchronize = _on_host
     router: Any = moe_utils
     router.te_general_gemm = None  # named without Transformer Engine, but not defined
+    latent: Any = multi_latent_attention
+    latent.HAVE_TE = False  # of the modules that it looks for then, one is not there
 
 
 def _on_host(dispatcher: Any, _point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:

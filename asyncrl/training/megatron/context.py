@@ -142,16 +142,19 @@ class _Zigzag:
         return Segments(torch.from_numpy(np.concatenate(keys)).to(device), tuple(queries), tuple(seen))
 
 
-def segment_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments) -> torch.Tensor:
+def segment_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, *, scale: float | None = None
+) -> torch.Tensor:
     """Compute the causal attention of this rank's queries.
 
     Args:
         query: [T, heads, D].
         key: [T, key-value heads, D] of this rank.
-        value: as `key`.
+        value: as `key`; D of its own.
+        scale: of the products, 1 / sqrt(D) where left out.
 
     Returns:
-        [T, heads, D].
+        [T, heads, D of values].
     """
     group = parallel_state.get_context_parallel_group()
     key, value = (
@@ -159,22 +162,25 @@ def segment_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tenso
     )
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         ends = [_ends(lengths, query.device) for lengths in (segments.queries, segments.seen)]
-        how: dict[str, Any] = {"window_size": (-1, 0), **GROUPED_HEADS}
+        how: dict[str, Any] = {"scale": scale, "window_size": (-1, 0), **GROUPED_HEADS}
         longest = max(segments.queries), max(segments.seen)
         attended: Any = varlen_attn(query, key, value, ends[0], ends[1], longest[0], longest[1], **how)
         return attended  # type: ignore[no-any-return]
     heads = [one.transpose(0, 1)[None] for one in (query, key, value)]
     lengths = segments.queries, segments.seen, segments.seen
     cut = [torch.split(one, list(sizes), dim=2) for one, sizes in zip(heads, lengths, strict=True)]
-    parts = [_up_to_the_end(*run, grouped=query.shape[1] != key.shape[1]) for run in zip(*cut, strict=True)]
+    parts = [_up_to_the_end(*run, scale=scale) for run in zip(*cut, strict=True)]
     return torch.cat(parts, 2)[0].transpose(0, 1)
 
 
-def _up_to_the_end(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, grouped: bool) -> torch.Tensor:
+def _up_to_the_end(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scale: float | None
+) -> torch.Tensor:
     """Attend to keys of which the last are the queries' own."""
     own, seen = queries.shape[2], keys.shape[2]
     mask = torch.ones(own, seen, dtype=torch.bool, device=queries.device).tril(seen - own)
-    return scaled_dot_product_attention(queries, keys, values, mask, enable_gqa=grouped)
+    grouped = queries.shape[1] != keys.shape[1]
+    return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=grouped)
 
 
 def _ends(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:

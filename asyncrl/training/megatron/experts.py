@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 
+from asyncrl.engine.embedded.config import ExpertsConfig, ModelConfig
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.routing import replayed
 
@@ -80,5 +88,48 @@ class ExpertLayer(TransformerLayer):  # type: ignore[misc]
         return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
 
 
-EXPERTS = ModuleSpec(MoELayer, submodules=MoESubmodules(experts=ModuleSpec(Experts)))
-"""What stands in the place of a feed-forward layer."""
+def mixture_of(experts: ExpertsConfig) -> ModuleSpec:
+    """Return what stands in the place of a feed-forward layer."""
+    shared = None
+    if experts.shared:
+        products = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+        shared = ModuleSpec(SharedExpertMLP, submodules=products)
+    return ModuleSpec(MoELayer, submodules=MoESubmodules(experts=ModuleSpec(Experts), shared_experts=shared))
+
+
+def expert_options(shape: ModelConfig, ranks: int) -> dict[str, Any]:
+    """Return the options of a `TransformerConfig`.
+
+    Args:
+        ranks: that share the experts.
+    """
+    experts = shape.experts
+    if experts is None:
+        return {}
+    options: dict[str, Any] = {
+        "num_moe_experts": experts.count,
+        "moe_router_topk": experts.chosen,
+        "moe_ffn_hidden_size": experts.intermediate,
+        "moe_router_pre_softmax": not experts.normalised,  # else the shares are those among the chosen experts
+        "expert_model_parallel_size": ranks,
+        "moe_shared_expert_intermediate_size": experts.shared or None,
+        "moe_router_topk_scaling_factor": experts.scale,
+    }
+    if experts.groups > 1:
+        options |= {"moe_router_num_groups": experts.groups, "moe_router_group_topk": experts.groups_chosen}
+    if experts.corrected:
+        options |= {
+            "moe_router_score_function": "sigmoid",
+            "moe_router_dtype": "fp32",
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": 0.0,
+            "moe_router_pre_softmax": False,
+        }
+    return options
+
+
+def keep_corrections(model: nn.Module) -> None:
+    """Let the biases that correct scores stay in float32 in a model of another type."""
+    for router in model.modules():
+        if isinstance(router, TopKRouter):
+            router._maintain_float32_expert_bias()

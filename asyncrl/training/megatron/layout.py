@@ -48,7 +48,10 @@ class Layout(NamedTuple):
 
     def problem(self, shape: ModelConfig) -> str:
         """Return why a model cannot be divided so; empty where it can."""
-        dense = () if shape.experts else ((shape.intermediate, "feed-forward channels"),)
+        experts = shape.experts
+        dense = [(shape.intermediate, "feed-forward channels")] if not experts or experts.dense_first else []
+        if experts and experts.shared:
+            dense.append((experts.shared, "channels of the shared expert"))
         for count, what in ((shape.kv_heads, "key-value heads"), *dense):
             if count % self.tensor:
                 return f"tensor = {self.tensor} does not divide the model's {count} {what}; use a divisor of {count}"
@@ -60,10 +63,10 @@ class Layout(NamedTuple):
                 f"pipeline = {self.pipeline}{times} does not divide the model's {shape.layers} layers; "
                 f"use a divisor of {shape.layers}"
             )
-        experts = shape.experts.count if shape.experts else 0
-        if self.expert > 1 and (not experts or experts % self.expert):
-            hint = f"use a divisor of {experts}" if experts else "set it to 1"
-            return f"expert = {self.expert} does not divide the model's {experts} experts; {hint}"
+        count = experts.count if experts else 0
+        if self.expert > 1 and (not count or count % self.expert):
+            hint = f"use a divisor of {count}" if count else "set it to 1"
+            return f"expert = {self.expert} does not divide the model's {count} experts; {hint}"
         if (self.tensor - 1) * -(-shape.vocab_size // self.tensor) >= shape.vocab_size:
             return f"tensor = {self.tensor} leaves ranks without any of the model's {shape.vocab_size} tokens; lower it"
         return ""

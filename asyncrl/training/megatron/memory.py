@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import NamedTuple
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.table import Family
 
 CHUNK_ELEMENTS = 1 << 27  # logits held at once, as in asyncrl.training.vocabulary, which loads torch
-_WHOLE = re.compile(r"norm\.weight|mlp\.gate\.weight")  # on each rank of a tensor-parallel group
-_VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 _EXPERT = ".experts."
 
 
@@ -45,27 +43,25 @@ class RankMemory(NamedTuple):
         return f"{sum(self) / 2**30:.2f} GiB ({parts})"
 
 
-def parameters_of(shape: ModelConfig, layout: Layout) -> list[Parameters]:
+def parameters_of(family: Family, shape: ModelConfig, layout: Layout) -> list[Parameters]:
     """Parameters of a rank of each stage."""
     stages = [[0, 0] for _ in range(layout.pipeline)]
     per_chunk = shape.layers // layout.chunks
-    for name, size in shape.tensors().items():
-        layer = re.match(r"model\.layers\.(\d+)\.", name)
-        chunk = int(layer[1]) // per_chunk if layer else 0 if name == _VOCABULARY[0] else layout.chunks - 1
-        count = math.prod(size)
-        if name in _VOCABULARY:
-            count = -(-size[0] // layout.tensor) * size[1]
-        elif _EXPERT in name:
+    for row in family.rows(shape):
+        if not row.rule.trained:
+            continue
+        count, is_expert = math.prod(row.size), _EXPERT in row.name
+        if row.rule.split is not None:
+            count = -(-row.size[row.rule.split] // layout.tensor) * (count // row.size[row.rule.split])
+        if is_expert:
             count = count // layout.expert  # of as many experts on each rank
-        elif not _WHOLE.search(name):
-            count = count // layout.tensor
-        stages[chunk % layout.pipeline][_EXPERT in name] += count
+        stages[row.layer // per_chunk % layout.pipeline][is_expert] += count
     if shape.tied and layout.pipeline > 1:  # the last stage has a copy
         stages[-1][0] += -(-shape.vocab_size // layout.tensor) * shape.hidden
     return [Parameters(*stage) for stage in stages]
 
 
-def rank_memory(shape: ModelConfig, layout: Layout, training: Training) -> RankMemory:
+def rank_memory(family: Family, shape: ModelConfig, layout: Layout, training: Training) -> RankMemory:
     """Estimate what the fullest rank needs for a policy of this shape."""
     ranks, element = training.ranks, training.element
     replicas = ranks // (layout.tensor * layout.pipeline)  # context parallelism divides the moments too
@@ -78,7 +74,7 @@ def rank_memory(shape: ModelConfig, layout: Layout, training: Training) -> RankM
             kept * (-(-of_stage.dense // replicas) + -(-of_stage.experts // expert_replicas)),
             _activations(shape, layout, training),
         )
-        for of_stage in parameters_of(shape, layout)
+        for of_stage in parameters_of(family, shape, layout)
     ]
     return max(each, key=sum)
 
@@ -87,7 +83,8 @@ def _activations(shape: ModelConfig, layout: Layout, training: Training) -> int:
     """Bytes that the first stage keeps, which has the most micro-batches under way, and the logits of a chunk."""
     element, tokens = training.element, training.tokens
     own = -(-tokens // (layout.context * layout.tensor))
-    ffn = shape.experts.intermediate * shape.experts.chosen if shape.experts else shape.intermediate
+    experts = shape.experts
+    ffn = experts.intermediate * experts.chosen + experts.shared if experts else shape.intermediate
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim  # queries, keys, values, and what was attended
     of_layer = own * element * (5 * shape.hidden + heads + 4 * ffn)  # inputs of products, norms and the activation
     layers = shape.layers // layout.pipeline

@@ -9,32 +9,26 @@ from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig
 from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
 from asyncrl.training.megatron.around import OPTIONS
 from asyncrl.training.megatron.context import PackedDocuments, segment_attention
-from asyncrl.training.megatron.experts import EXPERTS, ExpertLayer
+from asyncrl.training.megatron.experts import ExpertLayer, expert_options, keep_corrections, mixture_of
+from asyncrl.training.megatron.latent import adapt_latent, latent_options
 from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.normed import Norm
 from asyncrl.training.megatron.table import Family
-
-
-class Norm(nn.RMSNorm):
-    """RMSNorm as the library calls it; its own refuses sequence parallelism."""
-
-    def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps)
-        weight: Any = self.weight
-        weight.sequence_parallel = config.sequence_parallel  # then each rank's gradient is of its own tokens
 
 
 class DocumentAttention(nn.Module):
     """Attention within documents, as the library calls its core attention; see `asyncrl.training.attention`."""
 
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, softmax_scale: float | None = None, **_: Any) -> None:
         super().__init__()
+        self._scale = softmax_scale
 
     def forward(
         self,
@@ -50,15 +44,17 @@ class DocumentAttention(nn.Module):
         Args:
             query: [T, heads of this rank, D].
             key: [T, key-value heads of this rank, D].
-            value: as `key`.
+            value: as `key`; D of its own.
 
         Returns:
-            [T, 1, heads * D].
+            [T, 1, heads * D of values].
         """
-        if packed_seq_params.segments is not None:
-            return segment_attention(query, key, value, packed_seq_params.segments).flatten(1).unsqueeze(1)
+        segments = packed_seq_params.segments
+        if segments is not None:
+            return segment_attention(query, key, value, segments, scale=self._scale).flatten(1).unsqueeze(1)
         query, key, value = (one.transpose(0, 1).unsqueeze(0) for one in (query, key, value))
-        attended = document_attention(None, query, key, value, None, documents=packed_seq_params.documents)[0]
+        documents = packed_seq_params.documents
+        attended = document_attention(None, query, key, value, None, documents=documents, scaling=self._scale)[0]
         return attended.squeeze(0).flatten(1).unsqueeze(1)
 
 
@@ -67,19 +63,6 @@ class Trunk(GPTModel):  # type: ignore[misc]
 
     def _postprocess(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         return hidden_states
-
-
-def _expert_options(shape: ModelConfig, layout: Layout) -> dict[str, Any]:
-    experts = shape.experts
-    if experts is None:
-        return {}
-    return {
-        "num_moe_experts": experts.count,
-        "moe_router_topk": experts.chosen,
-        "moe_ffn_hidden_size": experts.intermediate,
-        "moe_router_pre_softmax": not experts.normalised,  # else the shares are those among the chosen experts
-        "expert_model_parallel_size": layout.expert,
-    }
 
 
 def build(
@@ -99,7 +82,7 @@ def build(
         recompute: keep only the inputs of layers for the backward pass.
         values: let the head give one number, which is 0 at first.
     """
-    config = TransformerConfig(
+    config = (MLATransformerConfig if shape.latent else TransformerConfig)(
         num_layers=shape.layers,
         hidden_size=shape.hidden,
         ffn_hidden_size=shape.intermediate,
@@ -107,6 +90,8 @@ def build(
         num_query_groups=shape.kv_heads,
         kv_channels=shape.head_dim,
         layernorm_epsilon=shape.norm_eps,
+        qk_layernorm=shape.has_qk_norm or shape.latent is not None,
+        add_qkv_bias=shape.has_qkv_bias,
         normalization="RMSNorm",
         gated_linear_unit=True,
         activation_func=nn.functional.silu,
@@ -123,38 +108,53 @@ def build(
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
-        **_expert_options(shape, layout),
+        **expert_options(shape, layout.expert),
+        **latent_options(shape),
         **OPTIONS,
         **family.options,
     )
-    layer = get_gpt_layer_local_spec(qk_layernorm=config.qk_layernorm, normalization="RMSNorm")
-    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
-    if shape.experts is not None:
-        layer.module, layer.submodules.mlp = ExpertLayer, EXPERTS
-    attention = layer.submodules.self_attention.submodules
-    attention.core_attention = DocumentAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = Norm
-    chunks = [_chunk(config, layer, shape, layout, number) for number in range(layout.virtual)]
+    chunks = [_chunk(config, family, shape, layout, number) for number in range(layout.virtual)]
     if values and chunks[-1].post_process:
         chunks[-1].output_layer = nn.Linear(shape.hidden, 1, bias=False, dtype=dtype)
         nn.init.zeros_(chunks[-1].output_layer.weight)
     return chunks
 
 
-def _chunk(config: TransformerConfig, layer: Any, shape: ModelConfig, layout: Layout, number: int) -> Trunk:
+def _chunk(config: TransformerConfig, family: Family, shape: ModelConfig, layout: Layout, number: int) -> Trunk:
     ends = {"ignore_virtual": False, "vp_stage": number if layout.virtual > 1 else None}
+    count = shape.layers // layout.chunks
+    first = count * (number * layout.pipeline + parallel_state.get_pipeline_model_parallel_rank())
     model = Trunk(
         config,
-        TransformerBlockSubmodules([layer] * (shape.layers // layout.chunks), Norm),
+        TransformerBlockSubmodules([_layer(config, family, shape, first + local) for local in range(count)], Norm),
         -(-shape.vocab_size // layout.tensor) * layout.tensor,  # the last rank may have rows of no token
         shape.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(**ends),
         post_process=parallel_state.is_pipeline_last_stage(**ends),
         share_embeddings_and_output_weights=shape.tied,
         position_embedding_type="rope",
+        rotary_percent=shape.rope.share,
         vp_stage=ends["vp_stage"],
     )
     model.to(config.params_dtype)  # the norms too
-    model.rotary_pos_emb.inv_freq = shape.rope.inverse_frequencies(shape.head_dim)
+    keep_corrections(model)
+    if shape.latent is None:  # else each layer has its own
+        model.rotary_pos_emb.inv_freq = shape.rope.inverse_frequencies(shape.head_dim)
     return model
+
+
+def _layer(config: TransformerConfig, family: Family, shape: ModelConfig, number: int) -> Any:
+    """Return the library's specification of a layer, with modules of our own."""
+    how = {"qk_layernorm": config.qk_layernorm, "multi_latent_attention": shape.latent is not None}
+    layer = get_gpt_layer_local_spec(**how, normalization="RMSNorm")
+    layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
+    if shape.experts is not None and number >= shape.experts.dense_first:
+        layer.module, layer.submodules.mlp = ExpertLayer, mixture_of(shape.experts)
+    attention = layer.submodules.self_attention.submodules
+    attention.core_attention = DocumentAttention
+    if shape.latent is not None:
+        adapt_latent(layer.submodules.self_attention)
+    elif config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    family.adapt(layer, config)
+    return layer

@@ -17,10 +17,10 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
-from torch import nn
 
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.around import REPLICAS, optimizer_config
+from asyncrl.training.megatron.parts import Place, is_no_head, is_trained
 from asyncrl.training.megatron.policy import MegatronPolicy
 from asyncrl.training.optimized import MOMENTS, Stems, Update
 from asyncrl.training.steps import WEIGHTS
@@ -56,7 +56,7 @@ class MegatronOptimized:
             parallel_state.get_expert_data_parallel_group(),
         )
         if self._rounded:
-            self._take_masters(policy.directory, WEIGHTS, heads=policy.has_vocabulary)
+            self._take_masters(policy.directory, WEIGHTS, wanted=bool if policy.has_vocabulary else is_no_head)
 
     def forget(self) -> None:
         """Forget the gradient."""
@@ -88,10 +88,11 @@ class MegatronOptimized:
         if step is None:
             return found
         for kind in MOMENTS:
-            for name, tensor in self._parts.spread(_Once(partial(self._gathered, kind))):
+            for name, tensor in self._parts.trained(_Once(partial(self._gathered, kind))):
                 found.append(Source(self._stems.state, f"{kind}.{name}", tensor, torch.float32))
         return found + [
-            Source(self._stems.state, f"step.{place.name}", step, step.dtype) for place in self._parts.places
+            Source(self._stems.state, f"step.{place.name}", step, step.dtype)
+            for place in filter(is_trained, self._parts.places)
         ]
 
     def load(self, directory: Path) -> None:
@@ -113,27 +114,27 @@ class MegatronOptimized:
         if step is None:
             return
         for kind in MOMENTS:
-            for parameter, moment in self._whole(directory, self._stems.state, f"{kind}.").items():
+            for parameter, moment in self._whole(directory, self._stems.state, f"{kind}.", wanted=is_trained).items():
                 self._set(parameter, kind, moment)
         for one in self._optimizer.chained_optimizers:
             for state in one.optimizer.state.values():
                 state["step"] = step.clone()
 
-    def _take_masters(self, directory: Path, stem: str, *, heads: bool = True) -> None:
-        for parameter, master in self._whole(directory, stem, heads=heads).items():
+    def _take_masters(self, directory: Path, stem: str, *, wanted: Callable[[Place], bool] = bool) -> None:
+        for parameter, master in self._whole(directory, stem, wanted=wanted).items():
             self._set(parameter, MASTER, master)
             with torch.no_grad():
                 parameter.copy_(master)
 
     def _whole(
-        self, directory: Path, stem: str, prefix: str = "", *, heads: bool = True
-    ) -> dict[nn.Parameter, torch.Tensor]:
+        self, directory: Path, stem: str, prefix: str = "", *, wanted: Callable[[Place], bool]
+    ) -> dict[torch.Tensor, torch.Tensor]:
         """Read tensors of the shapes of this rank's parameters, in float32."""
-        whole: dict[nn.Parameter, torch.Tensor] = {}
-        self._parts.read(directory, stem, prefix, partial(_memory, whole), heads=heads)
+        whole: dict[torch.Tensor, torch.Tensor] = {}
+        self._parts.read(directory, stem, prefix, partial(_memory, whole), wanted=wanted)
         return whole
 
-    def _owned(self, parameter: nn.Parameter, kind: str) -> tuple[torch.Tensor | None, slice] | None:
+    def _owned(self, parameter: torch.Tensor, kind: str) -> tuple[torch.Tensor | None, slice] | None:
         """Return this rank's share of a master or moment, and its place; None where it has none."""
         for one in self._optimizer.chained_optimizers:
             if parameter in one.model_param_group_index_map:
@@ -149,7 +150,7 @@ class MegatronOptimized:
         states = (state for one in self._optimizer.chained_optimizers for state in one.optimizer.state.values())
         return next((state["step"] for state in states), None)
 
-    def _gathered(self, kind: str, parameter: nn.Parameter) -> torch.Tensor:
+    def _gathered(self, kind: str, parameter: torch.Tensor) -> torch.Tensor:
         """Gather a master or moment over the replicas, in the shape of its parameter."""
         found, owned = torch.zeros_like(parameter, dtype=torch.float32), self._owned(parameter, kind)
         if owned is not None and owned[0] is not None:
@@ -159,7 +160,7 @@ class MegatronOptimized:
             dist.all_reduce(found, group=replicas)
         return found
 
-    def _set(self, parameter: nn.Parameter, kind: str, value: torch.Tensor) -> None:
+    def _set(self, parameter: torch.Tensor, kind: str, value: torch.Tensor) -> None:
         owned = self._owned(parameter, kind)
         if owned is not None and owned[0] is not None:
             owned[0].view(-1).copy_(value.view(-1)[owned[1]])
@@ -168,17 +169,17 @@ class MegatronOptimized:
 class _Once:
     """A moment, gathered once for the tensors that follow one another in one parameter, as those of experts do."""
 
-    def __init__(self, gather: Callable[[nn.Parameter], torch.Tensor]) -> None:
+    def __init__(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._gather = gather
-        self._known: tuple[nn.Parameter, torch.Tensor] | None = None
+        self._known: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def __call__(self, parameter: nn.Parameter) -> torch.Tensor:
+    def __call__(self, parameter: torch.Tensor) -> torch.Tensor:
         if self._known is None or self._known[0] is not parameter:
             self._known = parameter, self._gather(parameter)
         return self._known[1]
 
 
-def _memory(whole: dict[nn.Parameter, torch.Tensor], parameter: nn.Parameter) -> torch.Tensor:
+def _memory(whole: dict[torch.Tensor, torch.Tensor], parameter: torch.Tensor) -> torch.Tensor:
     """Return the tensor that the parts of what belongs to a parameter are put together in."""
     if parameter not in whole:
         whole[parameter] = torch.zeros_like(parameter, dtype=torch.float32)

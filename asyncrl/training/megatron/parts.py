@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,15 @@ from torch import nn
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.table import NUMBERED, Family, Rule
+from asyncrl.training.megatron.table import EMBEDDING, HEAD, NUMBERED, Family, Rule
 from asyncrl.training.tensor_files import TensorFiles
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+Read: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""From a parameter of this rank to a tensor of its shape."""
+
+
+def _itself(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter
 
 
 class Place(NamedTuple):
@@ -28,23 +33,21 @@ class Place(NamedTuple):
     shape: tuple[int, ...]  # of the whole
     stage: int  # that holds it
     rule: Rule
-    parameter: nn.Parameter | None  # of this rank; None where another rank holds it
+    parameter: torch.Tensor | None  # of this rank; None where another rank holds it
     expert_rank: int | None = None  # in its stage, which alone holds this expert
 
 
 class Spread:
     """A tensor that is whole only where its parts are gathered. Every rank gathers."""
 
-    def __init__(
-        self, parts: Parts, place: Place, read: Callable[[nn.Parameter], torch.Tensor], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, parts: Parts, place: Place, read: Read, dtype: torch.dtype) -> None:
         """
         Args:
             read: from a parameter of this rank to what is gathered of it, a tensor of its shape.
             dtype: of what is gathered.
         """
-        self._parts, self._place, self._read, self._dtype = parts, place, read, dtype
-        self.shape = place.shape
+        self._parts, self._place, self._read = parts, place, read
+        self.shape, self.dtype = place.shape, dtype
 
     def numel(self) -> int:
         """Return the number of elements of the whole."""
@@ -52,7 +55,7 @@ class Spread:
 
     def whole(self) -> torch.Tensor:
         """Gather it."""
-        return self._parts.gathered(self._place, self._read, self._dtype)
+        return self._parts.gathered(self._place, self._read, self.dtype)
 
 
 class Parts:
@@ -66,7 +69,9 @@ class Parts:
             values: whether the head gives one number, and not the vocabulary.
         """
         self._shape, self._layout, self._values = shape, layout, values
-        self._own = [dict(chunk.named_parameters()) for chunk in chunks]
+        self._own: list[dict[str, torch.Tensor]] = [
+            {**dict(chunk.named_parameters()), **dict(chunk.named_buffers())} for chunk in chunks
+        ]
         self._rank = parallel_state.get_tensor_model_parallel_rank()
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
         self._stages = parallel_state.get_pipeline_model_parallel_group()
@@ -82,25 +87,15 @@ class Parts:
         self.device = next(chunks[0].parameters()).device
 
     def _places(self, family: Family) -> Iterator[Place]:
-        shapes, own = self._shape.tensors(), self._stage
-        per_chunk, last = self._shape.layers // self._layout.chunks, self._layout.chunks - 1
-        ends = {
-            _EMBEDDING: (0, Rule("embedding.word_embeddings.weight", 0)),
-            "model.norm.weight": (last, Rule("decoder.final_layernorm.weight")),
-            _HEAD: (last, Rule("output_layer.weight", None if self._values else 0)),
-        }
-        if self._values:
-            shapes[_HEAD] = 1, self._shape.hidden
-        for name, size in shapes.items():
-            if name in ends:
-                index, rule = ends[name]
-            else:
-                number, _, rest = name.removeprefix("model.layers.").partition(".")
-                index, local = divmod(int(number), per_chunk)
-                rule = family.layer[NUMBERED.sub("N", rest)]
-                rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")
+        per_chunk = self._shape.layers // self._layout.chunks
+        for name, rule, size, layer, inside in family.rows(self._shape):
+            if self._values and name == HEAD:
+                rule, size = rule._replace(split=None), (1, self._shape.hidden)  # noqa: PLW2901
+            index, local = divmod(layer, per_chunk)
+            if inside:
+                rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")  # noqa: PLW2901
             chunk, stage = divmod(index, self._layout.pipeline)
-            found = self._own[chunk][rule.parameter] if stage == own else None
+            found = self._own[chunk][rule.parameter] if stage == self._stage else None
             yield self._expert(Place(name, size, stage, rule, found))
 
     def _expert(self, place: Place) -> Place:
@@ -114,16 +109,19 @@ class Parts:
         own = rank == parallel_state.get_expert_model_parallel_rank()
         return place._replace(rule=rule, parameter=place.parameter if own else None, expert_rank=rank)
 
-    def spread(
-        self,
-        read: Callable[[nn.Parameter], torch.Tensor] = lambda parameter: parameter,
-        dtype: torch.dtype = torch.float32,
-    ) -> Iterator[tuple[str, Spread]]:
-        """Every tensor by its name, in the order of the model."""
+    def spread(self, read: Read = _itself, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Spread]]:
+        """Every tensor by its name, in the order of the model; buffers are read as they are."""
         for place in self.places:
-            yield place.name, Spread(self, place, read, dtype)
+            trained = place.rule.trained
+            yield place.name, Spread(self, place, read if trained else _itself, dtype if trained else torch.float32)
 
-    def gathered(self, place: Place, read: Callable[[nn.Parameter], torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+    def trained(self, read: Read) -> Iterator[tuple[str, Spread]]:
+        """Yield what belongs to every tensor that is trained, in float32."""
+        for place in self.places:
+            if place.rule.trained:
+                yield place.name, Spread(self, place, read, torch.float32)
+
+    def gathered(self, place: Place, read: Read, dtype: torch.dtype) -> torch.Tensor:
         """Gather a tensor onto every rank of the replica."""
         found, split, peers = None, place.rule.split, self._layout.tensor
         if place.parameter is not None:
@@ -132,7 +130,7 @@ class Parts:
             if split is not None and peers > 1:
                 every = [torch.empty_like(found) for _ in range(peers)]
                 dist.all_gather(every, found, group=self._peers)
-                found = torch.cat(every, split)
+                found = _joined(every, split, place.rule.stacked)
             found = found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
         if self._layout.expert > 1 and place.expert_rank is not None and place.stage == self._stage:
             found = self._sent(found, place, place.expert_rank, self._experts, dtype)
@@ -161,9 +159,9 @@ class Parts:
         directory: Path,
         stem: str,
         prefix: str = "",
-        into: Callable[[nn.Parameter], torch.Tensor] = lambda parameter: parameter,
+        into: Read = _itself,
         *,
-        heads: bool = True,
+        wanted: Callable[[Place], bool] = bool,
     ) -> None:
         """Read this rank's part of every tensor, and no more.
 
@@ -171,14 +169,14 @@ class Parts:
             stem: of the files.
             prefix: of the names in them.
             into: from a parameter of this rank to the tensor of its shape that is filled.
-            heads: whether the head is read as well.
+            wanted: says what is read; else all is.
 
         Raises:
             CheckpointError: a tensor is missing or has another shape.
             OSError, SafetensorError: a file cannot be read.
         """
         with TensorFiles(directory, stem) as files:
-            for place in self.places if heads else [place for place in self.places if place.name != _HEAD]:
+            for place in filter(wanted, self.places):
                 found = files.shape(prefix + place.name)
                 if found != place.shape:
                     raise CheckpointError(
@@ -189,15 +187,36 @@ class Parts:
                     self._fill(place.rule.part(into(place.parameter), self._shape), place, files, prefix)
             tied = self._own[-1].get("output_layer.weight")
             if self._shape.tied and tied is not None:  # the last of several stages has a copy of the embedding
-                place = next(place for place in self.places if place.name == _EMBEDDING)
+                place = next(place for place in self.places if place.name == EMBEDDING)
                 self._fill(into(tied), place, files, prefix)
 
     def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, prefix: str) -> None:
-        local, split = self._local(place), place.rule.split
-        start = self._rank * local[split] if split is not None else 0
-        value = files.narrow(prefix + place.name, split or 0, start, start + local[split or 0])
+        local, split, stacked = self._local(place), place.rule.split or 0, place.rule.stacked
+        rows, whole = local[split] // stacked, place.shape[split] // stacked
+        start = self._rank * rows if place.rule.split is not None else 0
+        name = prefix + place.name
+        begins = [number * whole + start for number in range(stacked)]
+        found = [files.narrow(name, split, begin, begin + rows) for begin in begins]
+        value = torch.cat(found) if stacked > 1 else found[0]
         if value.shape == local:
             part.copy_(value.view(part.shape))
         else:  # of the vocabulary, whose last rank has rows of no token
             part.zero_()
             part[: len(value)].copy_(value)
+
+
+def is_no_head(place: Place) -> bool:
+    """Return whether a tensor is none of the head."""
+    return place.name != HEAD
+
+
+def is_trained(place: Place) -> bool:
+    """Return whether a tensor is trained."""
+    return place.rule.trained
+
+
+def _joined(parts: list[torch.Tensor], split: int, stacked: int) -> torch.Tensor:
+    """Put the parts of tensor-parallel ranks together."""
+    if stacked == 1:
+        return torch.cat(parts, split)
+    return torch.cat([part.view(stacked, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)

@@ -19,7 +19,7 @@ from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.modules import build
-from asyncrl.training.megatron.parts import Parts
+from asyncrl.training.megatron.parts import Parts, is_no_head
 from asyncrl.training.megatron.vocabulary import ParallelKernels
 from asyncrl.training.routing import Mixture, told
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
@@ -64,7 +64,7 @@ class MegatronPolicy:
         if device.type == "cuda":
             self.model.to(device)
         self.parts = Parts(self.chunks, family, shape, layout, values=values)
-        self.parts.read(directory, "model", heads=self.has_vocabulary)
+        self.parts.read(directory, "model", wanted=is_no_head if values else bool)
         experts = shape.experts
         self.mixture = Mixture(shape.layers, experts.chosen, experts.count) if experts else None
         self.replays = False  # tokens go to the experts that their documents name

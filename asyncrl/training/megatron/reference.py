@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from asyncrl.training.disk_names import stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.policy import MegatronPolicy
 from asyncrl.training.reference import NONE, STEM, VERSION, Reference
@@ -19,7 +20,7 @@ class MegatronReference(Reference):
     _copy: MegatronPolicy | None
 
     def __init__(self, policy: MegatronPolicy, load: Callable[[], MegatronPolicy]) -> None:
-        super().__init__(dict(policy.model.named_parameters()), load)
+        super().__init__(stored(policy.model), load)
 
     def sources(self) -> list[Source]:
         """See `Reference.sources`."""

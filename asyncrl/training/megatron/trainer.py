@@ -88,7 +88,7 @@ class MegatronTrainer(Steps):
     def _weights(self) -> list[Source]:
         """See `Steps`."""
         spread = self._policy.parts.spread(dtype=self._dtype)
-        return [Source(WEIGHTS, name, tensor, self._dtype) for name, tensor in spread]
+        return [Source(WEIGHTS, name, tensor, tensor.dtype) for name, tensor in spread]
 
 
 def _loss(loss: Loss, batch: MicroBatch, scores: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Sums]:

@@ -6,19 +6,27 @@ from pathlib import Path
 
 from asyncrl.data.model_dir import ModelError, read_json
 from asyncrl.engine.embedded.config import ModelConfig, read_shape
-from asyncrl.training.megatron.families import llama, qwen2, qwen3, qwen3_moe
+from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
 from asyncrl.training.megatron.table import Family
 
-_ALL = (qwen3.FAMILY, llama.FAMILY, qwen2.FAMILY, qwen3_moe.FAMILY)
+_ALL = (
+    qwen3.FAMILY,
+    llama.FAMILY,
+    qwen2.FAMILY,
+    qwen3_moe.FAMILY,
+    glm4.FAMILY,
+    glm4_moe.FAMILY,
+    deepseek_v3.FAMILY,
+)
 FAMILIES: dict[str, Family] = {family.architecture: family for family in _ALL}
 """Another family is added here."""
 
 
-def read_family(directory: Path) -> tuple[Family, ModelConfig]:
-    """Family and shape of a model directory.
+def family_of(directory: Path) -> tuple[Family, ModelConfig]:
+    """Family and shape of a model directory, whatever its features are.
 
     Raises:
-        ModelError: the family, its rotary embedding or some feature of it is not known here.
+        ModelError: the family is not known here.
         EngineError: `config.json` is torn, or lacks a field.
     """
     raw, shape = read_json(directory / "config.json"), read_shape(directory)
@@ -26,14 +34,39 @@ def read_family(directory: Path) -> tuple[Family, ModelConfig]:
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelError(f'{directory}: the trainer "megatron" has no family {shape.architecture}; it has {known}')
+    return family, family.read(raw, shape)
+
+
+def read_family(directory: Path) -> tuple[Family, ModelConfig]:
+    """Family and shape of a model directory that can be trained here.
+
+    Raises:
+        ModelError: the family, its rotary embedding or some feature of it is not known here.
+        EngineError: `config.json` is torn, or lacks a field.
+    """
+    family, shape = family_of(directory)
     if shape.rope.kind not in family.ropes:
         raise ModelError(
             f"{directory}: found rope type {shape.rope.kind!r}, expected {' or '.join(family.ropes)}; "
             'set learner.trainer = "torch"'
         )
+    raw = read_json(directory / "config.json")
     for key, value in family.fixed.items():
         if raw.get(key, value) != value:
             raise ModelError(
                 f'{directory}: found {key} = {raw[key]!r}, expected {value!r}; set learner.trainer = "torch"'
             )
+    if problem := _grouping(shape):
+        raise ModelError(f'{directory}: {problem}; set learner.trainer = "torch"')
     return family, shape
+
+
+def _grouping(shape: ModelConfig) -> str:
+    """Return why experts cannot be chosen by groups as the library does; empty where they can."""
+    experts = shape.experts
+    if experts is None or experts.groups == 1 or experts.chosen == 2 * experts.groups_chosen:
+        return ""
+    return (
+        f"found num_experts_per_tok = {experts.chosen} in topk_group = {experts.groups_chosen} groups of experts, "
+        "expected two of each: a group is chosen by the sum of its two highest scores"
+    )

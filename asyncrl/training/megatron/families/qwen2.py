@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import DENSE_LAYER, Family, keys, queries, values
+from asyncrl.training.megatron.table import Family
 
-FAMILY = Family(
-    "Qwen2ForCausalLM",
-    layer={
-        **DENSE_LAYER,
-        "self_attn.q_proj.bias": queries("bias"),
-        "self_attn.k_proj.bias": keys("bias"),
-        "self_attn.v_proj.bias": values("bias"),
-    },
-    options={"add_qkv_bias": True},
-    fixed={"hidden_act": "silu", "use_sliding_window": False},
-)
+FAMILY = Family("Qwen2ForCausalLM", fixed={"hidden_act": "silu", "use_sliding_window": False})

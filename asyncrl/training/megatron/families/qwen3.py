@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import DENSE_LAYER, QK_NORMS, Family
+from asyncrl.training.megatron.table import Family
 
 FAMILY = Family(
     "Qwen3ForCausalLM",
-    layer={**DENSE_LAYER, **QK_NORMS},
-    options={"qk_layernorm": True},
     fixed={"hidden_act": "silu", "attention_bias": False, "use_sliding_window": False},
 )

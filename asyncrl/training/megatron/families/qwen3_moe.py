@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import ATTENTION, EXPERTS, QK_NORMS, Family
+from asyncrl.training.megatron.table import NORMS, Family, attention, mixture
 
 FAMILY = Family(
     "Qwen3MoeForCausalLM",
-    layer={**ATTENTION, **QK_NORMS, **EXPERTS},
-    options={"qk_layernorm": True},
+    layer=lambda shape, number: {**NORMS, **attention(shape), **mixture(shape, number)},
     fixed={
         "hidden_act": "silu",
         "attention_bias": False,

@@ -1,0 +1,27 @@
+"""GLM-4.5: experts behind some dense layers, chosen by corrected scores; heads rotate by half (arXiv 2508.06471)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.training.megatron.table import NORMS, Family, attention, corrected, half_rotated, mixture
+
+
+def _read(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
+    return msgspec.structs.replace(
+        half_rotated(raw, corrected(raw, shape)),
+        has_qk_norm=bool(raw.get("use_qk_norm", False)),
+        has_qkv_bias=bool(raw.get("attention_bias", False)),
+    )
+
+
+FAMILY = Family(
+    "Glm4MoeForCausalLM",
+    layer=lambda shape, number: {**NORMS, **attention(shape), **mixture(shape, number)},
+    read=_read,
+    fixed={"hidden_act": "silu", "norm_topk_prob": True},
+)

@@ -1,0 +1,51 @@
+"""Published sizes of each family, by name and shape, without a weight of them."""
+
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from asyncrl.training.disk_names import shapes_on_disk, stored
+from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.memory import parameters_of
+from harness.published import PUBLISHED
+
+pytestmark = pytest.mark.slow  # models of a trillion parameters have many names
+
+
+def written(folder, name):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name][0]))
+    return folder
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_names_and_shapes_are_those_that_transformers_writes(tmp_path, name):
+    family, shape = read_family(written(tmp_path / "model", name))
+    options, billions = PUBLISHED[name]
+    kind = "deepseek_v3" if options["model_type"] == "kimi_k2" else options["model_type"]  # it has its code elsewhere
+    config = AutoConfig.for_model(kind, **{key: value for key, value in options.items() if key != "model_type"})
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+
+    theirs = {}
+    for key, tensor in stored(model).items():
+        theirs |= shapes_on_disk(key, tuple(tensor.shape))
+    ours = family.tensors(shape)
+    assert ours == theirs
+    assert sum(map(math.prod, ours.values())) / 1e9 == pytest.approx(billions, rel=0.01)
+    [found] = parameters_of(family, shape, Layout())
+    assert sum(found) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_each_tensor_has_its_place_in_a_model_of_the_library(tmp_path):
+    names = ("GLM-4-9B-0414", "GLM-4.5-Air", "DeepSeek-V3", "Moonlight-16B-A3B")  # the others have the same modules
+    folders = [written(tmp_path / name, name) for name in names]
+    command = [sys.executable, "-m", "tests.harness.megatron_sizes", *map(str, folders)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert found.returncode == 0, found.stderr[-2000:]
