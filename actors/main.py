@@ -1,7 +1,8 @@
 """Entry of every actor process, on any host: `python -m actors.main ROLE ACTOR_ID --credentials FILE`.
 
 The settings come over the bus. The directory of the run is needed only by roles that share its files: the learner
-and engines (weights), and those that load the run's model or the user's functions from its folders.
+and engines (weights), and those that load the run's model or the user's functions from its folders. A host without that
+directory has a folder with what was sent to it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from actors.runtime.actor import Login, module_of, open_context, run_actor
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
+from asyncrl.ports import LOOPBACK
 from asyncrl.process import DENIED, FATAL
 from asyncrl.telemetry.logs import open_log
 from topics.roles import OWN
@@ -57,8 +59,11 @@ def parse(words: Sequence[str]) -> Login:
     parser.add_argument("--run", required=True, help="id of the run")
     parser.add_argument("--credentials", type=Path, required=True, help="file with the login of the role")
     parser.add_argument("--address", default="", help="URL of the server from here, if not the one in there")
+    parser.add_argument("--home", type=Path, help="folder with what this host was sent, if not the run's directory")
+    parser.add_argument("--host", default=LOOPBACK, help="address of this host, at which its servers are reached")
     given = parser.parse_args(words)
-    return Login(given.role, given.actor_id, given.run, given.credentials.absolute(), given.address)
+    home = given.home.absolute() if given.home is not None else None
+    return Login(given.role, given.actor_id, given.run, given.credentials.absolute(), given.address, home, given.host)
 
 
 if __name__ == "__main__":

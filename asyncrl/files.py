@@ -17,6 +17,12 @@ def write_private(path: Path, content: bytes) -> None:
     os.replace(aside, path)
 
 
+def append_private(path: Path, content: bytes) -> None:
+    """Add to a file that only this user can read."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as file:
+        file.write(content)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, in one step."""
     aside = path.with_name(path.name + ".new")

@@ -37,6 +37,11 @@ def is_ip(host: str) -> bool:
     return True
 
 
+def url_host(host: str) -> str:
+    """Return an IP address as a URL takes it."""
+    return f"[{host}]" if ":" in host else host
+
+
 def listen_problem(host: str, port: int) -> str:
     """Return the reason why no server can listen there, or ""."""
     try:

@@ -71,7 +71,7 @@ class EngineActor:
         log_file = context.files.logs / f"{context.actor_id}.server.log"
         config, files = context.config, context.files
         key_file, model = files.engine_key_file(config.engine, context.actor_id), files.model_path(config.model)
-        home = EngineHome(context.actor_id, self.settings, model, log_file, key_file)
+        home = EngineHome(context.actor_id, self.settings, model, log_file, key_file, host=context.host)
         home = home._replace(priorities=bool(config.gateway.count))
         self._slots = home.group.max_running
         if announced is not None:

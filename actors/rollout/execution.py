@@ -20,7 +20,7 @@ from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
 from asyncrl.config.held_out import graded_tasks, held_out_sets, set_of
 from asyncrl.config.tasks import turns_of
-from asyncrl.data.model_dir import check_model_directory
+from asyncrl.data.model_dir import model_info
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.errors import VersionAbsent
@@ -54,7 +54,7 @@ class Tools:
             ModelError, TokenizerError, FunctionError: the model or the rollout function cannot serve.
         """
         config, directory = context.config, context.files.model_path(context.config.model)
-        model = check_model_directory(directory)
+        model = model_info(directory)
         self.context = context
         self.isolation = isolation
         self.model_context = model.context  # tokens that the trained model takes

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -29,9 +29,11 @@ from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish, read, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
+from asyncrl.ports import LOOPBACK
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import PLACEMENTS, Placement
+from asyncrl.run.placement import Placement
+from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import (
     RUN_OPENED,
@@ -77,6 +79,7 @@ class Context:
     bus: Bus
     log: Any
     credentials: Path = Path()  # file with its login
+    host: str = LOOPBACK  # IP address at which others reach servers that are started here
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
@@ -89,10 +92,10 @@ class Context:
     def __post_init__(self) -> None:
         self.tasks = BackgroundTasks(self.fail)  # a fault of one of them ends the actor
 
-    @property
+    @cached_property
     def placement(self) -> Placement:
         """The placement in which it starts processes of the run."""
-        return PLACEMENTS[self.config.placement.kind](self.files.logs)
+        return PLACEMENTS[self.config.placement.kind](self.config, self.files)
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""
@@ -171,6 +174,8 @@ class Login(NamedTuple):
     run: str
     credentials: Path
     address: str = ""  # of the server as seen from here; "" for the one in the credentials
+    home: Path | None = None  # folder with what was sent to this host, where it has not the run's directory
+    host: str = LOOPBACK  # IP address at which others reach servers that are started here
 
 
 async def open_context(login: Login, log: Any) -> Context:
@@ -187,15 +192,21 @@ async def open_context(login: Login, log: Any) -> Context:
     bus = await Bus.connect(address, login.run, name=login.actor_id, deadline_s=30)
     try:
         opened, config = await _opened(bus)
-        files = RunFiles(Path(opened.directory), Path(opened.base))
+        files = _files(opened, login.home)
         load_actors(config.actors, files.base)
     except BaseException:
         await bus.close()
         raise
     bus.publish_deadline_s = config.nats.publish_deadline_s
-    context = Context(login.role, login.actor_id, config, files, bus, log, credentials=login.credentials)
+    context = Context(login.role, login.actor_id, config, files, bus, log, login.credentials, login.host)
     bus.on_fault = context.fail
     return context
+
+
+def _files(opened: RunOpened, home: Path | None) -> RunFiles:
+    if home is not None:
+        return RunFiles(home, home / "base", sent=True)
+    return RunFiles(Path(opened.directory), Path(opened.base))
 
 
 async def _opened(bus: Bus) -> tuple[RunOpened, Config]:

@@ -19,8 +19,9 @@ from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, RestartPolicy
-from asyncrl.run.placement import Placed, actor_job
+from asyncrl.run.placement import Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.promotions import PromotionRefused, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, role_of
@@ -187,7 +188,7 @@ class Supervisor:
         if child is None or child.task is None or child.task.done():
             policy = RestartPolicy(self.context.config.supervision)
             child = self._children[name] = _Child(role_of(name), name, policy)
-            child.task = asyncio.create_task(self._keep_alive(child))
+            child.task = self.context.tasks.start(self._keep_alive(child))
         child.leaving = False  # it is started again, where it was asked to leave and has not yet
 
     def _dismiss(self, child: _Child) -> None:
@@ -227,14 +228,30 @@ class Supervisor:
         context = self.context
         job = actor_job(context.files.credentials, context.config.run, child.role, child.actor_id)
         try:
-            process = child.process = await context.placement.start(job)
+            process = child.process = await self._placed(child, job)
         except OSError as error:  # no process, no memory, no file left: it may be another time
             return 1, f"it cannot be started: {error}"
+        except AsyncRLError as error:
+            return FATAL if error.fatal else 1, f"it cannot be started: {error}"
         crash_point("actor.started")
         self._liveness.begin(child.actor_id)
         if child.leaving:
             process.terminate()
         return await process.wait(), process.end_text
+
+    async def _placed(self, child: _Child, job: Job) -> Placed:
+        """Start a process, as soon as a host has room for it; that it waits is published once, in its name."""
+        waits = False
+        while True:
+            try:
+                return await self.context.placement.start(job)
+            except NoRoom as error:
+                if child.leaving:
+                    raise
+                if not waits:
+                    self.context.log.warning("actor waits for room", actor=child.actor_id, reason=str(error))
+                    await publish(self.context.bus, ActorStopped(child.role, child.actor_id, str(error)))
+                waits = True
 
     def _on_silent(self, actor_id: str) -> None:
         """Kill a process that stopped sending heartbeats: a stopped process does not handle SIGTERM."""

@@ -17,7 +17,7 @@ import nats.errors
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
-from asyncrl.ports import LOOPBACK, Listen, free_port, listen_problem
+from asyncrl.ports import LOOPBACK, Listen, free_port, listen_problem, url_host
 
 _PEM = "-----BEGIN CERTIFICATE"
 
@@ -145,7 +145,7 @@ def _reached_at(host: str) -> str:
     address = ipaddress.ip_address(host)
     if address.is_unspecified:
         return LOOPBACK if address.version == 4 else "[::1]"
-    return f"[{host}]" if address.version == 6 else host
+    return url_host(host)
 
 
 def _checked_seed(name: str) -> str:

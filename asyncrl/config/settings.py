@@ -27,6 +27,7 @@ from asyncrl.config.filter_settings import FilterOptions
 from asyncrl.config.gateway_settings import GatewaySettings
 from asyncrl.config.layout_settings import LayoutSettings
 from asyncrl.config.live_settings import LiveSettings
+from asyncrl.config.placement_settings import PlacementSettings
 from asyncrl.config.reward_settings import RewardScope, RewardSettings, TournamentName
 from asyncrl.config.role_settings import CriticSettings, LoraSettings, ReferenceSettings, TeacherSettings
 from asyncrl.config.setting_types import (
@@ -300,12 +301,6 @@ class WeightsSettings(Settings):
     gate_metric: str = ""
     gate_threshold: float = 1.0  # Least value of that metric that promotes.
     gate_set: str = ""  # Name of the held-out set whose evaluations are judged, where `eval.sets` names several.
-
-
-class PlacementSettings(Settings):
-    """The hosts on which the actors of the run are started."""
-
-    kind: str = "local"  # `local`: as processes of this machine.
 
 
 class RecorderSettings(Settings):

@@ -44,6 +44,18 @@ def check_model_directory(path: Path) -> ModelInfo:
     Raises:
         ModelError: when a file is missing or cut short, or the architecture is not supported.
     """
+    info = model_info(path)
+    for file in _weight_files(path):
+        _check_weights(file)
+    return info
+
+
+def model_info(path: Path) -> ModelInfo:
+    """Read the config of a model directory, which may be without weights.
+
+    Raises:
+        ModelError: a file is missing, or the architecture is not supported.
+    """
     if not path.is_dir():
         raise ModelError(f"{path} is no directory; expected a Hugging Face model directory with config.json")
     config = read_json(path / "config.json")
@@ -60,8 +72,6 @@ def check_model_directory(path: Path) -> ModelInfo:
         )
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
-    for file in _weight_files(path):
-        _check_weights(file)
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0
     return ModelInfo(architectures[0], vocab_size, context, experts)
 

@@ -16,7 +16,7 @@ from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import write_private
-from asyncrl.ports import free_port
+from asyncrl.ports import LOOPBACK, free_port, url_host
 from asyncrl.process import ChildProcess, python, state_of
 from topics.engines import check_address
 
@@ -44,6 +44,7 @@ class EngineHome(NamedTuple):
     address: str = ""  # of one that was announced while the run went on
     label: str = "none"  # of the weights that it starts with
     priorities: bool = False  # some requests come before others
+    host: str = LOOPBACK  # IP address of this host that it listens on
 
     @property
     def key(self) -> str | None:
@@ -190,8 +191,8 @@ class EmbeddedControl(ExternalControl):
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
-        self._port = free_port()
-        super().__init__(home, f"http://127.0.0.1:{self._port}")
+        self._port = free_port(home.host)
+        super().__init__(home, f"http://{url_host(home.host)}:{self._port}")
         self._home = home
         self._process: ChildProcess | None = None
 
@@ -234,7 +235,7 @@ class EmbeddedControl(ExternalControl):
     def arguments(self) -> list[str]:
         """Return the command line of the server, after `python`."""
         home, group = self._home, self._home.group
-        arguments = ["-m", self.module, "--model-path", str(home.model), "--host", "127.0.0.1"]
+        arguments = ["-m", self.module, "--model-path", str(home.model), "--host", home.host]
         arguments += ["--port", str(self._port), "--weight-version", home.label]
         arguments += ["--max-running-requests", str(group.max_running), "--incremental-streaming-output"]
         if home.settings.context:

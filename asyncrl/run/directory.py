@@ -47,6 +47,7 @@ class RunFiles:
 
     root: Path
     start: Path | None = None  # folder that relative paths of the config start from; None: the directory knows it
+    sent: bool = False  # this host has what was sent to it alone, the model among it
 
     @property
     def base(self) -> Path:
@@ -55,7 +56,7 @@ class RunFiles:
 
     def model_path(self, model: ModelSettings) -> Path:
         """The Hugging Face directory that training starts from."""
-        return self.base / model.path if model.path else self.model
+        return self.base / model.path if model.path and not self.sent else self.model
 
     def make_engine_key(self) -> None:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""

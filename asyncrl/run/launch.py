@@ -33,7 +33,8 @@ from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
 from asyncrl.run.make_model import LaunchError, make_model
-from asyncrl.run.placement import PLACEMENTS, Placed, actor_job
+from asyncrl.run.placement import Placed, actor_job
+from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.user_actors import load_actors
@@ -359,7 +360,7 @@ class Launch:
 
     async def _start_supervisor(self) -> None:
         job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, own_session=True)
-        self._supervisor = await PLACEMENTS[self.config.placement.kind](self.files.logs).start(job)
+        self._supervisor = await PLACEMENTS[self.config.placement.kind](self.config, self.files).start(job)
 
 
 def run_opened(config: Config, files: RunFiles) -> RunOpened:

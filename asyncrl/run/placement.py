@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -18,6 +18,10 @@ class Job(NamedTuple):
     credentials: Path | None = None  # file that follows as `--credentials FILE`; it holds a secret
     environment: Mapping[str, str] = {}
     own_session: bool = False  # Ctrl-C in the terminal is not for it
+
+
+class NoRoom(OSError):
+    """No host has room for a process now; the message names what it needs, and its start may be tried again."""
 
 
 class Placed(Protocol):
@@ -58,7 +62,9 @@ class Placement(Protocol):
         """Start a process.
 
         Raises:
-            OSError: there is no room for it now.
+            NoRoom: no host has room for it now.
+            OSError: it could not be started.
+            AsyncRLError: what it stands on is gone; where it is fatal, another start would not help.
         """
         ...
 
@@ -90,9 +96,6 @@ class LocalProcesses:
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed."""
         return self._logs / f"{name}.log"
-
-
-PLACEMENTS: dict[str, Callable[[Path], Placement]] = {"local": LocalProcesses}
 
 
 def actor_job(credentials: Path, run: str, role: str, actor_id: str, *, own_session: bool = False) -> Job:

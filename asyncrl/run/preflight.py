@@ -21,10 +21,10 @@ from asyncrl.data.protocol import DataError
 from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
-from asyncrl.run.placement import PLACEMENTS
 from asyncrl.run.preflight_algorithms import check_algorithms
 from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_adapters, check_further_models, check_machine, check_model
+from asyncrl.run.preflight_placement import check_placement
 from asyncrl.run.preflight_routing import check_routing_replay
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
@@ -50,7 +50,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
     """
     checks = (
         _actors,
-        _placement,
+        check_placement,
         _directory,
         _secrets,
         _logins,
@@ -75,12 +75,6 @@ def _actors(config: Config, base: Path) -> Iterator[Finding]:
         load_actors(config.actors, base)
     except ActorsError as error:
         yield Finding(("actors",), str(error))
-
-
-def _placement(config: Config, _base: Path) -> Iterator[Finding]:
-    if config.placement.kind not in PLACEMENTS:
-        found = f'found "{config.placement.kind}", expected one of {", ".join(PLACEMENTS)}'
-        yield Finding(("placement.kind",), found)
 
 
 def _directory(config: Config, base: Path) -> Iterator[Finding]:

@@ -12,8 +12,11 @@ import pytest
 from actors.supervisor.actor import Supervisor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
+from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess
-from asyncrl.run.placement import PLACEMENTS, Job, LocalProcesses, Placement
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import Job, LocalProcesses, Placement
+from asyncrl.run.placements import PLACEMENTS
 from harness.configs import the_problem
 from harness.launches import prepared
 from harness.stage import Stage, until
@@ -35,6 +38,10 @@ class ShellProcesses:
 
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.out"
+
+
+def _shell(_config: Config, files: RunFiles) -> Placement:
+    return ShellProcesses(files.logs)
 
 
 @pytest.fixture(params=[LocalProcesses, ShellProcesses])
@@ -77,7 +84,7 @@ async def test_a_process_is_ended_also_where_it_is_stopped_and_once_more_is_no_e
 async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    monkeypatch.setitem(PLACEMENTS, "shell", ShellProcesses)
+    monkeypatch.setitem(PLACEMENTS, "shell", _shell)
     launch = prepared(tmp_path, placement={"kind": kind})
     launch.files.credentials.mkdir()
 
@@ -87,19 +94,21 @@ async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
     await launch.stop()
 
     (log,) = launch.files.logs.iterdir()
-    assert log == PLACEMENTS[kind](launch.files.logs).log("supervisor-1")
+    assert log == PLACEMENTS[kind](launch.config, launch.files).log("supervisor-1")
     assert "supervisor.json" in log.read_text()
 
 
 def test_a_placement_that_is_not_there_is_refused():
-    assert the_problem("demo", "placement.kind=ray", files=True).message == 'found "ray", expected one of local'
+    assert (
+        the_problem("demo", "placement.kind=slurm", files=True).message == 'found "slurm", expected one of local, ray'
+    )
 
 
 @pytest.mark.parametrize("kind", ["local", "shell"])
 async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, kind: str
 ):
-    monkeypatch.setitem(PLACEMENTS, "shell", ShellProcesses)
+    monkeypatch.setitem(PLACEMENTS, "shell", _shell)
     play = stage(reward={"function": "exact"}, placement={"kind": kind})
     await play.open()
     supervisor = Supervisor(play.context("supervisor", bus))

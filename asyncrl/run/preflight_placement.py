@@ -1,0 +1,160 @@
+"""Pre-flight checks of the placement: what the settings ask of other hosts, and whether a Ray cluster has it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from asyncrl.config.check import Finding
+from asyncrl.config.held_out import graded_tasks
+from asyncrl.config.settings import Config
+from asyncrl.ports import is_ip, is_loopback
+from asyncrl.process import python
+from asyncrl.run.placements import PLACEMENTS
+from asyncrl.run.ray_cluster import Node
+from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
+from asyncrl.run.sending import is_here, user_files
+
+_JOIN_S = 120.0  # to join a cluster, or to find none
+
+
+def check_placement(config: Config, base: Path) -> Iterator[Finding]:
+    """Find what processes on other hosts would lack."""
+    kind = config.placement.kind
+    if kind not in PLACEMENTS:
+        yield Finding(("placement.kind",), f'found "{kind}", expected one of {", ".join(PLACEMENTS)}')
+    elif kind == "ray":
+        found = [*_settings(config), *_files(config, base)]
+        yield from found or _cluster(config)
+
+
+def placed_actors(config: Config) -> list[str]:
+    """Return the actors of the start that Ray places."""
+    counts = {pool: group.servers for pool, group in config.engine.pools.items()}
+    counts |= {"rollout": config.rollout.workers, "reward": config.reward.workers, "groupreward": config.group_workers}
+    counts |= {"learner": 1 + config.supervision.spares}
+    if config.only:
+        counts = {pool: count for pool, count in counts.items() if pool.partition("-")[0] in config.only}
+    names = [f"{pool}-{number}" for pool, count in counts.items() for number in range(1, count + 1)]
+    return [name for name in names if is_placed(config, name)]
+
+
+def unfilled(config: Config, nodes: list[Node]) -> list[str]:
+    """Return the actors whose bundles find no room on the nodes, the greatest bundles placed first."""
+    free = [dict(node.resources) for node in nodes]
+    left = []
+    wanted = [(bundle_of(config, name), name) for name in placed_actors(config)]
+    for bundle, name in sorted(wanted, key=lambda row: (-row[0].get("GPU", 0), -row[0].get("CPU", 0))):
+        room = next((node for node in free if all(node.get(key, 0) >= amount for key, amount in bundle.items())), None)
+        if room is None:
+            left.append(name)
+            continue
+        for key, amount in bundle.items():
+            room[key] -= amount
+    return left
+
+
+def _settings(config: Config) -> Iterator[Finding]:
+    """Settings that need one machine."""
+    placement = config.placement
+    engines = "engine" in placement.roles
+    if placement.shared:
+        if "learner" in placement.roles and config.weights.direct != "never":
+            yield Finding(("weights.direct", "placement.roles"), "needs learner and engines on one host")
+    else:
+        if engines and config.weights.store != "stream" and config.trains:
+            message = 'found "files", a folder that other hosts do not have; set weights.store = "stream"'
+            yield Finding(("weights.store", "placement.shared"), f"{message}, or placement.shared if they have it")
+        if "learner" in placement.roles:
+            message = "holds learner, whose checkpoints would lie on its host alone; name a folder that all hosts have "
+            yield Finding(("placement.roles", "placement.shared"), message + "as directory, and set placement.shared")
+        for table, group in config.engine.tables.items():
+            if group.api_key_file and "rollout" in placement.roles:
+                message = "is not sent to hosts; take rollout out of placement.roles, or set placement.shared"
+                yield Finding((f"{table}.api_key_file",), message)
+    if config.weights.direct != "never" and engines:
+        yield Finding(("weights.direct",), 'needs learner and engines on one host; set it to "never"')
+    if config.engine.router.count and {"engine", "rollout"} & set(placement.roles):
+        message = "listens on this machine's loopback, which other hosts do not reach; set engine.router.count to 0"
+        yield Finding(("engine.router.count",), message)
+    for table, group in config.engine.tables.items():
+        if group.gpus and engines:
+            message = "numbers GPUs of this machine; leave it out: an engine has the GPUs of its bundle"
+            yield Finding((f"{table}.gpus", "placement.bundles"), message)
+
+
+def _files(config: Config, base: Path) -> Iterator[Finding]:
+    """Functions of the user lie in files that are sent."""
+    placement = config.placement
+    if placement.shared:
+        return
+    try:
+        sent = {path.resolve() for path in user_files(config, base)}
+    except FileNotFoundError as error:
+        yield Finding(("placement.files",), str(error))
+        return
+    for path in sorted(sent):
+        if not path.is_relative_to(base.resolve()):
+            yield Finding(("placement.files",), f"{path} does not lie below {base}; expected paths below that folder")
+    asked: dict[tuple[str, ...], list[str]] = {("actors",): config.actors}
+    for task in graded_tasks(config).values():
+        asked |= {task.keys("reward"): [task.reward], task.keys("rollout"): [task.rollout]}
+    for keys, specs in asked.items():
+        for spec in specs:
+            file = base / spec.rpartition(":")[0] if ":" in spec else base / spec
+            if file.suffix == ".py" and file.exists() and file.resolve() not in sent:
+                name = file.name if file.parent == base else str(file)
+                message = f'{file} is on this machine alone; send it to the hosts: placement.files = ["{name}"]'
+                yield Finding((*keys, "placement.files"), message)
+
+
+def _cluster(config: Config) -> Iterator[Finding]:
+    """Ask a process of its own: Ray ends those that lose their cluster."""
+    command = python("-m", "asyncrl.run.ray_cluster", config.placement.address)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_JOIN_S, check=False)
+    except subprocess.TimeoutExpired:
+        yield Finding(("placement.address",), f"the Ray cluster did not answer within {_JOIN_S:.0f} s")
+        return
+    if done.returncode:
+        words = done.stderr.decode(errors="replace").strip().splitlines() or ["no output"]
+        yield Finding(("placement.address",), words[-1])
+        return
+    nodes = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[Node])
+    yield from address_problems(config, nodes)
+    if left := unfilled(config, nodes):
+        bundles = ", ".join(f"{name} {bundle_text(bundle_of(config, name))}" for name in left)
+        have = "; ".join(f"{node.address} {bundle_text(_counted(node))}" for node in nodes)
+        message = f"no node has room for the bundle of {bundles}, beside the others; the nodes have {have}"
+        yield Finding(("placement.bundles",), message)
+
+
+def _counted(node: Node) -> dict[str, float]:
+    return {key: value for key, value in node.resources.items() if "memory" not in key}
+
+
+def address_problems(config: Config, nodes: list[Node]) -> Iterator[Finding]:
+    """Other machines must reach the topics, and by TLS."""
+    far = sorted({node.address for node in nodes if not node.here})
+    if not far:
+        return
+    nats = config.nats
+    if not nats.url:
+        message = (
+            f"the server of the run would be unencrypted, or on loopback: {far[0]} is another machine; run a NATS "
+            "server with TLS and name it: docs/placement.md"
+        )
+        if not is_ip(nats.host) or is_loopback(nats.host):
+            message = f"nodes on other machines, such as {far[0]}, do not reach a server on {nats.host}; " + message
+        yield Finding(("nats.url", "nats.host"), message)
+        return
+    for url in nats.url.split(","):
+        if is_here(urlsplit(url).hostname or ""):
+            yield Finding(("nats.url",), f"{url} is this machine's loopback, which {far[0]} does not reach")
+        elif not url.startswith("tls://"):
+            message = f"{url} sends logins and tokens to {far[0]} unencrypted; expected tls://HOST:PORT"
+            yield Finding(("nats.url",), message)

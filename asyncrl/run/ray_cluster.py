@@ -1,0 +1,196 @@
+"""A Ray cluster: its nodes, and hosts in bundles of placement groups. This file alone imports ray.
+
+`python -m asyncrl.run.ray_cluster ADDRESS` prints the nodes as JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from asyncrl.errors import AsyncRLError
+from asyncrl.run.ray_host import Host
+
+_OPEN_S = 5.0  # for the head to take a connection
+_SLICE_S = 1.0  # of a wait in a thread, which the end of the program waits for
+
+
+class NoCluster(AsyncRLError):
+    """There is no Ray here, no cluster, or one that this program cannot join."""
+
+    fatal = True
+
+
+class HostLost(AsyncRLError):
+    """The host of a process does not answer. It may live: what its processes store is fenced as ever."""
+
+
+class HostFailed(OSError):
+    """A host could not do what it was asked."""
+
+
+class Node(msgspec.Struct, frozen=True):
+    """A living node of the cluster."""
+
+    id: str
+    address: str  # IP
+    resources: dict[str, float]  # all that it has, also what is reserved
+    head: bool
+    here: bool  # it is this machine
+
+
+class RemoteHost(Host):
+    """A host in a bundle, as a Ray actor."""
+
+    def __init__(self, folder: str, run: str, actor_id: str) -> None:
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        super().__init__(folder, run, node[:12], actor_id, ray.util.get_node_ip_address())
+
+
+class Seat:
+    """A bundle that is reserved, with the host in it."""
+
+    def __init__(self, group: Any, actor: Any) -> None:
+        self._group = group
+        self._actor = actor
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the host.
+
+        Raises:
+            HostLost: it does not answer.
+            HostFailed: it raised.
+        """
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            return await getattr(self._actor, method).remote(*arguments)
+        except RayTaskError as error:
+            raise HostFailed(f"{type(error.cause).__name__}: {error.cause}") from error
+        except RayError as error:
+            words = str(error).strip().splitlines() or [type(error).__name__]
+            raise HostLost(f"{type(error).__name__}: {words[-1].strip()}") from error
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Call a method without waiting for it."""
+        getattr(self._actor, method).remote(*arguments)
+
+    def release(self) -> None:
+        """End the host and whatever runs there, and give the bundle back; blocks."""
+        import ray
+
+        ray.kill(self._actor)
+        ray.util.remove_placement_group(self._group)
+
+
+class RayCluster:
+    """The connection of this process to a cluster; one per process. What it reserves ends with the process."""
+
+    def __init__(self, address: str) -> None:
+        """Join; blocks.
+
+        Args:
+            address: `host:port`, or "" for `RAY_ADDRESS` or the cluster that this machine is a node of.
+
+        Raises:
+            NoCluster: with what to do.
+        """
+        where = address or os.environ.get("RAY_ADDRESS", "") or "auto"
+        try:
+            import ray
+        except ImportError as error:
+            raise NoCluster(
+                f'placement.kind = "ray": ray is not installed for {sys.executable} ({error}); '
+                "pip install 'asyncrl[ray]'"
+            ) from error
+        name = "of this machine" if where == "auto" else f"at {where}"
+        try:
+            _check_open(where)
+            ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
+        except OSError as error:  # ConnectionError is one
+            raise NoCluster(
+                f"no Ray cluster {name} answers: {_first_line(error)}; start it with `ray start --head`, and further "
+                "nodes with `ray start --address HEAD:PORT`, or name another with placement.address"
+            ) from error
+        except RuntimeError as error:  # also of another version of Python or Ray
+            raise NoCluster(f"the Ray cluster {name} cannot be joined: {' '.join(str(error).split())}") from error
+        self.here = str(ray.util.get_node_ip_address())
+
+    def nodes(self) -> list[Node]:
+        """Return the living nodes."""
+        import ray
+
+        return [
+            Node(
+                node["NodeID"],
+                node["NodeManagerAddress"],
+                {key: value for key, value in node["Resources"].items() if not key.startswith("node:")},
+                head="node:__internal_head__" in node["Resources"],
+                here=node["NodeManagerAddress"] == self.here,
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    async def reserve(self, name: str, bundle: Mapping[str, float], within_s: float, *of_host: str) -> Seat | None:
+        """Reserve a bundle, and start a host in it; None where no node had room for it in time.
+
+        Args:
+            of_host: arguments of the host.
+        """
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
+
+        make = ray.util.placement_group
+        group = await asyncio.to_thread(make, [dict(bundle)], strategy="STRICT_PACK", name=name)
+        try:
+            slices = max(1, round(within_s / _SLICE_S))
+            while not await asyncio.to_thread(group.wait, _SLICE_S):
+                if not (slices := slices - 1):
+                    await asyncio.to_thread(ray.util.remove_placement_group, group)
+                    return None
+        except asyncio.CancelledError:
+            ray.util.remove_placement_group(group)
+            raise
+        rest = {key: value for key, value in bundle.items() if key not in ("CPU", "GPU")}
+        options = {
+            "num_cpus": bundle.get("CPU", 0),
+            "num_gpus": bundle.get("GPU", 0),
+            "resources": rest,
+            "scheduling_strategy": InGroup(placement_group=group, placement_group_bundle_index=0),
+        }
+        return Seat(group, ray.remote(RemoteHost).options(**options).remote(*of_host))
+
+
+def _check_open(where: str) -> None:
+    """Raise OSError where nothing listens: Ray itself would look for it for minutes."""
+    host, _, port = where.rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_OPEN_S).close()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def main() -> None:
+    """Print the nodes of the cluster, or why there are none."""
+    try:
+        nodes = RayCluster(sys.argv[1] if len(sys.argv) > 1 else "").nodes()
+    except NoCluster as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(1) from error
+    print(msgspec.json.encode(nodes).decode())
+
+
+if __name__ == "__main__":
+    main()

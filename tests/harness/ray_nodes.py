@@ -1,0 +1,140 @@
+"""A Ray cluster of simulated nodes on this machine, with nothing of it left behind."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+from ray.cluster_utils import Cluster
+
+_MARK = "ASYNCRL_TEST_RAY"  # environment variable that every process of a cluster inherits
+_STORE = 80 << 20  # bytes of a node's object store: the least that Ray takes
+_TRIES = 4
+_GONE_S = 30.0  # for the processes of a cluster that were killed
+
+
+class Nodes:
+    """A head without room for actors, and nodes that come and go."""
+
+    def __init__(self, folder: Path, mark: str) -> None:
+        self._mark = mark
+        self._nodes: dict[str, Any] = {}  # by name
+        self._started = 0
+        self._given = {
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": _STORE,
+            "temp_dir": str(folder),
+        }
+        self._cluster: Any = None
+        self.address = ""
+
+    def start(self) -> None:
+        """Start the head. Ray gives its own processes 30 s to answer, whatever else the machine does."""
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                with self._marked():
+                    self._cluster = Cluster(initialize_head=True, head_node_args=self._given)
+                self.address = str(self._cluster.address)
+                return
+            except Exception:
+                if not tries_left:
+                    raise
+                self._kill(self.found())
+
+    def add(self, cpus: int = 2, **resources: int) -> str:
+        """Add a node; returns its name."""
+        self._started += 1
+        name = f"node-{self._started}"
+        given = {"num_cpus": cpus, "object_store_memory": _STORE, "resources": resources}
+        with self._marked():
+            self._nodes[name] = self._cluster.add_node(wait=False, **given)
+        return name
+
+    @contextlib.contextmanager
+    def _marked(self) -> Iterator[None]:
+        os.environ[_MARK] = self._mark
+        try:
+            yield
+        finally:
+            del os.environ[_MARK]
+
+    def wait(self) -> None:
+        """Wait until all nodes are known to the head."""
+        self._cluster.wait_for_nodes(timeout=120)
+
+    def kill(self, name: str) -> None:
+        """Kill all processes of a node at once, those of actors with them."""
+        node = self._nodes.pop(name)
+        for kind in ("raylet", *node.all_processes):
+            for info in node.all_processes.get(kind, []):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    root = psutil.Process(info.process.pid)
+                    for process in [root, *root.children(recursive=True)]:
+                        with contextlib.suppress(psutil.NoSuchProcess):
+                            process.kill()
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Kill all processes of the head."""
+        for processes in self._cluster.head_node.all_processes.values():
+            for info in processes:
+                info.process.kill()
+
+    @property
+    def living(self) -> list[str]:
+        """The nodes that live, without the head."""
+        return list(self._nodes)
+
+    def of(self, words: str) -> str:
+        """Return the name of the node with a process of this command line."""
+        for process in self.found(words):
+            above = {parent.pid for parent in process.parents()}
+            for name, node in self._nodes.items():
+                if {info.process.pid for info in node.all_processes["raylet"]} & above:
+                    return name
+        raise AssertionError(f"no node has a process {words}")
+
+    def found(self, words: str = "") -> list[psutil.Process]:
+        """Every living process of the cluster with these words in its command line."""
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                mine = process.environ().get(_MARK) == self._mark and process.pid != os.getpid()
+                if mine and process.status() != psutil.STATUS_ZOMBIE and words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def close(self) -> None:
+        """Kill every process of the cluster."""
+        with contextlib.suppress(Exception):  # whatever is left is killed below
+            self._cluster.shutdown()
+        alive = self._kill(self.found())
+        assert not alive, f"processes of the cluster live on: {alive}"
+
+    def _kill(self, processes: list[psutil.Process]) -> list[psutil.Process]:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        return psutil.wait_procs(processes, timeout=_GONE_S)[1]
+
+
+@contextlib.contextmanager
+def ray_nodes(*cpus: int) -> Iterator[Nodes]:
+    """A cluster with a head and a node for each number of CPUs."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets may have 107 bytes
+    nodes = Nodes(folder, secrets.token_hex(8))
+    try:
+        nodes.start()
+        for count in cpus:
+            nodes.add(count)
+        nodes.wait()
+        yield nodes
+    finally:
+        nodes.close()
+        shutil.rmtree(folder, ignore_errors=True)

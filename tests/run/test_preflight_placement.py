@@ -1,0 +1,114 @@
+"""What a config that places actors by Ray must have, and what is wrong with a cluster, before a start."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from asyncrl.config.settings import Config
+from asyncrl.process import python
+from asyncrl.run.preflight_placement import address_problems, check_placement, placed_actors, unfilled
+from asyncrl.run.ray_cluster import Node
+from asyncrl.run.ray_placement import bundle_of
+from harness.configs import from_settings, problems
+
+NO_CLUSTER = "127.0.0.1:9"
+RAY = ("placement.kind=ray", 'weights.store="stream"')
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ("weights.store=files",),
+            'found "files", a folder that other hosts do not have; set weights.store = "stream"',
+        ),
+        (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie on its host alone"),
+        (("weights.direct=gloo",), "needs learner and engines on one host"),
+        (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
+    ],
+)
+def test_settings_that_need_one_machine_are_refused(settings: tuple[str, ...], message: str):
+    found = check_placement(from_settings(*RAY, *settings).config, Path())
+
+    assert any(message in finding.message for finding in found)
+
+
+def test_a_function_of_the_user_is_sent_or_refused(tmp_path: Path):
+    (tmp_path / "own.py").write_text("def grade(response, answer):\n    return 1.0\n")
+    own = {"reward": {"function": "own.py:grade"}, "weights": {"store": "stream"}}
+
+    (found,) = check_placement(config(**own), tmp_path)
+    assert 'send it to the hosts: placement.files = ["own.py"]' in found.message
+
+    sent = {"kind": "ray", "files": ["own.py"], "address": NO_CLUSTER}
+    (found,) = check_placement(config(**own, placement=sent), tmp_path)
+    assert found.keys == ("placement.address",)
+
+
+def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path):
+    placed = {"kind": "ray", "address": NO_CLUSTER}
+    (found,) = check_placement(config(placement=placed, weights={"store": "stream"}), tmp_path)
+
+    assert found.keys == ("placement.address",)
+    assert f"no Ray cluster at {NO_CLUSTER} answers: [Errno 111] Connection refused; start it with" in found.message
+
+
+def test_ray_that_is_not_installed_is_named_with_what_to_install():
+    code = "import sys; sys.modules['ray'] = None; from asyncrl.run.ray_cluster import main; main()"
+    done = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 1
+    assert f"ray is not installed for {sys.executable}" in done.stderr
+    assert "pip install 'asyncrl[ray]'" in done.stderr
+
+
+def config(**tables: object) -> Config:
+    return msgspec.convert({"placement": {"kind": "ray"}, **tables}, Config)
+
+
+def node(*, here: bool = True, **resources: float) -> Node:
+    return Node("a", "10.0.0.1", resources, head=False, here=here)
+
+
+def test_a_bundle_is_what_the_settings_say_or_follows_from_the_server():
+    servers = {"groups": {"big": {"kind": "sglang", "arguments": ["--tp-size", "4"]}, "small": {}}}
+    placed = {"kind": "ray", "bundles": {"rollout": {"CPU": 2}, "engine-small": {"CPU": 3, "fast": 1}}}
+    settings = config(engine=servers, placement=placed)
+
+    assert bundle_of(settings, "engine-big-1") == {"CPU": 1, "GPU": 4}
+    assert bundle_of(settings, "engine-small-2") == {"CPU": 3, "fast": 1}
+    assert bundle_of(settings, "rollout-7") == {"CPU": 2}
+
+
+def test_actors_without_room_are_named():
+    settings = config(engine={"kind": "sglang", "count": 2, "arguments": ["--tp-size", "2"]}, rollout={"workers": 2})
+
+    assert placed_actors(settings) == ["engine-1", "engine-2", "rollout-1", "rollout-2", "reward-1"]
+    assert unfilled(settings, [node(CPU=5, GPU=4)]) == []
+    assert unfilled(settings, [node(CPU=8, GPU=3), node(CPU=8, GPU=1)]) == ["engine-2"]  # a tensor group has one host
+    assert unfilled(settings, [node(CPU=4, GPU=4)]) == ["reward-1"]
+
+
+@pytest.mark.parametrize(
+    ("nats", "message"),
+    [
+        ({}, "nodes on other machines, such as 10.0.0.1, do not reach a server on 127.0.0.1"),
+        ({"host": "0.0.0.0"}, "the server of the run would be unencrypted"),
+        ({"url": "tls://localhost:4222"}, "is this machine's loopback, which 10.0.0.1 does not reach"),
+        ({"url": "nats://10.0.0.7:4222"}, "sends logins and tokens to 10.0.0.1 unencrypted; expected tls://HOST:PORT"),
+    ],
+)
+def test_another_machine_must_reach_the_topics_by_tls(nats: dict[str, str], message: str):
+    (found,) = address_problems(config(nats=nats), [node(here=False)])
+    assert message in found.message
+    assert not list(address_problems(config(nats=nats), [node()]))  # simulated nodes of this machine
+    assert not list(address_problems(config(nats={"url": "tls://10.0.0.7:4222"}), [node(here=False)]))
+
+
+def test_roles_that_stay_beside_up_are_refused():
+    found = problems("demo", 'placement.roles=["buffer"]')
+
+    assert "buffer" in found[0].message
