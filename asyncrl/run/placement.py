@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from asyncrl.errors import AsyncRLError
 from asyncrl.process import ChildProcess, python
 
 
@@ -20,7 +21,7 @@ class Job(NamedTuple):
     own_session: bool = False  # Ctrl-C in the terminal is not for it
 
 
-class NoRoom(OSError):
+class NoRoom(AsyncRLError):
     """No host has room for a process now; the message names what it needs, and its start may be tried again."""
 
 

@@ -32,7 +32,7 @@ class HostLost(AsyncRLError):
     """The host of a process does not answer. It may live: what its processes store is fenced as ever."""
 
 
-class HostFailed(OSError):
+class HostFailed(AsyncRLError):
     """A host could not do what it was asked."""
 
 

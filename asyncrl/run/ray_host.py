@@ -22,7 +22,7 @@ _MOST = 1 << 20  # bytes of output in one answer
 
 
 class News(NamedTuple):
-    """What a process printed since the last answer, and its exit code where it has ended."""
+    """The output of a process since the last answer, and its exit code where it has ended."""
 
     output: dict[str, bytes]  # by the name of the log
     code: int | None

@@ -148,7 +148,7 @@ class RayPlacement:
 
         Raises:
             NoRoom: no node has room for its bundle now.
-            OSError: its host could not do it.
+            HostLost, HostFailed: its host could not do it.
             NoCluster: there is no Ray cluster.
         """
         if job.module != "actors.main" or not is_placed(self._config, job.name):
@@ -167,10 +167,8 @@ class RayPlacement:
         seat = await self._reserved(self._cluster, job.name)
         try:
             return await self._start_in(seat, job)
-        except BaseException as error:
+        except BaseException:
             self._release(seat)
-            if isinstance(error, HostLost | TimeoutError):
-                raise OSError(f"its host is lost: {error or f'no answer within {_START_S:g} s'}") from error
             raise
 
     async def _reserved(self, cluster: RayCluster, actor_id: str) -> Seat:
@@ -183,8 +181,11 @@ class RayPlacement:
 
     async def _start_in(self, seat: Seat, job: Job) -> RayProcess:
         assert job.credentials is not None and self._cluster is not None
-        async with asyncio.timeout(_START_S):
-            home, address = await seat.call("prepare")
+        try:
+            async with asyncio.timeout(_START_S):
+                home, address = await seat.call("prepare")
+        except TimeoutError:
+            raise HostLost(f"it did not start within {_START_S:g} s") from None
         role, here = role_of(job.name), self._cluster.here
         parcel = Parcel(self._config, self._files, Path(home), here if address != here else "")
         for name, content in parcel.files(role, job.credentials).items():
