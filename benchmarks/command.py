@@ -25,6 +25,8 @@ NAMES = {
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
     "direct": "seconds from a step until an engine under load has its weights: out of the store, and directly",
     "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
+    "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
+    "live": "what clients of a gateway meet while its model learns, beside the same load without training",
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
     "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
@@ -77,6 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rollouts_options(parsers["rollouts"])
     _add_learner_options(parsers["learner"])
     _add_oracle_options(parsers["oracle"])
+    parsers["gateway"].add_argument("--turns", type=int, default=300, help="measured ones (default: 300)")
+    parsers["gateway"].add_argument("--tokens", type=int, default=32, help="of a reply (default: 32)")
+    parsers["live"].add_argument("--rate", type=float, default=20.0, help="requests per second (default: 20)")
+    parsers["live"].add_argument("--seconds", type=float, default=60.0, help="length of each window (default: 60)")
+    kinds = ["still", "shared", "trained"]
+    parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -88,6 +88,17 @@ _FLEET = {
     **{name: Goal(0, at_most=True) for name in ("failed", "doubled")},
     "joined_first_token_after_up_s": Goal(2, at_most=True),
 }
+_GATEWAY = {
+    "added_first_token_p50_ms": Goal(5, at_most=True),
+    "added_first_token_p99_ms": Goal(15, at_most=True),
+    "turn_100_over_turn_2": Goal(2, at_most=True),
+}
+_LIVE = {
+    "trained_updates": Goal(10),
+    **{f"trained_{name}": Goal(0, at_most=True) for name in ("not_2xx", "broken_streams")},
+    "trained_longest_silence_ms": Goal(250, at_most=True),
+    **{f"{name}_p99_over_still": Goal(1.1, at_most=True) for name in ("first_token", "whole")},
+}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -114,5 +125,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,
+        "gateway": _GATEWAY,
+        "live": _LIVE,
     }
     return goals.get(name, {})

@@ -139,11 +139,10 @@ class Conversations:
             TokenizerError: the template refuses them.
         """
         root = root_of(owner, tools)
-        keys = list(_keys(messages, root))
-        for number in range(len(messages) - 1, 0, -1):
-            if messages[number - 1]["role"] != "assistant" or (known := self._known.get(keys[number - 1])) is None:
+        for number, key in reversed(list(_keys(messages, root))):
+            if (known := self._known.get(key)) is None:
                 continue
-            self._known.move_to_end(keys[number - 1])
+            self._known.move_to_end(key)
             ids = self._seam.after(known.ids, messages[number:])
             return Prompt(ids, known.turn, len(known.ids), _replies(messages[number:]), known.session, root)
         return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), root=root)
@@ -181,7 +180,7 @@ def history_key(messages: Sequence[Message], reply: Message, root: bytes) -> byt
         reply: as the client got it.
         root: of the request's prompt.
     """
-    *_, key = _keys([*messages, reply], root)
+    *_, (_, key) = _keys([*messages, reply], root)
     return key
 
 
@@ -199,13 +198,15 @@ def _replies(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-def _keys(messages: Sequence[Message], key: bytes) -> Iterator[bytes]:
-    """Return a digest of each beginning of a conversation."""
-    for message in messages:
-        key = _digest(key + _ENCODER.encode(message))
-        yield key
+def _keys(messages: Sequence[Message], key: bytes) -> Iterator[tuple[int, bytes]]:
+    """Return the messages and a digest of each beginning of a conversation that ends with a reply."""
+    begin = 0
+    for end, message in enumerate(messages, 1):
+        if message["role"] == "assistant":
+            key, begin = _digest(key + _ENCODER.encode(messages[begin:end])), end
+            yield end, key
 
 
 def _digest(raw: bytes) -> bytes:
     """Return a digest for which nobody can find other messages: one tenant's must never be known by another's key."""
-    return hashlib.blake2b(raw, digest_size=16).digest()
+    return hashlib.sha256(raw).digest()[:16]

@@ -128,7 +128,10 @@ def message_of(entry: Message, where: str, *, roles: Mapping[str, str], parts: C
     for name in ("tool_calls", "function_call"):
         if entry.get(name):
             raise refusal(f"{where}.{name}", "is not supported by this gateway in a message of this role")
-    return {"role": roles[role], "content": text_of(entry.get("content"), f"{where}.content", parts)}
+    content = entry.get("content")
+    if not isinstance(content, str):
+        content = text_of(content, f"{where}.content", parts)
+    return {"role": roles[role], "content": content}
 
 
 def text_of(content: Any, where: str, parts: Collection[str]) -> str:

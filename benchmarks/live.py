@@ -1,0 +1,164 @@
+"""What clients of a gateway meet while its model learns: the same seeded load without training, and with it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
+from benchmarks.stage import Stage, bench_config, report
+from benchmarks.talks import APIS, Talk, Told, gateway_key, percentile, talking_model
+from topics.batches import BATCH_TRAINED
+from topics.engines import ENGINE_READY
+from topics.topic import ENGINES, TRAINING
+
+_TURNS, _TOKENS = 3, 128  # of a session, and of a reply
+_PAUSE_S = 0.5  # of a user, between a reply and what follows
+_WARM_S = 10.0  # of load, before a window begins
+_WORDS = "abcdefghijklmnopqrstuvwxyz "
+_ASKED = 40  # characters of a message
+_BATCH = 48  # turns of an optimiser step
+_NEVER = 1_000_000
+_DEADLINE_S = 900.0
+KINDS: dict[str, dict[str, Any]] = {
+    "still": {"share": 0.0, "publish_every": 1},  # nothing is trained
+    "shared": {"share": 1.0, "publish_every": _NEVER},  # the learner trains beside it, and no version is published
+    "trained": {"share": 1.0, "publish_every": 1},  # and each version goes to the engine
+}
+
+
+async def bench_live(*, rate: float, seconds: float, kinds: list[str]) -> dict[str, float]:
+    """Measure runs under the same load, one after the other.
+
+    Sessions of three turns begin at a fixed rate, in turn over the three APIs; all replies are streamed. What users
+    say is drawn by a seed, and grades the reply before it.
+
+    Args:
+        rate: requests per second.
+        seconds: length of a window, after a time to warm up.
+        kinds: of `KINDS`.
+
+    Returns:
+        For each kind: requests, those that failed, milliseconds; with all of them, what cores that are shared with a
+        learner cost, and what updates cost beyond that.
+
+    Raises:
+        BenchError: an actor fell.
+    """
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+        model = talking_model(Path(scratch) / "model")
+        for kind in kinds:
+            found = await _measured(_config(model, **KINDS[kind]), rate, seconds)
+            figures |= {f"{kind}_{name}": value for name, value in found.items()}
+            report(f"{kind}: {found}")
+    return figures | (_costs(figures) if set(kinds) == set(KINDS) else {})
+
+
+def _costs(figures: dict[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for name in ("first_token_p50_ms", "first_token_p99_ms", "whole_p99_ms", "longest_silence_ms"):
+        still, shared, trained = (figures[f"{kind}_{name}"] for kind in KINDS)
+        found[f"shared_cores_cost_{name}"] = shared - still
+        found[f"updates_cost_{name}"] = trained - shared
+    for name in ("first_token", "whole"):
+        found[f"{name}_p99_over_still"] = figures[f"trained_{name}_p99_ms"] / figures[f"still_{name}_p99_ms"]
+    return found
+
+
+def _config(model: Path, share: float, publish_every: int) -> Config:
+    return bench_config(
+        "bench-live",
+        model={"path": str(model)},
+        gateway={"count": 1, "port": free_port()},
+        live={"share": share, "judge": {"kind": "rule"}},
+        buffer={"batch_groups": _BATCH, "max_lag": _NEVER - 1},
+        rollout={"max_new_tokens": _TOKENS},
+        learner={
+            "trainer": "torch",
+            "steps": _NEVER,
+            "lr": 1e-6,  # the replies of all three runs shall stay alike
+            "publish_every": publish_every,
+            "checkpoint_every": _NEVER,
+        },
+        engine={"kind": "embedded"},
+    )
+
+
+async def _measured(config: Config, rate: float, seconds: float) -> dict[str, float]:
+    address = f"http://127.0.0.1:{config.gateway.port}"
+    async with Stage.open(config) as stage, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        await stage.enter_all()
+        if config.live.share:
+            await stage.enter("prompter")
+        key = await gateway_key(stage, http, address)
+        begin = time.monotonic() + _WARM_S
+        clock_ns = time.time_ns() + int(_WARM_S * 1e9)
+        async with _cpu(stage) as used:
+            load = _load(http, address, key, rate, _WARM_S + seconds)
+            told = await stage.until(load, _DEADLINE_S + seconds)
+        window = [one for one in told if begin <= one.asked_s < begin + seconds]
+        counts = {
+            "updates": await _count(stage, ENGINES, ENGINE_READY, clock_ns, seconds),
+            "steps": await _count(stage, TRAINING, BATCH_TRAINED, clock_ns, seconds),
+        }
+        return {**summed(window, seconds), **counts, **used}
+
+
+def summed(told: list[Told], seconds: float) -> dict[str, float]:
+    """Return what clients met in a window."""
+    whole = [one for one in told if not one.failed]
+    first_ms, whole_ms = [1e3 * one.first_s for one in whole], [1e3 * one.whole_s for one in whole]
+    return {
+        "requests_per_s": len(told) / seconds,
+        "not_2xx": float(sum(one.status // 100 != 2 for one in told)),
+        "broken_streams": float(sum(one.broken and one.status // 100 == 2 for one in told)),
+        "first_token_p50_ms": percentile(first_ms, 0.5),
+        "first_token_p99_ms": percentile(first_ms, 0.99),
+        "whole_p50_ms": percentile(whole_ms, 0.5),
+        "whole_p99_ms": percentile(whole_ms, 0.99),
+        "longest_silence_ms": 1e3 * max((one.silence_s for one in whole), default=0.0),
+        "characters_per_reply": sum(len(one.text) for one in whole) / max(1, len(whole)),
+    }
+
+
+async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float, seconds: float) -> list[Told]:
+    """Begin sessions at their times, and return what all of them met."""
+    began, told = time.monotonic(), list[Told]()
+
+    async def session(number: int) -> None:
+        await asyncio.sleep(began + number * _TURNS / rate - time.monotonic())
+        draw = random.Random(f"session {number}")
+        talk = Talk(http, address, key, APIS[number % len(APIS)])
+        for turn in range(_TURNS):
+            opinion = draw.choice(("good ", "wrong ")) if turn else ""
+            told.append(await talk.say(opinion + "".join(draw.choices(_WORDS, k=_ASKED)), tokens=_TOKENS))
+            await asyncio.sleep(_PAUSE_S)
+
+    await asyncio.gather(*(session(number) for number in range(int(seconds * rate / _TURNS))))
+    return told
+
+
+@asynccontextmanager
+async def _cpu(stage: Stage) -> AsyncIterator[dict[str, float]]:
+    """Cores that each process used during the block, those above a hundredth."""
+    used: dict[str, float] = {}
+    began, before = time.monotonic(), stage.cpu_s()
+    yield used
+    span = time.monotonic() - began
+    shares = {name: (spent - before.get(name, 0.0)) / span for name, spent in stage.cpu_s().items()}
+    used |= {f"{name}_cores": share for name, share in sorted(shares.items()) if share >= 0.01}
+
+
+async def _count(stage: Stage, stream: Any, topic: Any, begin_ns: int, seconds: float) -> float:
+    records = await stage.read(stream, [topic])
+    return float(sum(begin_ns <= record.time_ns < begin_ns + seconds * 1e9 for record in records))

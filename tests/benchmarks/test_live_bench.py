@@ -1,0 +1,46 @@
+"""`asyncrl bench gateway` and `asyncrl bench live`: real gateways and engines, small."""
+
+import pytest
+
+from benchmarks import live as live_bench
+from benchmarks.gateway import bench_gateway
+from benchmarks.goals import goals_of
+from benchmarks.live import bench_live, summed
+from benchmarks.talks import Told, percentile
+
+pytestmark = pytest.mark.slow
+
+
+async def test_a_turn_is_compared_with_its_ids_at_the_engine():
+    figures = await bench_gateway(turns=6, tokens=8)
+
+    assert figures.keys() >= goals_of("gateway").keys()
+    assert figures["turns"] == 6
+    assert 0 < figures["engine_first_token_p50_ms"] <= figures["engine_whole_p50_ms"]
+    assert figures["gateway_cpu_us_per_turn_of_128_tokens"] > 0
+
+
+async def test_clients_of_all_apis_are_served_while_the_model_learns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(live_bench, "_WARM_S", 1.0)
+    monkeypatch.setattr(live_bench, "_BATCH", 4)
+
+    figures = await bench_live(rate=6.0, seconds=5.0, kinds=["trained"])
+
+    assert (figures["trained_not_2xx"], figures["trained_broken_streams"]) == (0, 0)
+    assert figures["trained_characters_per_reply"] == 128
+    assert figures["trained_first_token_p99_ms"] <= figures["trained_whole_p99_ms"] < float("inf")
+
+
+def test_what_fails_is_counted_and_not_timed():
+    good = Told(0.0, 0.1, 1.0, 0.2, 200, broken=False, events=3, text="abc")
+    refused, cut = good._replace(status=503, broken=True), good._replace(broken=True, whole_s=9.0)
+
+    figures = summed([good, good, refused, cut], 2.0)
+
+    assert (figures["requests_per_s"], figures["not_2xx"], figures["broken_streams"]) == (2.0, 1.0, 1.0)
+    assert (figures["whole_p99_ms"], figures["longest_silence_ms"]) == (1000.0, 200.0)
+
+
+def test_a_percentile_is_a_value_that_was_met():
+    assert percentile([float(value) for value in range(1, 101)], 0.99) == 100.0
+    assert percentile([3.0, 1.0, 2.0], 0.5) == 2.0
