@@ -33,6 +33,19 @@ def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
     assert request == Request("tiny", [USER], 9 if api == "messages" else None)
 
 
+def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
+    edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    code = {"thinking": {"type": "adaptive"}, "context_management": edits, "output_config": {"effort": "high"}}
+    codex = {
+        "client_metadata": {"a": "b"},
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+    }
+
+    assert parse("messages", **code) == parse("messages")
+    assert parse("responses", **codex) == parse("responses")
+
+
 def test_chat_completions_read_all_that_they_know():
     request = parse(
         "chat",
@@ -127,7 +140,8 @@ WRONG = [
     ("messages", {"tool_choice": "auto"}, "tool_choice", r"expected one with a type"),
     ("messages", {"max_tokens": None}, "max_tokens", r"max_tokens is absent"),
     ("messages", {"temperature": 1.5}, "temperature", r"expected a number from 0.0 to 1.0"),
-    ("messages", {"thinking": {"type": "enabled"}}, "thinking", r"does not support"),
+    ("messages", {"output_config": {"format": {}}}, "output_config", r"forces no form of a reply"),
+    ("messages", {"output_config": "high"}, "output_config", r"forces no form of a reply"),
     (
         "messages",
         {"messages": [USER | {"content": [{"type": "tool_result"}]}]},

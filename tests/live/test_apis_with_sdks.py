@@ -49,8 +49,9 @@ async def test_refusals_and_failures_within_a_stream_are_raised_as_errors_of_the
             await first.chat.completions.create(model="tiny", messages=USER, n=2)
         with pytest.raises(openai.BadRequestError, match=r"tools\[0\].type is"):
             await first.responses.create(model="tiny", input="Hi", tools=[{"type": "file_search"}])
-        with pytest.raises(anthropic.BadRequestError, match="thinking is"):
-            await second.messages.create(model="tiny", messages=USER, max_tokens=9, thinking={"type": "adaptive"})
+        with pytest.raises(anthropic.BadRequestError, match="output_config is"):
+            form = {"output_config": {"format": {"type": "json_schema", "schema": {}}}}
+            await second.messages.create(model="tiny", messages=USER, max_tokens=9, extra_body=form)
         with pytest.raises(openai.APIError, match="the engine is lost"):
             [_ async for _ in await first.chat.completions.create(model="tiny", messages=USER, stream=True)]
         with pytest.raises(anthropic.APIStatusError, match="the engine is lost"):

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, text_of
+from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, shown, text_of
 from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 
 COUNT_PATH = "/v1/messages/count_tokens"
 
-_COUNTED = ("model", "messages", "system", "tools", "tool_choice")
+_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "output_config")
 _READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
-IGNORED = ("metadata", "service_tier", "cache_control")
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "thinking": ({"type": "disabled"},),
-}
+# `thinking` permits what no reply must have; there are no blocks of it that `context_management` could leave out.
+IGNORED = ("metadata", "service_tier", "cache_control", "thinking", "context_management")
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
 _STATUS: dict[Fault, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
@@ -37,7 +35,8 @@ class Messages:
     def parse(self, body: bytes) -> Request:
         """See `Api`."""
         fields = Body(body)
-        fields.only(_READ, IGNORED, _NEUTRAL)
+        fields.only(_READ, IGNORED, {})
+        _check_output(fields)
         most = fields.count("max_tokens")
         if most is None:
             raise refusal("max_tokens", "is absent; expected a whole number from 1")
@@ -57,7 +56,8 @@ class Messages:
     def parse_count(self, body: bytes) -> Request:
         """Read the body of a request for the number of tokens of a prompt; errors as `parse`."""
         fields = Body(body)
-        fields.only(_COUNTED, IGNORED, _NEUTRAL)
+        fields.only(_COUNTED, IGNORED, {})
+        _check_output(fields)
         return Request(fields.text("model"), _conversation(fields), tools=_tools(fields))
 
     def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
@@ -129,6 +129,13 @@ class _MessageEvents:
     def fail(self, error: LiveError) -> bytes:
         """See `Events`."""
         return event(_error_body(error, self._opening.turn), "error")
+
+
+def _check_output(fields: Body) -> None:
+    """Refuse a form of the reply; an effort, which agents always send, changes nothing."""
+    config = fields.get("output_config")
+    if config is not None and (not isinstance(config, dict) or set(config) - {"effort"}):
+        raise refusal("output_config", f"is {shown(config)}; this gateway forces no form of a reply: leave it out")
 
 
 def _conversation(fields: Body) -> list[Message]:

@@ -15,7 +15,7 @@ _READ = (
 )
 IGNORED = (
     *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
-    *("include", "reasoning", "max_tool_calls", "stream_options"),
+    *("include", "reasoning", "max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
