@@ -21,6 +21,7 @@ from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
+from asyncrl.run.first_keys import served_lines
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
@@ -102,6 +103,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     try:
         bus = await _unless(stop, launch.start())
         if bus is not None:
+            print(*served_lines(launch.config, launch.files), sep="", end="", flush=True)
             on_started()
         reason = "" if bus is None else await _watch(launch, bus, state, stop)
     except AsyncRLError as error:

@@ -22,6 +22,7 @@ from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
 from asyncrl.run.preflight_algorithms import check_algorithms
+from asyncrl.run.preflight_gateway import check_gateway
 from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_adapters, check_further_models, check_machine, check_model
 from asyncrl.run.preflight_placement import check_placement
@@ -60,6 +61,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_adapters,
         check_megatron,
         check_routing_replay,
+        check_gateway,
         check_algorithms,
         _start,
         _functions,

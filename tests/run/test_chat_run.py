@@ -1,0 +1,54 @@
+"""`asyncrl up chat`: a model of one's own behind a gateway, for stock SDKs, with nothing that trains."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from asyncrl.ports import free_port
+from harness.configs import the_problem
+from harness.live_runs import answers, conversing_model
+from harness.runs import command, up
+from harness.sdks import sdks
+from harness.stage import until
+
+
+@pytest.mark.slow
+async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_printed(tmp_path: Path):
+    port, model = free_port(), conversing_model(tmp_path / "mine")
+    address = f"http://127.0.0.1:{port}"
+    async with up(tmp_path, f"model.path={model}", f"gateway.port={port}", config="chat") as run:
+        await run.reaches((run.root / "keys" / "me").exists, "a key is made")
+        key = (run.root / "keys" / "me").read_text()
+        await until(lambda: answers(address), "the gateway listens", 180)
+        user = [{"role": "user", "content": "abc"}]
+        async with sdks(address, key) as (first, second):
+            chat = await first.with_options(max_retries=5).chat.completions.create(
+                model="any", messages=user, max_tokens=5
+            )
+            message = await second.messages.create(model="any", messages=user, max_tokens=5)
+        assert 0 < chat.usage.completion_tokens <= 5 and 0 < message.usage.output_tokens <= 5
+        actors = {name for name in run.processes().values() if "actors.main" in name}
+        assert not any(f" {role}-1 " in name for name in actors for role in ("learner", "prompter", "rollout"))
+        code, _ = await command(tmp_path, "down")
+        assert (code, await asyncio.wait_for(run.ended(), 120)) == (0, 0), run.story
+    assert f"{address}/v1" in run.out and key in run.out
+    assert json.loads((run.root / "config.json").read_text())["only"] == ["engine", "gateway"]
+
+
+def test_a_gateway_without_a_model_and_a_template_is_refused_before_the_start():
+    assert "set it to a model directory" in the_problem("chat", files=True).message
+
+
+def test_a_gateway_whose_turns_shall_be_learnt_needs_a_learner(tmp_path: Path):
+    model = f"model.path={conversing_model(tmp_path / 'mine')}"
+
+    assert "set only=[]" in the_problem("chat", model, "live.share=1", files=True).message
+
+
+def test_a_template_that_cannot_go_on_from_tokens_is_found_before_the_start(tmp_path: Path):
+    model = conversing_model(tmp_path / "mine")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+
+    assert "expected an end-of-sequence token first" in the_problem("chat", f"model.path={model}", files=True).message
