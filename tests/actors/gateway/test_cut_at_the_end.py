@@ -8,6 +8,7 @@ import pytest
 
 from actors.gateway.turn import Turn
 from asyncrl.config.gateway_settings import GatewaySettings
+from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import Request
 from asyncrl.live.conversation import Conversations, Seam
@@ -78,10 +79,10 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
     cut = turn()
     await cut.begin(facts, "anna", "chat", SESSION)
     with pytest.raises(ConnectionResetError):
-        await cut.run(engines, facts, gone)
+        await cut.run(engines, facts, gone, SafetySettings())
     again = turn()
     await again.begin(facts, "anna", "chat", SESSION)
-    ending = await again.run(engines, facts, send)
+    ending = await again.run(engines, facts, send, SafetySettings())
 
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
     assert engines.asked == 1 and ending.tokens == len(ids)
