@@ -20,15 +20,16 @@ from asyncrl.config.algorithm_names import (
     ScheduleName,
 )
 from asyncrl.config.assertion_settings import AssertionSettings
-from asyncrl.config.curriculum_settings import CurriculumSettings, StageSettings
+from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.eval_settings import EvalSettings
 from asyncrl.config.filter_settings import FilterOptions
 from asyncrl.config.gateway_settings import GatewaySettings
 from asyncrl.config.layout_settings import LayoutSettings
 from asyncrl.config.live_settings import LiveSettings
+from asyncrl.config.nats_settings import NatsSettings
 from asyncrl.config.placement_settings import PlacementSettings
-from asyncrl.config.reward_settings import RewardScope, RewardSettings, TournamentName
+from asyncrl.config.reward_settings import RewardSettings
 from asyncrl.config.role_settings import CriticSettings, LoraSettings, ReferenceSettings, TeacherSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
@@ -43,46 +44,7 @@ from asyncrl.config.setting_types import (
     TaskName,
 )
 from asyncrl.config.supervision_settings import SupervisionSettings
-
-
-class NatsSettings(Settings):
-    """NATS: the server that holds the topics."""
-
-    # NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one here
-    # for this run.
-    url: str = ""
-    # IP address of this machine that a server started here listens on; `0.0.0.0` for all. It uses no TLS.
-    host: str = "127.0.0.1"
-    # Port of a server started here, of three the first of three in a row; 0: a free one, kept when the run goes on.
-    port: Annotated[int, Meta(ge=0, le=65535)] = 0
-    user: str = ""  # User name, when the URL needs one: all roles share it.
-    password_file: str = ""  # File that holds the password (never the password itself).
-    nkey_file: str = ""  # File that holds an nkey seed, instead of user and password.
-    # Folder with a user for each role, as `asyncrl roles RUN --config FOLDER` makes it, instead of one for all.
-    credentials: str = ""
-    tls_ca: str = ""  # File with the certificates that sign the server's; empty for those the system trusts.
-    tls_cert: str = ""  # Client certificate, where the server asks for one.
-    tls_key: str = ""  # Its key.
-    # MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk.
-    stream_max_mb: Count = 0
-    # How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
-    # replay a run from its beginning; `asyncrl check` prints the room that takes).
-    keep: Literal["checkpoint", "run"] = "checkpoint"
-    # NATS servers that the run starts here when `url` is empty; of three, any one may die at any time.
-    servers: Literal[1, 3] = 1
-    # Servers that keep each stream, on a cluster given as `url`; with `servers = 3` they are three.
-    replicas: Literal[1, 3, 5] = 1
-    # MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk.
-    ledger_max_mb: Count = 0
-    # MB that the streams of a server started here may take on the disk; 0: what is free, but for a small rest.
-    disk_max_mb: Count = 0
-    # Seconds without an acknowledgement after which an actor gives its work back and exits.
-    publish_deadline_s: Seconds = 120.0
-
-    @property
-    def copies(self) -> int:
-        """Servers that keep each stream."""
-        return self.replicas if self.url else self.servers
+from asyncrl.config.task_settings import MixedTaskSettings, TaskSettings
 
 
 class CreateModelSettings(Settings):
@@ -105,40 +67,6 @@ class ModelSettings(Settings):
     # Hugging Face model directory (Qwen3, Qwen3-MoE, Qwen2.5 or Llama); empty makes one from `model.create`.
     path: str = ""
     create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
-
-
-class TaskSettings(Settings):
-    """The task: prompts and the rollout function."""
-
-    # `reverse`, `sum`, `reasoning-gym:NAME`, a file (`rows.jsonl`, `rows.parquet`, `rows.jsonl@[0:100]`), or your own
-    # `path/file.py:function` or `package.module:function`.
-    source: str = "reverse"
-    # Options of the source, such as `letters = 8` or `prompt_key = "question"`.
-    options: dict[str, Any] = msgspec.field(default_factory=dict)
-    # Times each row of a file is issued as a prompt of RL, in a new order each time; 0: as often as is needed.
-    epochs: Annotated[int, Meta(ge=0)] = 0
-    # Seconds that making one row may take; a row that takes longer ends the run with an error.
-    row_limit_s: Seconds = 300.0
-    # Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`.
-    rollout: str = "single_turn"
-    curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
-
-
-class MixedTaskSettings(Settings):
-    """One of several tasks, whose prompts are issued in turn by their shares. What is left out is as for one task."""
-
-    source: str | None = None  # As `task.source`.
-    options: dict[str, Any] | None = None  # As `task.options`.
-    share: Annotated[int, Meta(ge=1, le=1000)] = 1  # Prompts of it among as many as all shares add up to.
-    rollout: str | None = None  # As `task.rollout`.
-    reward: str | None = None  # As `reward.function`.
-    reward_scope: RewardScope | None = None  # As `reward.scope`.
-    tournament: TournamentName | None = None  # As `reward.tournament`.
-    group_size: Positive | None = None  # As `rollout.group_size`.
-    temperature: NonNegative | None = None  # As `rollout.temperature`.
-    advantage: AdvantageName | None = None  # As `learner.advantage`.
-    eval_source: str | None = None  # As `eval.source`; empty takes its `source` with another seed.
-    curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
 
 
 _LEAST_PROGRESS, _MOST_PROGRESS = 64, 512  # tokens: with fewer, storing costs more than sampling again

@@ -20,6 +20,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import held_bytes, provision
 from asyncrl.bus.publish import read
 from asyncrl.config.check import Finding
+from asyncrl.config.nats_settings import NatsSettings
 from asyncrl.config.room import (
     CHECKPOINT_SHARE,
     MB,
@@ -32,7 +33,7 @@ from asyncrl.config.room import (
     needs_of_the_rest,
     payload_room,
 )
-from asyncrl.config.settings import Config, ModelSettings, NatsSettings
+from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError

@@ -1,4 +1,4 @@
-"""The actors of a run: which are wanted, which there are, what they hold."""
+"""The actors of a run and its inference servers: which are wanted, which there are, what they hold."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections import Counter
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.state.parts import SILENT_S, Actor
-from topics.actors import HeldWork
-from topics.engines import EngineAnnounced, EngineWithdrawn
+from asyncrl.state.parts import SILENT_S, Actor, Engine
+from topics.actors import HeldWork, Vitals
+from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, EngineWithdrawn
 from topics.roles import pool_of, role_of
 
 
 class Roster(Fold):
-    """The part of a run's state that is about its actors."""
+    """The part of a run's state that is about its actors and inference servers."""
 
     def __init__(self) -> None:
         self.actors: dict[str, Actor] = {}
@@ -21,6 +21,7 @@ class Roster(Fold):
         self.scaled_ns = 0  # when that was requested
         self.announced: dict[str, str] = {}  # addresses of engines that were announced while the run went on
         self.withdrawn: set[str] = set()  # engines that shall be left
+        self.engines: dict[str, Engine] = {}  # by name
         self.vitals_ns = 0  # newest vital signs of any actor
 
     @property
@@ -78,3 +79,32 @@ class Roster(Fold):
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
         self.announced.pop(message.engine_id, None)
         self.withdrawn.add(message.engine_id)
+
+    def _engine(self, engine_id: str) -> Engine:
+        return self.engines.setdefault(engine_id, Engine(engine_id))
+
+    @on(EngineReady)
+    def _on_ready(self, message: EngineReady, record: Record) -> None:
+        engine = self._engine(message.engine_id)
+        engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
+        engine.ready_ns, engine.fallback = record.time_ns, message.fallback
+        engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0
+
+    @on(EngineUpdating)
+    def _on_updating(self, message: EngineUpdating, record: Record) -> None:
+        engine = self._engine(message.engine_id)
+        engine.updating, engine.updating_ns = message.version, record.time_ns
+        if message.found:
+            engine.found, engine.found_ns = message.found, record.time_ns
+
+    @on(EngineGone)
+    def _on_engine_gone(self, message: EngineGone, record: Record) -> None:
+        engine = self._engine(message.engine_id)
+        engine.reason, engine.asked, engine.gone_ns = message.reason, message.asked, record.time_ns
+
+    @on(Vitals)
+    def _on_vitals(self, message: Vitals, record: Record) -> None:
+        actor = self.actors.get(message.actor_id)
+        if actor is not None:
+            actor.on_vitals(message, record.time_ns)
+            self.vitals_ns = max(self.vitals_ns, record.time_ns)

@@ -15,7 +15,6 @@ from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.parts import (
     Actor,
     Disk,
-    Engine,
     Event,
     EventKind,
     Letter,
@@ -36,7 +35,6 @@ from topics.actors import (
     Vitals,
 )
 from topics.batches import BatchPacked, BatchTrained
-from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import TASK, prompt_name
@@ -83,7 +81,6 @@ class RunState(Roster):
         self.packed_ns = 0
         self.drops: dict[str, int] = {}  # groups dropped since the newest batch, by reason
         self.evals: list[EvalScored] = []
-        self.engines: dict[str, Engine] = {}
         self.failed = Trouble("trajectories failed")
         self.dead = Trouble("messages rejected")
         self.letters: list[Letter] = []  # the newest few
@@ -317,28 +314,6 @@ class RunState(Roster):
 
     # -- actors
 
-    def _engine(self, engine_id: str) -> Engine:
-        return self.engines.setdefault(engine_id, Engine(engine_id))
-
-    @on(EngineReady)
-    def _on_ready(self, message: EngineReady, record: Record) -> None:
-        engine = self._engine(message.engine_id)
-        engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
-        engine.ready_ns, engine.fallback = record.time_ns, message.fallback
-        engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0
-
-    @on(EngineUpdating)
-    def _on_updating(self, message: EngineUpdating, record: Record) -> None:
-        engine = self._engine(message.engine_id)
-        engine.updating, engine.updating_ns = message.version, record.time_ns
-        if message.found:
-            engine.found, engine.found_ns = message.found, record.time_ns
-
-    @on(EngineGone)
-    def _on_engine_gone(self, message: EngineGone, record: Record) -> None:
-        engine = self._engine(message.engine_id)
-        engine.reason, engine.asked, engine.gone_ns = message.reason, message.asked, record.time_ns
-
     @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""
@@ -390,10 +365,3 @@ class RunState(Roster):
         elif message.reason:
             words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
             self.report("warning", record.time_ns, words)
-
-    @on(Vitals)
-    def _on_vitals(self, message: Vitals, record: Record) -> None:
-        actor = self.actors.get(message.actor_id)
-        if actor is not None:
-            actor.on_vitals(message, record.time_ns)
-            self.vitals_ns = max(self.vitals_ns, record.time_ns)

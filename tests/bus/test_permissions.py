@@ -18,7 +18,7 @@ from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import WRITER, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.roles import roles_text
-from harness.stage import until
+from harness.stage import DEADLINE_S, until
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
@@ -233,7 +233,7 @@ async def test_a_denied_publish_is_an_error_of_its_call(login):
 
     async def subscribe(_: object) -> None: ...
 
-    async with asyncio.timeout(4):  # below the time that an answer is waited for
+    async with asyncio.timeout(DEADLINE_S):  # a call that waits for an answer ends with another error
         with pytest.raises(BusDenied, match=refusal.format(r"publish to _R_\.BATCHES\.asyncrl\.mine\.batch\.packed")):
             await bus.store(BATCH_PACKED.subject(RUN), b"", {})
         with pytest.raises(BusDenied, match=refusal.format(r"publish to \$JS\.API\.STREAM\.DELETE\.ASYNCRL_mine_DEAD")):
@@ -251,7 +251,7 @@ async def test_a_denied_word_that_nobody_waits_for_is_a_fault_of_the_actor(login
 
     await bus.send(VITALS_TAKEN.ingest(RUN, "monitor-1"))
 
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(DEADLINE_S):
         assert isinstance(error := await heard, BusDenied)
     subject = VITALS_TAKEN.ingest(RUN, "monitor-1").lower()  # the client's error has it so, and nobody asked for it
     assert f"does not allow user 'mine-monitor' to publish to {subject}" in str(error)

@@ -298,7 +298,7 @@ async def test_a_blob_reference_with_absurd_numbers_costs_nothing(bus: Bus):
     record = Record(ACTORS, 1, ACTOR_STOPPED.subject(bus.run, "a"), {BLOB: "a:1:c0:9999999"}, b"", 0)
 
     with pytest.raises(BlobMissing, match="chunk 0 of"):
-        await asyncio.wait_for(read(bus, ActorStopped, record), 5)
+        await asyncio.wait_for(read(bus, ActorStopped, record), 30)
 
 
 async def test_a_message_that_is_not_the_one_its_subject_names_is_refused(bus: Bus):

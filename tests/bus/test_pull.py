@@ -120,7 +120,7 @@ async def test_a_reconnect_asks_again_for_what_was_open_and_for_no_more(bus: Bus
     await until(lambda: not bus.client.is_connected, "the connection breaks")
     hands.puller.grant(1)  # while nobody listens
     await server.start()
-    await until(lambda: bus.reconnects == 1, "the connection comes back")
+    await until(lambda: bus.reconnects >= 1, "the connection comes back")
     await issue(bus, 12, first=1)
 
     await hands.hold(5)
@@ -199,7 +199,7 @@ async def test_work_of_a_worker_that_died_comes_to_another_after_its_lease(bus: 
 
 
 async def test_work_whose_lease_is_renewed_stays_and_work_given_back_passes_on_at_once(bus: Bus, connect: Connect):
-    await make_queue(bus, QUEUES["rollout"], 0.6)
+    await make_queue(bus, QUEUES["rollout"], 1.5)
     other = await connect(bus.run)
     first, second = Hands(bus), Hands(other)
     await issue(bus, 2)
@@ -211,9 +211,9 @@ async def test_work_whose_lease_is_renewed_stays_and_work_given_back_passes_on_a
     await second.hold(1)
     assert second.sequences == first.sequences[1:]
     await bus.request(second.got[0].reply, b"+ACK")
-    for _ in range(6):  # three times the lease
+    for _ in range(15):  # twice the lease
         await bus.send(first.got[0].reply, b"+WPI")
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.2)
 
     assert len(second.got) == 1
     await second.hold(2)  # nobody renews it any more

@@ -14,7 +14,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
-from harness.runs import SHORT, command, up
+from harness.runs import SHORT, UNTRAINED, command, up
 from harness.stage import until
 from topics.actors import ActorStopped
 
@@ -151,13 +151,13 @@ async def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path):
 async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     """One in the background, one whose terminal goes away; afterwards both can be looked at, and removed."""
     (tmp_path / "config.toml").write_text(SHORT)
-    endless = ["--set", "learner.steps=100000", "--set", "nats.keep=run"]
+    endless = [word for setting in (*UNTRAINED, "learner.steps=100000", "nats.keep=run") for word in ("--set", setting)]
     code, output = await command(tmp_path, "up", "config.toml", "--detach", "--run", "back", *endless)
     assert code == 0, output
     assert "asyncrl down back" in output
     try:
         ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has tests ignore it, and so would the run
-        async with up(tmp_path, "learner.steps=100000", "run=front") as front:
+        async with up(tmp_path, *UNTRAINED, "learner.steps=100000", "run=front") as front:
             await front.reaches(front.steps, "the first step")
             for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):
                 code, output = await command(tmp_path, *words)

@@ -18,7 +18,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.state.dead_letters import read_letters, reissue
 from harness.audited import messages_on, topics_left_by
 from harness.folds import Feed
-from harness.runs import command, up
+from harness.runs import UNTRAINED, command, up
 from harness.stage import until
 from topics.actors import REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.batches import BATCH_PACKED
@@ -198,9 +198,9 @@ async def has_ended(folder: Path, trajectory_id: str) -> bool:
 @SLOW
 async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_never_do(tmp_path: Path):
     (tmp_path / "killer.py").write_text(KILLER)
-    settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0", "warmup.steps=0"]
+    settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0"]
     settings += ["learner.advantage=none", "buffer.batch_groups=8"]
-    async with up(tmp_path, *settings, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
+    async with up(tmp_path, *settings, *UNTRAINED, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)
         (tmp_path / "armed").touch()
         await run.reaches(lambda: '"reason": "poison"' in run.log("rollout-1"), "the poison is found", 90)

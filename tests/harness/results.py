@@ -7,6 +7,7 @@ import msgspec
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
+from harness.stage import DEADLINE_S
 from topics.actors import DeadLetter
 from topics.prompts import PromptRow
 from topics.table import QUEUES
@@ -20,7 +21,7 @@ async def dead_letters(bus: Bus) -> list[DeadLetter]:
     records: list[Record] = []
     reader = LogReader(bus, DEAD, records.append)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), DEADLINE_S)
     await reader.close()
     return [msgspec.msgpack.decode(record.data, type=DeadLetter) for record in records]
 
@@ -56,6 +57,6 @@ async def counts(bus: Bus, stream: Stream) -> Counter[str]:
     records: list[Record] = []
     reader = LogReader(bus, stream, records.append, headers_only=True)
     await reader.start()
-    await reader.caught_up.wait()
+    await asyncio.wait_for(reader.caught_up.wait(), DEADLINE_S)
     await reader.close()
     return Counter(".".join(record.subject.split(".")[2:4]) for record in records)

@@ -40,6 +40,11 @@ steps = 5
 lr = 1e-3
 """
 
+UNTRAINED = ("learner.trainer=scripted", "learner.scripted_step_s=0.05", "warmup.steps=0")
+"""Settings of a run in which it does not matter what is learned: no process loads torch to train."""
+WITHOUT_MODEL = (*UNTRAINED, "engine.kind=scripted")
+"""Settings of a run in which it does not matter what is sampled either."""
+
 
 class Run:
     """A started `asyncrl up` and what it leaves in its folder."""

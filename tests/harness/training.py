@@ -1,10 +1,6 @@
 """Rows to train on, objectives, and copies of a trainer's weights."""
 
 import dataclasses
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -95,33 +91,3 @@ def of_all_ranks(folder, stem):
 
 def save(trainer, directory):
     write_tensors(DiskFolder(directory), trainer.copy_state().files())
-
-
-def run_ranks(script, ranks, *arguments):
-    """Return what rank 0 of a group prints: each process runs the script with its rank, their number and these."""
-    return run_group(["-c", script], ranks, ranks, *arguments)
-
-
-def run_group(program, ranks, *arguments, deadline_s=120):
-    """Return what rank 0 of a group prints: each process runs python's program with its rank and these."""
-    root = str(Path(__file__).parents[2])
-    # The loopback: whatever the machine's own name resolves to, the ranks find one another.
-    path = os.pathsep.join([root, f"{root}/tests"])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, *program, str(rank), *map(str, arguments)],
-            cwd=root,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        for rank in range(ranks)
-    ]
-    try:
-        output = [process.communicate(timeout=deadline_s)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * ranks
-    return output[0]

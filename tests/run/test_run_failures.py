@@ -19,7 +19,7 @@ from asyncrl.process import living_descendants
 from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
 from harness.models import made_model
-from harness.runs import SHORT, Run, at_server, kill, up
+from harness.runs import SHORT, WITHOUT_MODEL, Run, at_server, kill, up
 from harness.stage import until
 from topics.actors import RUN_OPENED, RunOpened
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -129,7 +129,7 @@ def one_reason(run: Run) -> str:
 
 @SLOW
 async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_well(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=5000") as run:
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         async with up(tmp_path) as second:
             assert await second.ended(20) == 1, second.story

@@ -10,7 +10,8 @@ from asyncrl.training.anomalies import Recent, Usual, departure
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import NonFiniteLoss
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from harness.training import copies, filled, policy, policy_rows, run_ranks
+from harness.ranks import run_ranks
+from harness.training import copies, filled, policy, policy_rows
 from topics.batches import Distillation, Objective
 
 ALL = Usual((-math.inf, math.inf), 0.0)  # every step departs from it

@@ -33,7 +33,8 @@ from harness.megatron_cases import (
     trained_rows,
 )
 from harness.mixtures import SMALL, write_transformers_model
-from harness.training import copies, run_group, save
+from harness.ranks import run_group
+from harness.training import copies, save
 
 pytestmark = pytest.mark.slow  # four processes with torch
 

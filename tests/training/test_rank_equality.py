@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.training.create import ModelShape, create_model
-from harness.training import of_all_ranks, run_group
+from harness.ranks import run_group
+from harness.training import of_all_ranks
 
 pytestmark = pytest.mark.slow  # four processes with torch
 SHAPE = ModelShape(hidden=32, head_dim=16, ffn=64, context=32)

@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.ranks import run_ranks
 from harness.roles import TO_REFERENCE, assert_same_bits
-from harness.training import policy_rows, run_ranks, save
+from harness.training import policy_rows, save
 from topics.batches import CriticStep, Objective
 
 BYTES = 4  # of a float32

@@ -13,8 +13,9 @@ from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.create import create_model
 from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.ranks import run_ranks
 from harness.roles import ALPHABET, LORA, SHAPE, TO_REFERENCE, TO_TEACHER, assert_same_bits, scored, with_penalties
-from harness.training import copies, filled, of_all_ranks, policy_rows, prepared_by, run_ranks, save
+from harness.training import copies, filled, of_all_ranks, policy_rows, prepared_by, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
 
 

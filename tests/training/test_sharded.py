@@ -6,14 +6,8 @@ import torch
 
 from asyncrl.training.torch_trainer import TorchTrainer
 from harness.mixtures import MIXTURE, write_transformers_model
-from harness.training import (
-    copies,
-    of_all_ranks,
-    policy,
-    policy_rows,
-    run_ranks,
-    save,
-)
+from harness.ranks import run_ranks
+from harness.training import copies, of_all_ranks, policy, policy_rows, save
 
 SHARDED = """
 import faulthandler, sys

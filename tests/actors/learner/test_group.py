@@ -56,7 +56,10 @@ async def batches(bus: Bus, last: int) -> list[int]:
 @pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2), ("megatron", 2)])
 async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int):
     group = await start(trainer, ranks)
-    first, second = await batches(bus, 2)
+    some = await batches(bus, 3)
+    if trainer == "torch":
+        await comes_to_what_one_trainer_comes_to(group, await start("torch", inside=True), some, tmp_path, ranks)
+    first, second, _ = some
     await group.do(Fetch(first))
 
     result = await group.do(Step(first))
@@ -90,25 +93,29 @@ async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, tra
     group.check()
 
 
-async def test_ranks_come_to_what_one_trainer_comes_to(start: Start, bus: Bus, tmp_path: Path):
-    some, ends = await batches(bus, 3), []
-    for inside, ranks in ((True, 1), (False, 1), (False, 2)):
-        group = await start("torch", ranks, inside=inside)
-        results = [await group.do(Step(batch)) for batch in some]
-        await group.do(CopyWeights())
-        directory = tmp_path / f"{inside}-{ranks}"
-        await group.do(Export(str(directory)))
-        ends.append((results, await group.do(Digest()), of_all_ranks(directory, "model")))
-        await group.close()
+async def comes_to_what_one_trainer_comes_to(
+    group: TrainerGroup, inside: TrainerGroup, some: list[int], folder: Path, ranks: int
+) -> None:
+    """The same batches by ranks in processes and by one in this process: bit for bit where there is one rank."""
+    ends = []
+    for name, one in (("inside", inside), ("group", group)):
+        await one.do(CopyState())
+        begun = await one.do(Save(Checkpoint(0, 0, "begun", 0)))
+        results = [await one.do(Step(batch)) for batch in some]
+        await one.do(CopyWeights())
+        await one.do(Export(str(folder / name)))
+        ends.append((results, await one.do(Digest()), of_all_ranks(folder / name, "model")))
+        await one.do(Load(begun))
+    (alone, digest, expected), (together, same_digest, found) = ends
 
-    one, process, two = ends
-    assert process[:2] == one[:2]  # bit for bit
-    for (stats, metrics, _), (same_stats, other, _) in zip(one[0], two[0], strict=True):
+    if ranks == 1:
+        assert (together, same_digest) == (alone, digest)
+    for (stats, metrics, _), (same_stats, other, _) in zip(alone, together, strict=True):
         assert same_stats == stats
         assert other["rows"] == metrics["rows"] == 2
         assert other["grad_norm"] == pytest.approx(metrics["grad_norm"], rel=1e-3)
-    for name, tensor in one[2].items():
-        assert torch.allclose(two[2][name], tensor, atol=2e-4), name
+    for name, tensor in expected.items():
+        assert torch.allclose(found[name], tensor, atol=2e-4), name
 
 
 async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_no_fault_is_left_behind(

@@ -27,7 +27,7 @@ from asyncrl.ports import free_port
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from harness.examples import example
-from harness.stage import Connect, Stage, provision_leased, until
+from harness.stage import DEADLINE_S, Connect, Stage, provision_leased, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
 from topics.table import BY_NAME, TOPICS
@@ -73,8 +73,8 @@ async def test_a_wrong_password_is_refused_at_once_and_named(server: EmbeddedSer
     address = BusAddress(server.address.url, user, password)
 
     with pytest.raises(BusDenied, match=r"refused user .* check nats.user and nats.password_file") as error:
-        async with asyncio.timeout(5):
-            await Bus.connect(address, "a-run", deadline_s=60)
+        async with asyncio.timeout(DEADLINE_S):
+            await Bus.connect(address, "a-run", deadline_s=10 * DEADLINE_S)
     assert (repr(user) if user else "without a name") in str(error.value)
     assert not password or password not in str(error.value)
 

@@ -197,7 +197,7 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus,
     await until(lambda: len(begun) == 4, "everything is held")
 
     context.stop.set()
-    await asyncio.wait_for(task, 4)
+    await asyncio.wait_for(task, 30)  # half of the lease
     work(handle)
 
     await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")
