@@ -47,15 +47,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("config", nargs="?", default="", help="TOML file, or a shipped config (default: demo)")
     parser.add_argument(
-        "--run", dest="run_id", nargs="?", const="", metavar="RUN", help="take a run that is up (default: the live one)"
+        "--run",
+        dest="run_id",
+        nargs="?",
+        const="",
+        metavar="RUN",
+        help="use a run that is already up (default: the live one)",
     )
     add_directory(parser)
     parser.add_argument("--seconds", type=float, default=120.0, help="how long to inject faults (default: 120)")
-    parser.add_argument("--every", type=float, default=2.0, metavar="SECONDS", help="between injections (default: 2)")
     parser.add_argument(
-        "--kills", type=int, default=0, metavar="N", help="stop after so many injections; 0 for no limit"
+        "--every", type=float, default=2.0, metavar="SECONDS", help="seconds between injections (default: 2)"
     )
-    parser.add_argument("--seed", type=int, default=7, help="of the order of injections (default: 7)")
+    parser.add_argument(
+        "--kills", type=int, default=0, metavar="N", help="stop after N injections; 0 for no limit (default: 0)"
+    )
+    parser.add_argument("--seed", type=int, default=7, help="seed of the order of injections (default: 7)")
     parser.add_argument(
         "--targets",
         default="",

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="issue again: a prompt or trajectory (p000042, p000042-3) that came to nothing, or dead letter N",
+        help="issue again a prompt or trajectory that was dropped (p000042, p000042-3), or dead letter N",
     )
 
 

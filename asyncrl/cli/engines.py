@@ -37,13 +37,21 @@ class ListedEngine(msgspec.Struct):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument("words", nargs="*", metavar="add URL | remove NAME", help="nothing: list the servers")
+    parser.add_argument(
+        "words", nargs="*", metavar="add URL | remove NAME", help="add or remove a server (default: list them)"
+    )
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="with add: file that holds the server's API key")
     parser.add_argument(
-        "--max-running", type=int, default=256, metavar="N", help="with add: requests it runs at once (default: 256)"
+        "--max-running",
+        type=int,
+        default=256,
+        metavar="N",
+        help="with add: requests that it runs at once (default: 256)",
     )
     add_json(parser, "the list as JSON")
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

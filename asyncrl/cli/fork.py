@@ -31,9 +31,9 @@ from topics.topic import PROMPTS, Topic
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run_id", metavar="RUN", help="id or directory of the run to begin with, live or over")
+    parser.add_argument("run_id", metavar="RUN", help="id or directory of the run to start from, live or over")
     parser.add_argument("new", metavar="NEW", help="id of the new run")
-    parser.add_argument("--at", type=int, required=True, metavar="STEP", help="go on after this step")
+    parser.add_argument("--at", type=int, required=True, metavar="STEP", help="the new run continues after this step")
     add_settings(parser, "override a setting of RUN; repeatable")
     add_directory(parser)
 

@@ -21,16 +21,20 @@ _SILENT_S = 10.0  # of the server, until it is given up
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", choices=("add", "list", "revoke"), help="what to do")
+    parser.add_argument("action", choices=("add", "list", "revoke"), help="action to take")
     add_run(parser)
-    parser.add_argument("--tenant", default="", help="with add: whose key it is")
+    parser.add_argument("--tenant", default="", help="with add: tenant that owns the key")
     parser.add_argument(
-        "--requests-per-minute", type=int, default=0, metavar="N", help="with add: of the tenant; 0 for any number"
+        "--requests-per-minute", type=int, default=0, metavar="N", help="with add: limit of the tenant; 0 for none"
     )
     parser.add_argument(
-        "--tokens-per-day", type=int, default=0, metavar="N", help="with add: of the tenant, UTC; 0 for any number"
+        "--tokens-per-day",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with add: limit of the tenant per day in UTC; 0 for none",
     )
-    parser.add_argument("--private", action="store_true", help="with add: store nothing of its requests but counts")
+    parser.add_argument("--private", action="store_true", help="with add: store only counts of its requests")
     parser.add_argument("--key", default="", metavar="ID", help="with revoke: id of the key, as list shows it")
 
 

@@ -26,8 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser, "the live one, else the newest", remote=False)
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
-    parser.add_argument("--follow", action="store_true", help="go on until the run ends")
-    parser.add_argument("--level", choices=LEVELS, default="info", help="this level and above (default: info)")
+    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
+    parser.add_argument("--level", choices=LEVELS, default="info", help="print this level and above (default: info)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,35 +12,35 @@ from importlib.metadata import version
 from asyncrl.errors import AsyncRLError
 
 COMMANDS = {
-    "up": "start a run here, or resume one, and watch it",
+    "up": "start or resume a run on this machine, and watch it",
     "status": "show how a run is doing",
-    "runs": "list the runs of this folder, or of a server",
+    "runs": "list the runs in this folder, or on a NATS server",
     "rm": "remove runs that are over",
-    "samples": "print what was sampled, with labels and rewards",
+    "samples": "print sampled completions with their labels and rewards",
     "down": "stop a run; `up --resume` continues it",
-    "doctor": "name what keeps a run from advancing",
-    "scale": "change how many processes run a role",
-    "stage": "list the stages of a run's data, or switch to one",
-    "engines": "list inference servers; add and remove those of other owners",
+    "doctor": "find what keeps a run from advancing, and what to do",
+    "scale": "change the number of processes of a role",
+    "stage": "list the stages of a run, or switch to another one",
+    "engines": "list inference servers; add and remove servers that the run did not start",
     "tap": "print the messages on a run's topics",
-    "logs": "print the actors' logs, also of a run that is over",
+    "logs": "print the logs of the actors, also of a run that is over",
     "audit": "prove that nothing was lost and nothing was trained twice",
     "explain": "show the history of one trajectory",
-    "weights": "list versions, and promote one to the channel `live`, or roll it back",
-    "dead": "list unreadable messages and poison, and issue them again",
-    "replay": "train again from the batch log, and compare",
-    "dump": "write one batch as plain files, to train on it in a notebook",
-    "select": "write the rows that a run's policy solves sometimes, for another run",
+    "weights": "list the versions of the weights; promote one to the channel `live`, or roll it back",
+    "dead": "list dead letters (unreadable messages and poison), and issue them again",
+    "replay": "train again from the batch log, and compare the results",
+    "dump": "write one batch as plain files, to use in a notebook",
+    "select": "write the rows that the policy solves sometimes, as data for another run",
     "fork": "start a new run from a step of another, and watch it",
     "keys": "add, list and revoke API keys of the gateway",
-    "topics": "print all topics: publishers, subscribers, and how long each is kept",
-    "roles": "print what each role may publish and subscribe to, or make users for it",
-    "check": "name every problem of a config, without starting anything",
+    "topics": "print all topics with their publishers, subscribers and retention",
+    "roles": "print what each role may publish and subscribe to, or make a user for each",
+    "check": "list every problem of a config without starting anything",
     "settings": "print every setting of a config",
     "chaos": "kill and freeze processes of a run, then audit it",
     "bench": "measure asyncrl on this machine",
 }
-_WHOSE = "a run's files are its owner's: be that user, or watch it with --credentials and the monitor's file"
+_WHOSE = "the files of a run belong to its owner: work as that user, or watch it with the monitor's --credentials"
 _EXAMPLES = """\
 examples:
   asyncrl up                              run the demo here and watch it

@@ -46,14 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser, "the newest", remote=False)
     parser.add_argument(
-        "--from", dest="at", type=int, metavar="STEP", help="begin with the checkpoint of STEP or the last before it"
+        "--from",
+        dest="at",
+        type=int,
+        metavar="STEP",
+        help="start from the checkpoint of STEP, or the last one before it",
     )
-    parser.add_argument("--to", type=int, metavar="STEP", help="end after this step (default: the last one trained)")
+    parser.add_argument("--to", type=int, metavar="STEP", help="stop after this step (default: the last trained step)")
     add_settings(parser, "train with another learner.KEY; repeatable")
     parser.add_argument(
-        "--out", default="", metavar="FOLDER", help="report, plot and model (default with --set: RUN/replays/NUMBER)"
+        "--out",
+        default="",
+        metavar="FOLDER",
+        help="folder for report, plot and model (default with --set: RUN/replays/NUMBER)",
     )
-    parser.add_argument("--checkpoint", default="", metavar="FOLDER", help="write a checkpoint of the last step there")
+    parser.add_argument(
+        "--checkpoint", default="", metavar="FOLDER", help="also write a checkpoint of the last step to this folder"
+    )
     add_json(parser, "print the report as JSON, and progress to stderr")
 
 

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--force",
         action="store_true",
-        help="also topics of a run that was moved, or whose supervisor died and left them",
+        help="also remove topics of a run that was moved, or whose supervisor died and left them",
     )
 
 

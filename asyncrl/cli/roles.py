@@ -35,10 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
         "are there serve them too",
     )
-    parser.add_argument("--actors", default="", metavar="CONFIG", help="with the actors that this config names")
+    parser.add_argument("--actors", default="", metavar="CONFIG", help="include the actors that this config names")
     parser.add_argument("--url", default="", help=f"server that these users log in to (at first: {DEFAULT_URL})")
-    parser.add_argument("--tls-ca", default="", metavar="FILE", help="certificates that sign that server's, in PEM")
-    parser.add_argument("--rotate", action="store_true", help="give the users that are there new passwords")
+    parser.add_argument(
+        "--tls-ca", default="", metavar="FILE", help="certificates of the authority of that server, in PEM"
+    )
+    parser.add_argument("--rotate", action="store_true", help="give existing users new passwords")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,10 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="of batch N (default: the newest)")
-    which.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="of the evaluation of VERSION")
-    parser.add_argument("--set", dest="dataset", metavar="NAME", help="with --eval: on the held-out set NAME")
-    parser.add_argument("--count", type=int, default=8, metavar="N", help="at most N (default: 8; 0 for all)")
+    which.add_argument("--step", type=int, metavar="N", help="samples of batch N (default: the newest)")
+    which.add_argument(
+        "--eval", dest="version", type=int, metavar="VERSION", help="samples of the evaluation of VERSION"
+    )
+    parser.add_argument(
+        "--set", dest="dataset", metavar="NAME", help="with --eval: the evaluation on the held-out set NAME"
+    )
+    parser.add_argument(
+        "--count", type=int, default=8, metavar="N", help="print at most N samples (default: 8; 0 for all)"
+    )
     add_json(parser, "one JSON object a line")
 
 

@@ -20,7 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     roles = ", ".join(SCALABLE)
     about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
     parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -22,17 +22,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     band, which = Band(), "newest groups of each row whose answers are counted together"
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="new file for the rows, a `task.source`")
-    parser.add_argument("--above", type=float, default=band.above, help="pass rates above this (default: %(default)s)")
-    parser.add_argument("--at-most", type=float, default=band.at_most, help="and up to this (default: %(default)s)")
     parser.add_argument(
-        "--passing", type=float, default=band.passing, help="least reward that passes (default: %(default)s)"
+        "--above", type=float, default=band.above, help="select rows with a pass rate above this (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--at-most", type=float, default=band.at_most, help="and up to and including this (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--passing",
+        type=float,
+        default=band.passing,
+        help="smallest reward that counts as passed (default: %(default)s)",
     )
     parser.add_argument(
         "--groups", type=int, default=band.groups, metavar="N", help=f"N {which} (default: %(default)s)"
     )
-    parser.add_argument("--task", default="", metavar="NAME", help="rows of this task alone, where a run has several")
-    parser.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="of the evaluation of VERSION")
-    parser.add_argument("--set", dest="dataset", metavar="NAME", help="with --eval: on the held-out set NAME")
+    parser.add_argument("--task", default="", metavar="NAME", help="only rows of this task, if the run has several")
+    parser.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="rows of the evaluation of VERSION")
+    parser.add_argument(
+        "--set", dest="dataset", metavar="NAME", help="with --eval: the evaluation on the held-out set NAME"
+    )
     add_json(parser)
 
 

@@ -12,7 +12,9 @@ from asyncrl.errors import WrongUsage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("prefix", nargs="?", default="", help="only those whose keys begin so, such as `learner.`")
+    parser.add_argument(
+        "prefix", nargs="?", default="", help="show only settings that begin with this, such as `learner.`"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="as JSON")
     form.add_argument("--markdown", action="store_true", help="as the text of docs/settings.md")

@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help="give up after (default: 60)")
+    parser.add_argument(
+        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

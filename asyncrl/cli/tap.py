@@ -25,20 +25,24 @@ _REPORT_S = 1.0  # between two reports of missed messages
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument("pattern", help="NOUN.PARTICIPLE[.KEY], each may hold `*`: 'trajectory.*', '*.trained', '*'")
+    parser.add_argument(
+        "pattern", help="topic, with `*` for any part and an optional key: 'trajectory.*', '*.trained', '*'"
+    )
     parser.add_argument(
         "--where",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="a field (a.b) or header must be so; repeatable",
+        help="show messages whose field (a.b) or header has this value; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object a line, arrays in full")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line, with whole arrays")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
     parser.add_argument(
         "--from-start", action="store_true", help="read the logs from their beginning, also of a run that is over"
     )
-    parser.add_argument("--no-follow", action="store_true", help="with --from-start: end where the logs end now")
+    parser.add_argument(
+        "--no-follow", action="store_true", help="with --from-start: stop at the present end of the logs"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -51,8 +51,10 @@ def add_run(parser: argparse.ArgumentParser, default: str = "the live one", *, r
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Declare how a command reaches a server whose runs have no directory here."""
-    parser.add_argument("--url", default="", help="NATS URL of a run that has no directory here; needs RUN")
-    parser.add_argument("--user", default="", help="user name at that URL")
+    parser.add_argument(
+        "--url", default="", help="NATS URL of a run that has no directory on this machine; RUN is then required"
+    )
+    parser.add_argument("--user", default="", help="user name for that URL")
     parser.add_argument("--password-file", default="", help="file that holds the password")
     parser.add_argument(
         "--credentials",
@@ -61,7 +63,10 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         help="file with the login, such as runs/demo/credentials/monitor.json",
     )
     parser.add_argument(
-        "--tls-ca", default="", metavar="FILE", help="certificates that sign the server's, where the system has none"
+        "--tls-ca",
+        default="",
+        metavar="FILE",
+        help="certificates of the authority of the server, if the system does not trust it",
     )
 
 

@@ -21,8 +21,8 @@ from topics.table import BY_NAME, TOPICS, subscribers_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("topic", nargs="?", default="", help="show this one with all its fields")
-    parser.add_argument("--config", default="", help="with the topics of the actors that this config names")
+    parser.add_argument("topic", nargs="?", default="", help="show this topic with all its fields")
+    parser.add_argument("--config", default="", help="include the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
     form.add_argument("--markdown", action="store_true", help="as the text of docs/topics.md, with every field")

@@ -42,16 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the config's)"
     )
     parser.add_argument(
-        "--only", default="", metavar="ROLES", help="run these roles alone, such as engine: a run that only serves"
+        "--only",
+        default="",
+        metavar="ROLES",
+        help="run only these roles; `engine`, for example, makes a run that only serves",
     )
     parser.add_argument(
-        "--resume", default="", metavar="RUN", help="go on with a stopped or crashed run: its id or directory"
+        "--resume", default="", metavar="RUN", help="continue a stopped or crashed run, given by its id or directory"
     )
     parser.add_argument(
-        "--skip-batch", type=int, metavar="N", help="with --resume: end batch N, which cannot be trained, untrained"
+        "--skip-batch", type=int, metavar="N", help="with --resume: skip batch N, which cannot be trained"
     )
     parser.add_argument(
-        "--detach", action="store_true", help="return once it has started; it goes on in the background"
+        "--detach", action="store_true", help="return once the run has started; it continues in the background"
     )
 
 

@@ -32,15 +32,17 @@ _NEWEST = 64  # versions that are looked for in the store, besides those that we
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", choices=("list", "promote", "rollback"), help="what to do")
-    parser.add_argument("version", nargs="?", type=int, metavar="VERSION", help="to promote")
+    parser.add_argument("action", choices=("list", "promote", "rollback"), help="action to take")
+    parser.add_argument("version", nargs="?", type=int, metavar="VERSION", help="version to promote")
     parser.add_argument(
         "--run-id", default="", metavar="RUN", help="id or directory of the run (default: the live one)"
     )
     add_directory(parser)
     add_server(parser)
     add_json(parser, "as one JSON array")
-    parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS", help="give up after (default: 30)")
+    parser.add_argument(
+        "--wait", type=float, default=30.0, metavar="SECONDS", help="seconds to wait for an answer (default: 30)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -52,15 +52,14 @@ _WAITING = {
 }
 _ACTIVITIES = {
     "": "has not reported its activity",
-    "loading": "loads the model",
-    "training": "trains batch {number}",
-    "publishing": "copies version {number}",
-    "saving": "copies checkpoint {number}",
-    "awaiting batch": "waits for batch {number}",
-    "awaiting teacher": "waits for the teacher's log-probs of batch {number}",
-    "making row": "makes row {number}",
-    "standby": "stands by",
-    "taking over": "takes over",
+    "loading": "has been loading the model",
+    "training": "has been training batch {number}",
+    "publishing": "has been copying version {number}",
+    "saving": "has been copying checkpoint {number}",
+    "awaiting batch": "has waited for batch {number}",
+    "awaiting teacher": "has waited for the teacher's log-probs of batch {number}",
+    "standby": "has been on standby",
+    "taking over": "has been taking over",
 }
 
 
@@ -203,11 +202,11 @@ def _learner(state: RunState) -> Iterator[StallFound]:
         if busy_s <= bound_s:
             continue
         if doing.kind == "awaiting teacher":
-            evidence = f"the learner {_activity_text(doing)} for {busy_s:.0f} s"
+            evidence = f"for {busy_s:.0f} s the learner {_activity_text(doing)}"
             yield finding("teacher away", state.config.learner.teacher.url, evidence)
             continue
         batch = f"batch {state.trained + 1} is packed" if state.packed_ns else "no batch is packed yet"
-        evidence = f"{batch}; the learner {_activity_text(doing)} for {busy_s:.0f} s"
+        evidence = f"{batch}; for {busy_s:.0f} s the learner {_activity_text(doing)}"
         yield finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
 
 
@@ -256,7 +255,7 @@ def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         for engine, starts in started_engines
         if engine and engine.state == "ready" and engine.ready_ns > starts[-1]
     ]
-    evidence = f"{waiting[0].id} waits for version {least} or newer for {waiting[0].held_s:.0f} s"
+    evidence = f"{waiting[0].id} has waited {waiting[0].held_s:.0f} s for version {least} or newer"
     if not ready:
         ages = [state.since_s(actor.starts[-1]) for actor in of_role]
         started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
@@ -289,14 +288,12 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     if not stuck and (len(late) < len({prompt_of(work.id) for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: what is missing is credit
     for actor_id, pieces in hanging.items():
-        evidence = (
-            f"{_times(pieces[0])} {_waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang for seconds"
-        )
+        evidence = f"{_times(pieces[0])} {_waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang"
         yield finding("rollout hanging", actor_id, evidence)
     for actor, work in list(late.values())[:_BRIEF]:
         size, done = _group_size(state, work.id), _mates(state, work.id)
         where = f"on {actor.actor_id}, {_waiting_text(work.waiting)}"
-        evidence = f"{done} of its group of {size} are done; {_times(work)} {where}"
+        evidence = f"{done} of the {size} trajectories of its group are done; {_times(work)} {where}"
         yield finding("straggler", work.id, evidence)
 
 
@@ -318,8 +315,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         waits_s = state.gauge("prompter", "doing_s") or 0.0
         data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
         data = (warm and config.warmup.source) or data
-        evidence = f"it {_activity_text(doing)} of {data} for {waits_s:.0f} s"
-        evidence += f"; {open_groups or 0:.0f} groups are open, {limit} may be, and a batch takes {groups}"
+        evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"
+        evidence += f"; {open_groups or 0:.0f} of at most {limit} groups are open, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
     elif config.live.share == 1 and not open_groups:
         return  # turns come when people talk
@@ -338,8 +335,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
         longest = f"; the longest: {_times(works[0])}" if works else ""
         evidence = (
-            f"{open_groups:.0f} groups are open, {limit} may be; {ready} are complete, a batch takes "
-            f"{groups}; {held['rollout']:,} trajectories under way, {held['reward']:,} graded{longest}"
+            f"{open_groups:.0f} of at most {limit} groups are open; {ready} are complete, a batch takes "
+            f"{groups}; {held['rollout']:,} trajectories run, {held['reward']:,} are being graded{longest}"
         )
         yield finding("no credit", "prompter", evidence)
     elif stalled_s(state) > max(_UNEXPLAINED_S, 4 * patience_s(state)):
@@ -374,7 +371,7 @@ def _mates(state: RunState, name: str) -> int:
 
 def _times(work: HeldWork) -> str:
     tokens = f" at {work.tokens:,} tokens" if work.tokens else ""
-    return f"{work.id} is under way for {work.held_s:.0f} s, came no further for {work.quiet_s:.0f} s{tokens}"
+    return f"{work.id} has run for {work.held_s:.0f} s, without progress for {work.quiet_s:.0f} s{tokens}"
 
 
 def _waiting_text(waiting: Waiting) -> str:

@@ -16,38 +16,38 @@ from topics.stalls import Cause, StallFound
 from topics.topic import STREAMS
 
 ADVICE: dict[Cause, str] = {
-    "server unreachable": "look at nats.log of the run and at the network; the run goes on by itself once it answers",
-    "permission missing": "give this role its user of the run (nats.user, nats.password_file), or grant the subject",
-    "disk full": "free space; all actors continue, or from the last checkpoint with `asyncrl up --resume RUN`",
-    "stream full": "stop; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (stream_max_mb) gives it more room",
-    "clock off": "let NTP set the clock of that machine; deadlines and times are wrong until then",
-    "dead letters": "read them with `asyncrl dead`, mend the cause, then `asyncrl dead --reissue`",
-    "actor silent": "nothing: it is killed after supervision.silence_s; if that repeats, look at its machine",
-    "actor dying": "read its last lines with `asyncrl logs`; the run ends by itself after eight quick deaths",
-    "no writer": "read that keeper's lines with `asyncrl logs`; supervision.spares = 1 shortens such a gap",
-    "no worker": "start some with `asyncrl scale ROLE=N`",
-    "engine dead": "read the server's log; an external one must be started again by its owner",
-    "engine paused": "send POST /continue_generation to the server with its key, and find out who paused it",
-    "version not loaded": "read the engine's lines with `asyncrl logs`; it must be able to read the weights' folder",
-    "mislabelled": "find out which other client loads weights there, or restarts the server; it may serve one run only",
-    "weights not direct": 'mend what it names, raise weights.direct_deadline_s, or set weights.direct = "never"',
-    "weights unchanged": "look at rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
+    "server unreachable": "check nats.log of the run and the network; the run continues once the server answers",
+    "permission missing": "give the role its user of this run (nats.credentials), or grant that user the subject",
+    "disk full": "free some space; actors that still run continue, others with `asyncrl up --resume RUN`",
+    "stream full": "stop the run; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (or stream_max_mb) makes room",
+    "clock off": "set the clock of that machine by NTP; until then deadlines and times are wrong by as much",
+    "dead letters": "read them with `asyncrl dead`, fix the cause, then bring them back with `asyncrl dead --reissue`",
+    "actor silent": "wait: it is killed after supervision.silence_s and started again; check its machine if it repeats",
+    "actor dying": "read its last lines with `asyncrl logs`; after eight quick deaths the run ends by itself",
+    "no writer": "read the log of that keeper with `asyncrl logs`; supervision.spares = 1 shortens such a gap",
+    "no worker": "start workers with `asyncrl scale ROLE=N`",
+    "engine dead": "read the log of the server; an external server must be started again by its owner",
+    "engine paused": "send POST /continue_generation to the server, with its key, and find out who paused it",
+    "version not loaded": "read the log of the engine with `asyncrl logs`; it must be able to read the weights' folder",
+    "mislabelled": "find the client that loads other weights there or restarts the server; it may serve one run only",
+    "weights not direct": 'fix the reason named, raise weights.direct_deadline_s, or set weights.direct = "never"',
+    "weights unchanged": "check rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
     "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
-    "assertion broken": "compare sampler and trainer of that step with `asyncrl replay`; docs/replay.md says how",
-    "step anomalous": "look at them with `asyncrl explain`, and at the batch with `asyncrl dump`; is the reward sound?",
-    "learner behind": "read its lines with `asyncrl logs`; give it more cores, or make batches smaller",
-    "teacher away": "look at the server that learner.teacher.url names, and at `asyncrl logs`; the step waits for it",
-    "reward hanging": "look at the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
-    "reward failing": "read the failure with `asyncrl explain`; mend the reward function, or what it asks",
-    "rollout hanging": "look at the rollout function and its tools; workers.stall_s passes the work on",
+    "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; docs/replay.md shows how",
+    "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
+    "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
+    "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
+    "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
+    "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
+    "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
     "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
     "channel behind": "promote a newer version with `asyncrl weights promote`, or raise buffer.max_lag",
     "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
-    "end of data": "go on with `asyncrl up --resume RUN --set task.epochs=0`; look at `asyncrl logs prompter-1`",
+    "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
-    "unexplained": "run `asyncrl status` and `asyncrl logs`, and report it in an issue",
+    "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
 }
 
 
@@ -112,7 +112,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
 def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound]:
     for name, fill in state.streams.items():
         if least <= fill.share < below and name != "VITALS":
-            room = f"{fill.bytes / 1e6:,.1f} of {fill.max_bytes / 1e6:,.0f} MB are taken"
+            room = f"{fill.bytes / 1e6:,.1f} of {fill.max_bytes / 1e6:,.0f} MB are used"
             yield finding("stream full", name, f"{room} by {fill.messages:,} messages")
 
 
@@ -135,7 +135,7 @@ def _actors(state: RunState) -> Iterator[StallFound]:
         missing = wanted - len(state.of_role(role))
         waited_s = state.since_s(max(state.opened_ns, state.scaled_ns))
         if missing > 0 and waited_s > _START_S:
-            evidence = f"{missing} of {wanted} never started, {waited_s:.0f} s after they were asked for"
+            evidence = f"{missing} of {wanted} have not started {waited_s:.0f} s after they were requested"
             yield finding("actor silent", role, evidence)
     for actor in state.actors.values():
         if actor.denied and not actor.starts:  # its login was refused: it has published nothing
@@ -167,7 +167,7 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
         return
     frozen = actor.process == "stopped" or (actor.process == "gone" and silent_s > _GONE_S)
     if frozen or silent_s > SILENT_S:
-        process = f"process {actor.pid} on {actor.host} is {actor.process or 'silent: frozen, or its machine is'}"
+        process = f"process {actor.pid} on {actor.host} is {actor.process or 'silent: it is frozen, or its machine is'}"
         evidence = f"no vital sign for {silent_s:.0f} s; {process}"
         asked = _asked_of_learner(state) if actor.role == "learner" else ""
         if asked:
@@ -199,7 +199,7 @@ def _keepers(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         newest = max([fill.last_ns, state.opened_ns, *starts])
         quiet_s = state.since_s(newest)
         if starts and quiet_s > state.config.supervision.silence_s + SILENT_S:
-            evidence = f"no writer has appended to {stream} for {quiet_s:.0f} s; a {role} writes every 3 s"
+            evidence = f"no writer has appended to {stream} for {quiet_s:.0f} s; a {role} appends at least every 3 s"
             yield finding("no writer", role, evidence)
 
 
@@ -222,7 +222,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     if stuck_s > _ANSWER_S and waits and not updating:
         evidence = (
             f"the server at {engine.address} answers, holds {actor.gauge('requests') or 0:.0f} requests and has "
-            f"sampled no token for {stuck_s:.0f} s; {waits[0].id} waits for {waits[0].quiet_s:.0f} s"
+            f"sampled no token for {stuck_s:.0f} s; {waits[0].id} has waited for {waits[0].quiet_s:.0f} s"
         )
         yield finding("engine paused", engine_id, evidence)
         return
@@ -236,7 +236,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     patient_s = max(_ANSWER_S, _UPDATES * engine.update_s) if engine.update_s else _FIRST_UPDATE_S
     if state.version is not None and loaded != state.version and late_s > patient_s:
         has = "none" if loaded is None else f"version {loaded}"
-        evidence = f"it should have version {state.version} for {late_s:.0f} s; it has {has} ({engine.state})"
+        evidence = f"it should have had version {state.version} {late_s:.0f} s ago; it has {has} ({engine.state})"
         yield finding("version not loaded", engine_id, evidence)
 
 

@@ -194,7 +194,10 @@ def test_a_learner_that_is_slower_than_ever_is_behind():
     told = MadeState().packed(6, at_s=NOW_S - 60)
     told.vitals("learner-1", doing=Activity("training", 6), doing_s=60.0)
     assert told.found() == [("learner behind", "learner-1")]
-    assert told.evidence() == "batch 6 is packed; the learner trains batch 6 for 60 s, its slowest step took 0.5 s"
+    assert (
+        told.evidence()
+        == "batch 6 is packed; for 60 s the learner has been training batch 6, its slowest step took 0.5 s"
+    )
 
     told.packed(6, at_s=NOW_S - 3)
     assert told.found() == []  # it has waited for this batch all the time
@@ -208,7 +211,7 @@ def test_a_learner_that_waits_for_its_teacher_names_it():
     told.vitals("learner-1", doing=Activity("awaiting teacher", 6), doing_s=60.0)
 
     assert [cause for cause, _ in told.found()] == ["teacher away"]
-    assert told.evidence() == "the learner waits for the teacher's log-probs of batch 6 for 60 s"
+    assert told.evidence() == "for 60 s the learner has waited for the teacher's log-probs of batch 6"
 
 
 def test_a_learner_that_does_not_live_is_behind():
@@ -248,7 +251,7 @@ def test_a_hanging_rollout_function_is_found():
     told = MadeState().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
 
     assert told.found() == [("rollout hanging", "rollout-1")]
-    assert told.evidence().startswith("p000007-0 is under way for 60 s, came no further for 60 s in the rollout")
+    assert told.evidence().startswith("p000007-0 has run for 60 s, without progress for 60 s in the rollout")
 
 
 def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
@@ -257,8 +260,8 @@ def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
 
     assert told.found() == [("straggler", "p000007-3")]
     assert told.evidence() == (
-        "6 of its group of 8 are done; p000007-3 is under way for 60 s, came no further for 0 s at 3,200 tokens on "
-        "rollout-1, engine-1"
+        "6 of the 8 trajectories of its group are done; p000007-3 has run for 60 s, without progress for 0 s at "
+        "3,200 tokens on rollout-1, engine-1"
     )
 
 
@@ -278,9 +281,7 @@ def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
     )
 
     assert told.found() == [("no credit", "prompter")]
-    assert told.evidence().startswith(
-        "6 groups are open, 6 may be; 1 are complete, a batch takes 2; 4 trajectories under"
-    )
+    assert told.evidence().startswith("6 of at most 6 groups are open; 1 are complete, a batch takes 2; 4 trajectories")
 
 
 def test_credit_without_prompts_is_the_end_of_data():
@@ -291,7 +292,9 @@ def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
     told = MadeState().vitals("prompter-1", open_groups=1, doing=Activity("making row", 17), doing_s=42.4)
 
     assert told.found() == [("slow data", "prompter")]
-    assert told.evidence() == ("it makes row 17 of reverse for 42 s; 1 groups are open, 6 may be, and a batch takes 2")
+    assert told.evidence() == (
+        "it has been making row 17 of reverse for 42 s; 1 of at most 6 groups are open, and a batch takes 2"
+    )
 
 
 def test_a_stall_that_nothing_explains_is_reported_after_a_minute():

@@ -58,7 +58,7 @@ def test_a_server_that_answers_and_samples_nothing_is_paused():
     told.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
 
     assert told.found() == [("engine paused", "engine-1")]
-    assert "holds 12 requests and has sampled no token for 49 s; p000007-0 waits for 60 s" in told.evidence()
+    assert "holds 12 requests and has sampled no token for 49 s; p000007-0 has waited for 60 s" in told.evidence()
 
 
 def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
@@ -74,7 +74,7 @@ def test_a_version_that_no_engine_loads_is_found():
     told = MadeState().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
 
     assert told.found() == [("version not loaded", "engine-1")]
-    assert told.evidence() == "it should have version 6 for 50 s; it has version 5 (ready)"
+    assert told.evidence() == "it should have had version 6 50 s ago; it has version 5 (ready)"
 
 
 def test_an_engine_of_evaluations_may_hold_an_older_version():

@@ -39,7 +39,7 @@ def test_a_process_that_was_just_asked_for_may_take_its_time():
     told = MadeState(last_step_s=NOW_S - 1)
     told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
     assert told.found() == [("actor silent", "rollout")]
-    assert told.evidence() == "1 of 2 never started, 100 s after they were asked for"
+    assert told.evidence() == "1 of 2 have not started 100 s after they were requested"
 
 
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():

@@ -121,7 +121,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
         assert await examined(tmp_path) == {}
         for switch, cause, evidence in (
             ("reward", "reward hanging", "done before; reward workers have"),
-            ("rollout", "straggler", "3 of its group of 4 are done"),
+            ("rollout", "straggler", "3 of the 4 trajectories of its group are done"),
         ):
             (tmp_path / switch).touch()
             await named(tmp_path, cause, evidence)
@@ -335,7 +335,7 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
 
     [finding] = diagnose(picture)
     assert (finding.cause, finding.object) == ("stream full", "PROMPTS")
-    assert finding.evidence.startswith("1.0 of 1 MB are taken by 107 messages")
+    assert finding.evidence.startswith("1.0 of 1 MB are used by 107 messages")
 
 
 async def test_a_user_without_permission_gets_an_error_that_names_it(server: EmbeddedServer):
