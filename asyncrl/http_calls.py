@@ -12,12 +12,16 @@ import aiohttp
 from asyncrl.errors import AsyncRLError
 
 _FIRST_WAIT_S, _LAST_WAIT_S = 0.1, 5.0
-SHOWN_CHARS = 300  # of an answer, in errors
+_SHOWN = 300  # bytes of an answer, in errors
 T = TypeVar("T")
 
 
 class NoAnswer(AsyncRLError):
     """A server gave no answer in time; the words name its last fault."""
+
+
+class Refused(AsyncRLError):
+    """A server answered with a status after which another try is of no use."""
 
 
 def open_session(headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
@@ -53,18 +57,27 @@ async def answered(ask: Callable[[], Awaitable[T]], limit_s: float) -> T:
         raise NoAnswer(fault) from None
 
 
-async def read_at_most(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body, or its beginning where it has more than `most` bytes."""
-    text = b""
-    while len(text) <= most and (part := await response.content.readany()):
-        text += part
+async def post(session: aiohttp.ClientSession, url: str, body: bytes, most: int) -> bytes:
+    """Post JSON once; returns the answer, or its beginning where it has more than `most` bytes.
+
+    A redirection is not followed: the body goes to the address that the settings name, and to no other.
+
+    Raises:
+        aiohttp.ClientError: another try may help, as after status 429 or 5xx.
+        Refused: any other status that is no success.
+    """
+    async with session.post(url, data=body, allow_redirects=False) as response:
+        text = b""
+        while len(text) <= most and (part := await response.content.readany()):
+            text += part
+        if response.status == 429 or response.status >= 500:
+            raise aiohttp.ClientError(f"status {response.status}: {beginning(text)}")
+        if response.status >= 300:
+            to = f" and names {response.headers['Location']}" if "Location" in response.headers else ""
+            raise Refused(f"{url} answered status {response.status}{to}: {beginning(text)}")
     return text
 
 
-def check_transient(response: aiohttp.ClientResponse, text: bytes) -> None:
-    """
-    Raises:
-        aiohttp.ClientError: the status, 429 or 5xx, is one after which another try may help.
-    """
-    if response.status == 429 or response.status >= 500:
-        raise aiohttp.ClientError(f"status {response.status}: {text[:SHOWN_CHARS].decode(errors='replace')}")
+def beginning(text: bytes) -> str:
+    """Return what errors show of an answer."""
+    return text[:_SHOWN].decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -100,7 +101,9 @@ def parser_for(words: Sequence[str]) -> argparse.ArgumentParser:
     for name, about in COMMANDS.items():
         command = subparsers.add_parser(name, help=about)
         if name == asked:
+            gc.disable()  # passes of the collector over what imports make are a seventh of their time
             module = importlib.import_module(f"asyncrl.cli.{name}")
+            gc.enable()
             command.set_defaults(run=module.run, parser=command)
             module.add_arguments(command)
     return parser

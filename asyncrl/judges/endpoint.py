@@ -6,7 +6,7 @@ from functools import partial
 
 import msgspec
 
-from asyncrl.http_calls import SHOWN_CHARS, NoAnswer, answered, check_transient, open_session, read_at_most
+from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
 from asyncrl.judges.quoting import question_of, read_vote
 
@@ -55,17 +55,14 @@ class EndpointJudge:
         return read_vote(text, question.mark)
 
     async def _ask(self, body: bytes) -> str:
-        # A redirection is not followed: what users wrote goes to the address that the settings name, and to no other.
-        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-            text = await read_at_most(response, _ANSWER_BYTES)
-            check_transient(response, text)
-            shown = text[:SHOWN_CHARS].decode(errors="replace")
-            if response.status >= 300:
-                raise VoteFailed(f"{self._url} answered status {response.status}: {shown}")
+        try:
+            text = await post(self._session, self._url, body, _ANSWER_BYTES)
+        except Refused as error:
+            raise VoteFailed(str(error)) from None
         try:
             return msgspec.json.decode(text, type=_Answer).choices[0].message.content
         except (msgspec.DecodeError, IndexError) as error:
-            raise VoteFailed(f"{self._url} answered no chat completion ({error}): {shown}") from error
+            raise VoteFailed(f"{self._url} answered no chat completion ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -11,7 +11,7 @@ import msgspec
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.errors import AsyncRLError
-from asyncrl.http_calls import SHOWN_CHARS, NoAnswer, answered, check_transient, open_session, read_at_most
+from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
 from asyncrl.rewards.score import GradeRequest, RewardFailed, read_score
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup
@@ -271,20 +271,16 @@ class HttpGrader:
             raise RewardFailed("time_limit", detail) from None
 
     async def _ask(self, body: bytes) -> GradeResult:
-        # A redirection is not followed: the labels go to the address that the settings name, and to no other.
-        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-            text = await read_at_most(response, _ANSWER_BYTES)
-            check_transient(response, text)
-            shown = text[:SHOWN_CHARS].decode(errors="replace")
-            if response.status >= 300:
-                to = f" and names {response.headers['Location']}" if "Location" in response.headers else ""
-                raise RewardFailed("http", f"{self._url} answered status {response.status}{to}: {shown}")
+        try:
+            text = await post(self._session, self._url, body, _ANSWER_BYTES)
+        except Refused as error:
+            raise RewardFailed("http", str(error)) from None
         if len(text) > _ANSWER_BYTES:
-            raise RewardFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {shown}")
+            raise RewardFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {beginning(text)}")
         try:
             return GradeResult(*read_score(msgspec.json.decode(text)))
         except ValueError as error:
-            raise RewardFailed("value", f"{self._url} answered no JSON ({error}): {shown}") from error
+            raise RewardFailed("value", f"{self._url} answered no JSON ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -151,7 +151,7 @@ async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twic
     try:
         for step, victim in ((1, 0), (2, 1), (3, None)):
             await pack(bus, step)
-            await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 120)
+            await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 300)
             if victim is not None:
                 os.kill(playing.learner.group._placed[victim].pid, signal.SIGKILL)
     finally:

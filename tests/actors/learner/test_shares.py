@@ -92,13 +92,13 @@ async def test_a_rank_killed_when_its_share_is_written_leaves_nothing_and_the_ne
     playing = Playing(stand.context("learner", bus))
     fold, files = playing.learner.fold, stand.files
     try:
-        await until(lambda: not version.exists(), "a rank dies with its share of version 0", 120)
-        await until(lambda: 0 in fold.state.published, "version 0", 120)
+        await until(lambda: not version.exists(), "a rank dies with its share of version 0", 300)
+        await until(lambda: 0 in fold.state.published, "version 0", 300)
         checkpoint = arm(tmp_path / "crash", "share.written", "learner")
         await pack(bus, 1)
-        await until(lambda: not checkpoint.exists(), "a rank dies with its share of checkpoint 1", 120)
+        await until(lambda: not checkpoint.exists(), "a rank dies with its share of checkpoint 1", 300)
         await pack(bus, 2)
-        await until(lambda: fold.saved_step == 2, "checkpoint 2", 120)
+        await until(lambda: fold.saved_step == 2, "checkpoint 2", 300)
         published, saved = dict(fold.state.published), list(fold.state.checkpoints)
     finally:
         await playing.kill()
