@@ -26,29 +26,17 @@ from asyncrl.training.passes import Passes
 from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.reference import Reference
 from asyncrl.training.resting import Resting
+from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.steps import STATE, WEIGHTS, Steps
 
 
 @dataclass(frozen=True, slots=True)
-class TorchSettings:
+class TorchSettings(TrainerSettings):
     """The settings of a `TorchTrainer`."""
 
-    device: str = "cpu"  # "cpu", "cuda" or "cuda:N"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the matrix products and the published weights; master weights and moments are float32."""
     packing: Literal["packed", "padded"] = "packed"
-    micro_batch_tokens: int = 4096
-    recompute: bool = False
     compiled: bool = False
     """Of each layer and of the loss; for GPUs with bfloat16."""
-    shares: bool = False
-    """Whether other processes of the host may read the copied weights; on a GPU they take its memory."""
-    replays: bool = False
-    """Whether tokens go to the experts that they went to where they were sampled."""
-    threads: int = 1
-    eps: float = 1e-8
-    teacher: Path | None = None  # directory of the model that fills the column `teacher`
-    critic: Path | None = None  # directory of the model that the critic begins as
     lora: Lora | None = None  # adapters that are trained instead of all weights
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -30,49 +31,40 @@ def _scripted(config: Config, model: Path, _base: Path) -> Trainer:
 
 
 def _torch(config: Config, model: Path, base: Path) -> Trainer:
-    settings = config.learner
     from asyncrl.training.lora import Lora  # loads torch
     from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 
-    return TorchTrainer(
-        model,
-        TorchSettings(
-            device=settings.device,
-            dtype=settings.dtype,
-            packing=settings.packing,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            recompute=settings.recompute,
-            compiled=settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
-            teacher=base / settings.teacher.model if settings.teacher.model else None,
-            critic=_critic(config, model, base),
-            lora=Lora(settings.lora.rank, settings.lora.alpha, tuple(settings.lora.targets))
-            if settings.lora.rank
-            else None,
-            replays=settings.routing == "replay",
-            shares=config.weights.direct != "never",
-        ),
+    settings = config.learner
+    lora = settings.lora
+    own = TorchSettings(
+        **_common(config, model, base),
+        packing=settings.packing,
+        compiled=settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
+        lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
     )
+    return TorchTrainer(model, own)
 
 
 def _megatron(config: Config, model: Path, base: Path) -> Trainer:
     from asyncrl.training.megatron.settings import MegatronSettings
     from asyncrl.training.megatron.trainer import MegatronTrainer  # loads torch and megatron-core
 
+    return MegatronTrainer(model, MegatronSettings(**_common(config, model, base), layout=layout_of(config)))
+
+
+def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
+    """Return the fields of `TrainerSettings`."""
     settings = config.learner
-    return MegatronTrainer(
-        model,
-        MegatronSettings(
-            layout=layout_of(config),
-            dtype=settings.dtype,
-            device=settings.device,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            recompute=settings.recompute,
-            replays=settings.routing == "replay",
-            shares=config.weights.direct != "never",
-            teacher=base / settings.teacher.model if settings.teacher.model else None,
-            critic=_critic(config, model, base),
-        ),
-    )
+    return {
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "micro_batch_tokens": settings.micro_batch_tokens,
+        "recompute": settings.recompute,
+        "replays": settings.routing == "replay",
+        "shares": config.weights.direct != "never",
+        "teacher": base / settings.teacher.model if settings.teacher.model else None,
+        "critic": _critic(config, model, base),
+    }
 
 
 def _critic(config: Config, model: Path, base: Path) -> Path | None:

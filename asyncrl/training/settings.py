@@ -1,0 +1,26 @@
+"""The settings that every trainer with a model has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSettings:
+    """Where and how a trainer computes, and the models beside the one that it trains."""
+
+    device: str = "cpu"  # "cpu", "cuda" or, with torch, "cuda:N"; the megatron trainer takes the GPU of its rank
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the matrix products and the published weights; master weights and moments are float32."""
+    micro_batch_tokens: int = 4096
+    recompute: bool = False
+    shares: bool = False
+    """Whether other processes of the host may read the copied weights; on a GPU they take its memory."""
+    replays: bool = False
+    """Whether tokens go to the experts that they went to where they were sampled."""
+    threads: int = 1
+    eps: float = 1e-8
+    teacher: Path | None = None  # directory of the model that fills the column `teacher`
+    critic: Path | None = None  # directory of the model that the critic begins as
