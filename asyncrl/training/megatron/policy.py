@@ -56,7 +56,7 @@ class MegatronPolicy:
         if values:
             shape = msgspec.structs.replace(shape, tied=False)
         self.directory, self.has_vocabulary = directory, not values
-        self._layout, self._device, self.dtype = layout, device, dtype
+        self._layout, self.device, self.dtype = layout, device, dtype
         self.vocab_size, self.context = shape.vocab_size, shape.max_positions
         self._hidden_size, self._tied = shape.hidden, shape.tied
         self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=recompute, values=values)
@@ -99,7 +99,7 @@ class MegatronPolicy:
         length = share.tokens.shape[1] // self._layout.tensor
         for chunk in self.chunks:
             if not chunk.pre_process:
-                received = torch.empty(length, 1, self._hidden_size, dtype=self.dtype, device=self._device)
+                received = torch.empty(length, 1, self._hidden_size, dtype=self.dtype, device=self.device)
                 dist.recv(received, parallel_state.get_pipeline_model_parallel_prev_rank(), self._stages)
                 chunk.set_input_tensor(received)
             hidden = self.hidden(chunk, share)
@@ -108,7 +108,7 @@ class MegatronPolicy:
         if self._last:
             found = self.scored(hidden, share, wanted)
         else:
-            found = tuple(torch.empty(size, device=self._device) for size in self._sizes(len(inputs.targets), wanted))
+            found = tuple(torch.empty(size, device=self.device) for size in self._sizes(len(inputs.targets), wanted))
         for one in found:
             dist.broadcast(one, parallel_state.get_pipeline_model_parallel_last_rank(), self._stages)
         return found

@@ -68,6 +68,9 @@ class Schedule:
         """Give the sums, which the last stage has, to the ranks of all stages."""
         if self._layout.pipeline == 1:
             return sums
-        group, held = parallel_state.get_pipeline_model_parallel_group(), [sums]
+        # As numbers: a tensor that is pickled names the GPU of its process, which is another one elsewhere.
+        held = [{name: float(value) for name, value in sums.items()}]
+        group = parallel_state.get_pipeline_model_parallel_group()
         dist.broadcast_object_list(held, parallel_state.get_pipeline_model_parallel_last_rank(), group)
-        return held[0]
+        device = self._policy.device
+        return {name: torch.tensor(value, dtype=torch.float32, device=device) for name, value in held[0].items()}
