@@ -50,6 +50,13 @@ POINTS: dict[str, Sequence[str]] = {
     "engine.updating": ("engine",),
     "engine.paused": ("engine",),
     "engine.swapped": ("engine",),
+    "card.requested": ("learner",),
+    "card.granted": ("learner",),
+    "card.rested": ("learner",),
+    "card.returned": ("learner",),
+    "card.emptied": ("engine",),
+    "card.left": ("engine",),
+    "card.taken": ("engine",),
     "fleet.scaled": ("supervisor",),
     "actor.started": ("supervisor",),
 }

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from topics import (
     actors,
     batches,
+    cards,
     engines,
     evals,
     groups,
@@ -27,7 +28,7 @@ from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Message
 
 _NOUNS = (
-    *(prompts, trajectories, groups, batches, weights, promotions, engines),
+    *(prompts, trajectories, groups, batches, weights, promotions, engines, cards),
     *(evals, runs, stages, stalls, streams, turns, actors),
 )
 

@@ -9,21 +9,23 @@ import time
 from pathlib import Path
 from typing import Any
 
+from actors.engine.card import Card
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
 from actors.engine.held import Announced
 from actors.engine.pointed import Versions, versions_of
-from actors.runtime.actor import VITALS_S, ActorDown, ActorFault, Context
+from actors.engine.watching import announced, watch_load
+from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
-from asyncrl.engine.client import EngineClient, EngineLoad
+from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
-from topics.engines import ANNOUNCED, ENGINE_ANNOUNCED, EngineAnnounced, EngineGone, EngineReady, EngineUpdating
-from topics.topic import ACTORS, TRAINING, Topic
+from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, version_of
+from topics.topic import TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsOffered, WeightsPublished, WeightsRefused
 from topics.wire import Message, WireError
 
@@ -34,17 +36,7 @@ _OVERTAKEN = 3  # versions refused one after another, each older than the newest
 
 async def main(context: Context) -> None:
     """Run the engine until asked to stop."""
-    await EngineActor(context, await _announced(context)).run()
-
-
-async def _announced(context: Context) -> EngineAnnounced | None:
-    """The announcement of this engine; None for one of the config."""
-    if not context.actor_id.startswith(ANNOUNCED):
-        return None
-    record = await read_last(context.bus, ACTORS, ENGINE_ANNOUNCED.subject(context.bus.run, context.actor_id))
-    if record is None:
-        raise ActorFault(f"{context.actor_id} was never announced; `asyncrl engines add URL` does it")
-    return await read(context.bus, EngineAnnounced, record)
+    await EngineActor(context, await announced(context)).run()
 
 
 class EngineActor:
@@ -83,6 +75,7 @@ class EngineActor:
         # Only the newest version lies in the learner's memory.
         direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
+        self._card = Card(context, self._news) if config.placement.share == "turns" else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:
             self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]
@@ -97,9 +90,13 @@ class EngineActor:
         try:
             if self._direct is not None:
                 await self._direct.start()
+            if self._card is not None:
+                await self._card.start()
+                if not await self._card.take():
+                    return
             await self._server.start()
-            tasks = self.context.tasks
-            probes = [tasks.start(watch()) for watch in (self._watch_end, self._probe, self._watch_load)]
+            watches = (self._watch_end(), self._probe(), watch_load(self._server, self.context.vitals))
+            probes = [self.context.tasks.start(watch) for watch in watches]
             for listener in self._listeners:
                 await listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
@@ -107,6 +104,9 @@ class EngineActor:
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
+                if self._card is not None and self._card.wanted:
+                    await self._pass_card(self._card)
+                    continue
                 if target is not None and self._wants(target):
                     await self._bring(target)
                     continue
@@ -214,21 +214,6 @@ class EngineActor:
         """Wait for an external server that is away: it gets its weights again when it is back."""
         self._answers, self._loaded = False, ""
         await self._publish(EngineGone(self.context.actor_id, words))
-
-    async def _watch_load(self) -> None:
-        """Report in the vital signs when the server last answered, and when it was last idle or advanced."""
-        last, vitals = EngineLoad(0, 0), self.context.vitals
-        vitals["answered_at_s"] = vitals["moved_at_s"] = time.time()
-        while True:
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(VITALS_S):
-                    load = await self._server.load()
-                now = vitals["answered_at_s"] = time.time()
-                # Requests that come to a paused server add to its queue, and no token to its caches.
-                if not load.requests or load.tokens != last.tokens:
-                    vitals["moved_at_s"] = now
-                vitals["requests"], last = load.requests, load
-            await asyncio.sleep(VITALS_S)
 
     async def _bring(self, target: Announced) -> None:
         """Bring the server to a version, unless it is overtaken by a newer one, or the server is away.
@@ -345,6 +330,16 @@ class EngineActor:
         await self._publish_ready(target, update_s=time.monotonic() - began, fetch_s=fetch_s, direct=way)
         return directory
 
+    async def _pass_card(self, card: Card) -> None:
+        """Let the learner have the card; what comes next loads the weights again."""
+        lineage, version = version_of(self._loaded) if self._loaded else (0, 0)
+        self._loaded, self._held, self._updating = "", True, True
+        await self._publish(EngineUpdating(self.context.actor_id, lineage, version))
+        await card.leave_for_learner(self._server, self.settings.update_deadline_s)
+        self._updating = False
+        if await card.take():
+            await self._server.resume_memory()
+
     async def _load(self, target: WeightsPublished, source: Path | WeightsOffered) -> Path | None:
         """Load a version into the server, which is held: from the store where the direct way fails."""
         if self._direct is not None and isinstance(source, WeightsOffered):
@@ -396,4 +391,6 @@ class EngineActor:
         if self._direct is not None:
             await self._direct.close()
         await self._server.close()
+        if self._card is not None:
+            await self._card.close()
         self._fetcher.close()

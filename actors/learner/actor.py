@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from actors.learner import report
 from actors.learner.coming import fetch_once_packed, gathered
 from actors.learner.evaluations import Evaluations
 from actors.learner.fold import LearnerFold
@@ -18,6 +19,7 @@ from actors.learner.outbox import Outbox
 from actors.learner.publication import Digest, Export, Publish, Save, Share
 from actors.learner.rank import CopyState, CopyWeights, Load, Rest, Step, StepResult, read_batch
 from actors.learner.teacher import TeacherFault
+from actors.learner.turns import OnCard, Stopping, Turns
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
@@ -30,7 +32,7 @@ from asyncrl.training.assertions import broken_assertions
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 from topics.actors import Activity
-from topics.batches import BATCH_PACKED, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES, TRAINING
 from topics.weights import (
     CheckpointLost,
@@ -55,13 +57,14 @@ class Learner:
         self.context, self.config = context, config
         self.fold = LearnerFold(config)
         self.keeper = Keeper(context, TRAINING, self.fold)
+        self.turns = Turns(context, self.keeper, self.fold)
         self.offers = Offers(context, lambda: self.group.do(Share()))
         self._begin()
 
     def _begin(self) -> None:
         """Forget what this process did since it began: what counts is on the log."""
         self.offers.forget()
-        self.group = new_group(self.context, self.keeper.wake)
+        self.group = self._new_group()
         self.outbox = Outbox(self.keeper)
         self.step = self.config.origin  # newest step in the weights
         self.lineage = self.batch_sequence = 0
@@ -78,6 +81,9 @@ class Learner:
         self._recent = Recent(self.config.learner.assertions.outlier)
         self._resumed = False  # all that was reported trained is in the weights
 
+    def _new_group(self) -> OnCard:
+        return OnCard(new_group(self.context, self.keeper.wake), self.turns)
+
     async def run(self) -> None:
         """Resume from the log, then train to the end."""
         try:
@@ -86,6 +92,8 @@ class Learner:
                 return
             await self.offers.start()
             await self._train_whatever_dies()
+        except Stopping as reason:
+            self.context.log.info("stopped", reason=str(reason))
         except (AlgorithmError, NonFiniteLoss, NonFiniteWeights, RowError, CheckpointError, ActorFault) as error:
             await self.outbox.ended()
             of_batch = not isinstance(error, CheckpointError | NonFiniteWeights | TeacherFault)
@@ -94,6 +102,7 @@ class Learner:
         finally:
             await self.offers.close()
             await self.group.close()
+        await self.turns.give_back(self.outbox)
         await self.keeper.close()
 
     async def _train_whatever_dies(self) -> None:
@@ -165,7 +174,7 @@ class Learner:
             await self.group.do(Load(str(checkpoint)))
         except CheckpointError:
             await self.group.close()  # a part of it may be in the weights
-            self.group = new_group(self.context, self.keeper.wake)
+            self.group = self._new_group()
             await self.group.open()
             raise
         return found
@@ -220,7 +229,7 @@ class Learner:
         if not publish:
             return
         crash_point("learner.stepped")
-        self.outbox.put(self._trained(packed, result, skipped=skips))
+        self.outbox.put(report.trained(packed, result, sequence, lineage=self.lineage, skipped=skips))
         if self._publishes(self.step):
             await self._publish()
         self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)
@@ -250,22 +259,6 @@ class Learner:
         self._recent.add(packed.stage, result.metrics)
         times = {"train_s": round(time.monotonic() - began, 4), "wait_s": round(self._waited_s, 4)}
         return result._replace(metrics=result.metrics | times)
-
-    def _trained(self, packed: BatchPacked, result: StepResult, *, skipped: bool) -> BatchTrained:
-        stats = result.stats
-        return BatchTrained(
-            step=packed.step,
-            lineage=self.lineage,
-            stage=packed.stage,
-            metrics=result.metrics,
-            lags={-1: stats.tokens_trained} if packed.stage == "warmup" else stats.lag_histogram,
-            masked=stats.tokens_stale,
-            rewards=[stats.reward_mean, stats.reward_std],
-            trajectories=stats.trajectories,
-            batch_sequence=self.batch_sequence,
-            skipped=skipped,
-            anomaly=result.anomaly,
-        )
 
     def _publishes(self, step: int) -> bool:
         learner, start = self.config.learner, self.config.start.step
@@ -362,19 +355,21 @@ class Learner:
 
     async def _batch(self, step: int) -> BatchPacked | None:
         """A batch, once it is packed; None when the actor shall stop first."""
-        began, rests = time.monotonic(), self.config.learner.offload_idle
+        offloads = self.config.learner.offload_idle or self.turns.shared
+        began, rests = time.monotonic(), offloads
         self.context.doing(Activity("awaiting batch", step))
         while (sequence := self.fold.sequence(step)) is None and not self.context.stop.is_set():
             self._check()
             if self._resumed and self.fold.wants_checkpoint(self.step, self._begun):
                 await self._save()
-                rests = self.config.learner.offload_idle
+                rests = offloads
             if self._resumed and self.fold.unanswered > self._answered:
                 await self._publish(answers=self.fold.unanswered)
                 self.context.doing(Activity("awaiting batch", step))
-                rests = self.config.learner.offload_idle
+                rests = offloads
             if rests:
                 self.context.log.info("trainer offloaded", bytes=await self.group.do(Rest()))
+                await self.turns.give_back(self.outbox)
                 rests = False  # what comes next brings it back
                 continue
             await self.keeper.changes()

@@ -16,6 +16,7 @@ from asyncrl.training.anomalies import Figures, with_figures
 from asyncrl.weights.choice import Costs
 from topics.actors import SkipRequested
 from topics.batches import BatchPacked, BatchTrained
+from topics.cards import CardLeft, CardRequested, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.topic import Topic
@@ -26,6 +27,14 @@ from topics.weights import (
 )
 
 _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at most
+
+
+class TurnState(msgspec.Struct):
+    """Who has a card that learner and engines share by turns."""
+
+    turn: int = 0  # newest one that a learner asked for
+    holders: list[str] = []  # engines that took the card, and have not left it
+    taken: int = 0  # sequence of the newest card.taken
 
 
 class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
@@ -47,6 +56,7 @@ class LearnerState(CheckpointState, msgspec.Struct, kw_only=True):
     costs: Costs = msgspec.field(default_factory=Costs)
     refused: int = 0  # of the newest one that an engine refused
     figures: dict[str, Figures] = {}  # of the newest steps, by stage
+    turns: TurnState = msgspec.field(default_factory=TurnState)
 
 
 class LearnerFold(CheckpointFold):
@@ -110,6 +120,23 @@ class LearnerFold(CheckpointFold):
     def unanswered(self) -> int:
         """Sequence of the newest weights.published, where an engine refused that one; else 0."""
         return self.state.announced if self.state.announced == self.state.refused else 0
+
+    @on(CardRequested)
+    def _on_asked(self, asked: CardRequested, _record: Record) -> None:
+        turns = self.state.turns
+        turns.turn = asked.turn
+        turns.holders = [name for name in turns.holders if name not in asked.without]
+
+    @on(CardTaken)
+    def _on_taken(self, taken: CardTaken, record: Record) -> None:
+        turns = self.state.turns
+        turns.taken = record.sequence
+        turns.holders = sorted({*turns.holders, taken.engine_id})
+
+    @on(CardLeft)
+    def _on_left(self, left: CardLeft, _record: Record) -> None:
+        turns = self.state.turns
+        turns.holders = [name for name in turns.holders if name != left.engine_id]
 
     @on(SkipRequested)
     def _on_skip(self, request: SkipRequested, _record: Record) -> None:

@@ -30,7 +30,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Member, Publisher
-from asyncrl.training.ranks import join_ranks, shares, work_of
+from asyncrl.training.ranks import join_ranks, limit_memory, shares, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
 from topics.batches import Anomaly, BatchPacked
@@ -112,6 +112,8 @@ class Rank:
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
             self._work = work_of(model) if self._replicas > 1 else None
+        if self._config.placement.share == "memory":
+            limit_memory(self._config.learner.device, self._config.placement.learner_fraction)
         self.trainer = open_trainer(self._config, model, self._files.base)
         weights = self._config.weights
         store, run = STORES[weights.store](self._place), "" if weights.delta == "never" else self._config.run
@@ -170,6 +172,7 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
     answer: ClassVar[Any] = None  # type of what a rank answers
     every_rank: ClassVar[bool] = True  # else the first one alone
     beside: ClassVar[bool] = False
+    on_card: ClassVar[bool] = False  # it uses the memory of the trainer's device
 
     async def run(self, rank: Rank) -> Any:
         """Do it: in a thread, as all that takes long."""
@@ -215,6 +218,8 @@ async def carried_out(call: Call[T], ask: Callable[[Call[Any]], Awaitable[list[A
 class Open(Call[None]):
     """Load the model as it was before the run."""
 
+    on_card = True
+
     def _compute(self, rank: Rank) -> None:
         rank.open_trainer()
 
@@ -226,6 +231,7 @@ class Load(Call[None]):
         CheckpointError: it cannot be read, or belongs to another model.
     """
 
+    on_card = True
     checkpoint: str  # its directory
 
     def _compute(self, rank: Rank) -> None:
@@ -266,7 +272,7 @@ class Step(Call[StepResult]):
         AlgorithmError, NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
     """
 
-    answer = StepResult
+    answer, on_card = StepResult, True
     batch: int  # sequence in the batch log
     usual: Usual | None = None  # see `Trainer.step`
 
@@ -314,12 +320,16 @@ class Rest(Call[int]):
 class CopyWeights(Call[None]):
     """Copy the weights away, for `Digest`, `Publish` and `Export`; what was copied before must be written."""
 
+    on_card = True
+
     def _compute(self, rank: Rank) -> None:
         rank.publisher.copy_weights()
 
 
 class CopyState(Call[None]):
     """Copy weights and optimiser away, for `Save`; what was copied before must be written."""
+
+    on_card = True
 
     def _compute(self, rank: Rank) -> None:
         rank.publisher.copy_state()

@@ -29,7 +29,6 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         yield Finding(("learner.layout.expert", "learner.ranks"), message)
     for key, found, wanted in (
         ("learner.packing", learner.packing != "packed", "packed rows alone"),
-        ("learner.offload_idle", learner.offload_idle, "its tensors on the GPU always"),
         ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
     ):
         if found:

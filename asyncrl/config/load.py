@@ -21,6 +21,7 @@ from asyncrl.config.check_live import live_contradictions
 from asyncrl.config.check_megatron import megatron_contradictions
 from asyncrl.config.check_pools import pool_contradictions
 from asyncrl.config.check_roles import role_contradictions
+from asyncrl.config.check_share import share_contradictions
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.reference import (
     expected_text,
@@ -167,6 +168,7 @@ def _resolved(
         *contradictions(config),
         *role_contradictions(config),
         *megatron_contradictions(config),
+        *share_contradictions(config),
         *live_contradictions(config),
         *pool_contradictions(config),
     ]

@@ -1,4 +1,4 @@
-"""Settings of the hosts on which actors are started.
+"""Settings of the hosts and cards that the actors of a run have.
 
 The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
 """
@@ -17,7 +17,7 @@ PlacedRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward", "l
 
 
 class PlacementSettings(Settings):
-    """The hosts on which the actors of the run are started."""
+    """The hosts on which the actors of the run are started, and the cards that they share."""
 
     kind: str = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
     # Ray cluster, `host:port` of its head; empty takes `RAY_ADDRESS`, or the cluster that this machine is a node of.
@@ -33,3 +33,9 @@ class PlacementSettings(Settings):
     # Files and folders with your functions, below the config's folder, that are sent to the hosts.
     files: list[str] = msgspec.field(default_factory=list)
     folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host that holds what was sent.
+    # How learner and engines use a card that both have: `none` (each has cards of its own, or they fit together by
+    # themselves), `memory` (both stay on it, each with a stated part of its memory), `turns` (one at a time: the other
+    # one's memory is given back meanwhile).
+    share: Literal["none", "memory", "turns"] = "none"
+    # With `share = "memory"`: part of a card's memory that a rank of the learner may take.
+    learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5

@@ -53,6 +53,7 @@ _FIGURES, _FIGURES_OF_LAG = 300, 500  # of a policy loss, and those for the toke
 _PUBLISHED = 800
 _SAVED = 400
 _LOADED = 500  # engine.updating and engine.ready
+_TURNS = 500  # card.requested and card.returned, and of each engine card.left and card.taken
 _SCORED = 600  # eval.scored without members
 _TRIMMED = 300
 _NAMED = 400  # a message whose body lies in a blob stream
@@ -157,6 +158,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
     evaluations, prompts = _evaluations(config), _answers(config)
     scored = _SCORED + prompts * _MEMBER
     score_inside = scored <= INLINE_BYTES
+    turns_taken = _TURNS * (config.placement.share == "turns")
     saved, published = _SAVED / learner.checkpoint_every, 1 / learner.publish_every
     per_step = {  # of RL, and of the warm-up
         PROMPTS: (
@@ -168,8 +170,11 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
             (packed if inside else _NAMED) + evaluations * (scored if score_inside else _NAMED),
             _PACKED + rows * _MEMBER,
         ),
-        TRAINING: (_trained(config) + saved + _PUBLISHED * published + _NAMED * evaluations, _TRAINED + saved),
-        ENGINES: (_engines(config) * _LOADED * published, 0),
+        TRAINING: (
+            _trained(config) + saved + _PUBLISHED * published + _NAMED * evaluations + turns_taken,
+            _TRAINED + saved + turns_taken,
+        ),
+        ENGINES: (_engines(config) * (_LOADED * published + turns_taken), 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
         LEDGER_BLOBS: ((0 if inside else packed) + (0 if score_inside else evaluations * scored), 0),

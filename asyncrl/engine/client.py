@@ -208,6 +208,14 @@ class EngineClient:
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
         await self._call("POST", "/update_weights_from_disk", body)
 
+    async def release_memory(self) -> None:
+        """Give the memory of weights, caches and graphs back; nothing may run or wait."""
+        await self._call("POST", "/release_memory_occupation", {})
+
+    async def resume_memory(self) -> None:
+        """Take the memory again; the weights in it are no weights until the next update."""
+        await self._call("POST", "/resume_memory_occupation", {})
+
     async def update_from_memory(self, tensors: bytes, version: str) -> None:
         """Load weights that lie in another process's memory (`asyncrl.weights.shared`), and call them `version`."""
         text = base64.b64encode(tensors).decode()

@@ -105,6 +105,12 @@ class EngineControl(Protocol):
     async def hold(self, *, keep: bool = False) -> None:
         """Sample nothing until `resume`; requests return with their partial tokens, unless they are kept."""
 
+    async def release_memory(self) -> None:
+        """Give the card's memory back; the server is held, without requests. One without a card has none."""
+
+    async def resume_memory(self) -> None:
+        """Take the memory again; weights are to be loaded behind it."""
+
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load weights, and call them `key` from here on; the server is held."""
 

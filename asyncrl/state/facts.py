@@ -226,6 +226,8 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         )
         yield finding("engine paused", engine_id, evidence)
         return
+    if state.config.placement.share == "turns" and engine.state == "updating":
+        return  # the learner has the card, or the update has a deadline of its own
     if purpose_of(state.config, engine_id) != "training":
         return  # it holds the versions of evaluations, which end by their deadline and say why, or of a channel
     began_ns = actor.starts[-1]

@@ -89,6 +89,11 @@ class Critic:
         found: list[torch.Tensor] = self._own.tensors()
         return found
 
+    def gradients(self) -> list[torch.Tensor]:
+        """See `Own.gradients`."""
+        found: list[torch.Tensor] = self._own.gradients()
+        return found
+
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint."""
         begun = torch.tensor(1)  # so that the file of the moments is there before the first update, too

@@ -94,6 +94,10 @@ class Optimized:
         moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS if key in state]
         return [*self.parameters.values(), *moments]
 
+    def gradients(self) -> list[torch.Tensor]:
+        """Return none: an update forgets them."""
+        return []
+
     def load(self, directory: Path) -> None:
         """Continue from the files of a checkpoint, whose tensors are read one at a time.
 

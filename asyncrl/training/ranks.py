@@ -30,6 +30,13 @@ def join_ranks(rendezvous: Path, rank: int, ranks: int, device: str) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
 
 
+def limit_memory(device: str, fraction: float) -> None:
+    """Let this process take a part of the memory of its card at most: beyond it allocations fail, as on a full one."""
+    import torch
+
+    torch.cuda.set_per_process_memory_fraction(fraction, torch.device(device))
+
+
 def work_of(model: Path) -> Work:
     """The operations of a model, from its configuration and the shapes of its weights."""
     config = read_json(model / "config.json")

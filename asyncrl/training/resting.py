@@ -16,14 +16,24 @@ class Resting:
 
     def __init__(self) -> None:
         self._held: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        self._zeros: list[tuple[torch.UntypedStorage, int]] = []  # what held zeros, and how many bytes
 
     @property
     def held_bytes(self) -> int:
         """Bytes that are in host memory now, instead of where the tensors lie."""
         return sum(len(content) for _, content in self._held)
 
-    def leave(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Move the content of these away; of several on one storage once, of a sharded one the part of this rank."""
+    def leave(self, tensors: Iterable[torch.Tensor], zeros: Iterable[torch.Tensor] = ()) -> None:
+        """Move the content of these away; of several on one storage once, of a sharded one the part of this rank.
+
+        Args:
+            zeros: tensors that hold nothing else, of which only the memory is given back.
+        """
+        for tensor in zeros:
+            storage = tensor.untyped_storage()
+            if storage.resizable() and storage.nbytes():
+                self._zeros.append((storage, storage.nbytes()))
+                storage.resize_(0)
         for tensor in tensors:
             storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()).untyped_storage()
             if storage.resizable() and storage.nbytes():
@@ -38,6 +48,10 @@ class Resting:
             storage, content = self._held.pop()
             storage.resize_(len(content))
             _bytes_of(storage).copy_(content)
+        while self._zeros:
+            storage, size = self._zeros.pop()
+            storage.resize_(size)
+            _bytes_of(storage).zero_()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -29,6 +29,7 @@ from asyncrl.training.optimized import Update
 from asyncrl.training.passes import Passes, Scorer
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.reference import Reference
+from asyncrl.training.resting import Resting
 from asyncrl.training.routing import Mixture, check_routing
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
@@ -60,6 +61,14 @@ class Own(Protocol):
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint."""
+        ...
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, and the moments of the optimiser."""
+        ...
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Memory of gradients that is kept between the updates, and holds zeros then."""
         ...
 
     def load(self, directory: Path) -> None:
@@ -98,10 +107,18 @@ class Steps:
     _contexts: dict[str, int]  # by whose
     _mixture: Mixture | None = None  # where the model has experts
     _copies: tuple[HostCopy, HostCopy]
+    _resting: Resting
+    _frozen: list[torch.Tensor]  # weights of a teacher
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Let the trainer's device be the current one of the thread that calls."""
+        raise NotImplementedError
 
     def placed(self) -> AbstractContextManager[object]:
-        """Return what each call runs within."""
-        raise NotImplementedError
+        """Return what each call runs within: on the device, with all that `rest` moved away."""
+        with self._on_device():
+            self._resting.come_back()
+        return self._on_device()
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
         """Leave the gradient of the whole batch in the parameters; returns the batch's sums and its norm."""
@@ -284,8 +301,16 @@ class Steps:
         return self._copies[1]
 
     def rest(self) -> int:
-        """See `Trainer.rest`; a trainer that cannot move its tensors moves none."""
-        return 0
+        """See `Trainer.rest`."""
+        with self._on_device():
+            self._order_copies()  # which may still read the tensors
+            critic = self._critic
+            models = [self._own.tensors(), self._reference.tensors(), critic.tensors() if critic else [], self._frozen]
+            zeros = self._own.gradients() + (critic.gradients() if critic else [])
+            self._resting.leave([tensor for model in models for tensor in model], zeros)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # other processes can use what is free
+        return self._resting.held_bytes
 
     @placed_call
     def load(self, directory: Path) -> None:

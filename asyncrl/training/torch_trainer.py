@@ -91,23 +91,8 @@ class TorchTrainer(Steps):
         copied = partial(HostCopy, self.device, rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, whole={ADAPTER})
         self._copies = copied(shares=self.settings.shares), copied()
 
-    def placed(self) -> AbstractContextManager[object]:
-        """Let the trainer's GPU be the current one of the thread that calls, with all that `rest` moved away."""
-        with self._on_device():
-            self._resting.come_back()
-        return self._on_device()
-
-    def rest(self) -> int:
-        """See `Trainer.rest`."""
-        with self._on_device():
-            self._order_copies()  # which may still read the tensors
-            critic = self._critic.tensors() if self._critic is not None else []
-            self._resting.leave([*self._own.tensors(), *self._reference.tensors(), *critic, *self._frozen])
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # other processes can use what is free
-        return self._resting.held_bytes
-
     def _on_device(self) -> AbstractContextManager[object]:
+        """See `Steps._on_device`."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:

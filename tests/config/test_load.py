@@ -27,7 +27,7 @@ def test_a_config_takes_defaults_for_what_it_leaves_out(written):
     assert (config.learner.lr, config.learner.steps, config.buffer.max_lag) == (1e-3, 100, 2)
 
 
-@pytest.mark.parametrize("name", ["addition", "custom", "demo"])
+@pytest.mark.parametrize("name", ["addition", "custom", "demo", "one-card"])
 def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
     loaded = load_config(name)
 
@@ -36,7 +36,7 @@ def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_exampl
     assert loaded.source == SHIPPED[name]
 
 
-@pytest.mark.parametrize("name", ["addition", "custom", "demo"])
+@pytest.mark.parametrize("name", ["addition", "custom", "demo", "one-card"])
 def test_a_shipped_config_names_only_files_that_are_there_and_needs_no_hint(name):
     assert hints(load_config(name, further=check_surroundings).config) == []
 
@@ -50,7 +50,8 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
 
     assert (
         problem.message
-        == "no such file, and the shipped configs are addition, chat, custom, demo, live-demo; did you mean demo?"
+        == "no such file, and the shipped configs are addition, chat, custom, demo, live-demo, one-card; "
+        "did you mean demo?"
     )
 
 

@@ -179,6 +179,7 @@ def roles(folder, case, layout, rank, ranks):
             trainer = opened(folder, FIRST, case, **further)
             trainer.load(place)
         found.append(trainer.step(share(roles_rows(step), layout, rank, ranks), roles_objective(step)))
+        trainer.rest()
     after = weights(trainer)
     if rank == 0:
         (folder / f"roles-{case}.json").write_text(json.dumps(found))
@@ -218,6 +219,16 @@ def families(folder, case, rank):
             save_file(found, folder / f"{name}-{case}.safetensors")
 
 
+def rested(trainer):
+    """Let a trainer rest, which leaves nothing on its device; what comes next brings it back."""
+    held = [*trainer._own.tensors(), *trainer._own.gradients(), *trainer._reference.tensors()]
+    sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
+    moved = trainer.rest()
+    assert not any(one.untyped_storage().nbytes() for one in held)
+    gradients = sum(one.nbytes for one in trainer._own.gradients())
+    assert 0 < moved < sum(sizes.values()) <= moved + gradients + 8, "gradients are zeros, and are not kept"
+
+
 def training(folder, case, layout, rank, ranks):
     """Three steps, with a checkpoint before the last one."""
     trainer, figures = opened(folder, model_of(case), case), []
@@ -229,6 +240,7 @@ def training(folder, case, layout, rank, ranks):
             dist.barrier()
         metrics = trainer.step(share(trained_rows(case, step), layout, rank, ranks), objective(step))
         figures.append([metrics[name] for name in FIGURES])
+        rested(trainer)
     found["parameters"] = torch.tensor(sum(one.numel() for one in trainer._policy.model.parameters()))
     dist.all_reduce(found["parameters"], dist.ReduceOp.MAX)  # of the fullest rank
     if case in ROUNDED:

@@ -33,6 +33,11 @@ class PrefixCache:
         """Tokens held."""
         return len(self._blocks) * BLOCK
 
+    @property
+    def pools(self) -> list[torch.Tensor]:
+        """Return the memory of all blocks, of each store."""
+        return [pool for _, pool in self._stores]
+
     def clear(self) -> None:
         """Forget everything."""
         self._blocks: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # key -> identity, place in the pool

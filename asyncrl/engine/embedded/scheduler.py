@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from asyncrl.engine.embedded.admission import Admission
 from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
+from asyncrl.engine.embedded.memory import Memory
 from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
 from asyncrl.engine.embedded.priority import enqueue, to_retract
@@ -55,6 +56,7 @@ class Engine:
         weights = load_weights(model_path, self.config, dtype)
         self.model = Model(self.config, weights, max_running, self.context_length)
         self.cache = PrefixCache(self.model.stores, max_running * self.context_length)
+        self.memory = Memory(self.model, self.cache)
         self._admission = Admission(self.model, self.cache)
         self.weight_version = weight_version
         self.epoch = 0
@@ -91,7 +93,7 @@ class Engine:
     @property
     def runnable(self) -> bool:
         """Return whether a step would do something."""
-        return self.paused is None and bool(self.running or self.waiting or self.unread)
+        return self.paused is None and self.memory.whole and bool(self.running or self.waiting or self.unread)
 
     @property
     def idle(self) -> bool:
@@ -218,6 +220,7 @@ class Engine:
             await self.changed.wait()
 
     def _swap(self, source: Path | Mapping[str, torch.Tensor], version: str | None, *, flush: bool) -> None:
+        self.memory.check_weights()
         started, path = time.perf_counter(), source if isinstance(source, Path) else self.model_path
         if isinstance(source, Path) and (source / "config.json").exists() and read_config(source) != self.config:
             raise EngineError(f"weights {source}: config.json differs from the served model's, {self.model_path}")
@@ -227,6 +230,7 @@ class Engine:
                 request.emit()  # so that no event mixes tokens of two versions
             request.close_span(self.weight_version)
         self.model.weights = weights
+        self.memory.filled()
         self.model_path = path
         self.weight_version = self.weight_version if version is None else version
         self.epoch += 1

@@ -144,6 +144,12 @@ class AbortBody(msgspec.Struct):
     abort_all: bool = False
 
 
+class MemoryBody(msgspec.Struct):
+    """POST /release_memory_occupation and /resume_memory_occupation."""
+
+    tags: list[Name] | None = None  # None: all
+
+
 class UpdateOptions(msgspec.Struct, kw_only=True):
     """Fields of all updates; those that concern only a GPU are ignored."""
 

@@ -20,6 +20,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from asyncrl.engine.embedded.answers import Call
+from asyncrl.engine.embedded.memory import TAGS
 from asyncrl.engine.embedded.receiving import Receiver
 from asyncrl.engine.embedded.scheduler import Engine, PauseMode
 from asyncrl.engine.embedded.schema import (
@@ -28,6 +29,7 @@ from asyncrl.engine.embedded.schema import (
     FromMemoryBody,
     GroupBody,
     LeaveBody,
+    MemoryBody,
     PauseBody,
     UpdateBody,
     decode,
@@ -93,6 +95,8 @@ class EngineServer:
             "/update_weights_from_distributed": ("POST", self.update_from_group),
             "/init_weights_update_group": ("POST", self.join_group),
             "/destroy_weights_update_group": ("POST", self.leave_group),
+            "/release_memory_occupation": ("POST", self.release_memory),
+            "/resume_memory_occupation": ("POST", self.resume_memory),
             "/abort_request": ("POST", self.abort),
             "/flush_cache": ("GET POST", self.flush),
         }
@@ -294,6 +298,21 @@ class EngineServer:
     async def leave_group(self, request: BaseRequest) -> web.Response:
         """POST /destroy_weights_update_group."""
         return await _succeeded(self._receiver.leave(decode(await _read(request), LeaveBody).group_name))
+
+    async def release_memory(self, request: BaseRequest) -> web.Response:
+        """POST /release_memory_occupation: of an idle engine alone."""
+        tags = decode(await _read(request), MemoryBody).tags
+        if not self.engine.idle:
+            raise EngineRefused(f"{len(self.engine.requests)} requests run or wait; abort them first")
+        self.engine.memory.release(TAGS if tags is None else tags)
+        return _json(None)
+
+    async def resume_memory(self, request: BaseRequest) -> web.Response:
+        """POST /resume_memory_occupation; weights are to be loaded behind it."""
+        tags = decode(await _read(request), MemoryBody).tags
+        self.engine.memory.resume(TAGS if tags is None else tags)
+        self.engine.changed.fire()
+        return _json(None)
 
     async def abort(self, request: BaseRequest) -> web.Response:
         """POST /abort_request; also 200 for an unknown id."""

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY, WRITER
 from topics.actors import KeeperClaimed, KeeperHeartbeat
+from topics.cards import CardRequested
 from topics.topic import Topic
 from topics.wire import Message
 
@@ -97,8 +98,9 @@ class Writers:
         by_headers = message is None and topic.message is KeeperClaimed
         if by_headers or (isinstance(message, KeeperClaimed) and message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
-        # A heartbeat decides nothing: it also keeps other standby processes away while one prepares to claim the log.
-        if record.stream.keeper and topic.message is not KeeperHeartbeat and not self.owns(record):
+        # A heartbeat decides nothing: it also keeps other standby processes away while one prepares to claim the log,
+        # which may need the card.
+        if record.stream.keeper and topic.message not in (KeeperHeartbeat, CardRequested) and not self.owns(record):
             holder = self._claimed.get(log)
             found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'no writer named')})"
             expected = f"writer {holder}, which claimed the log last" if holder else "a claim of the log before it"

@@ -95,6 +95,19 @@ class MegatronOptimized:
             for place in filter(is_trained, self._parts.places)
         ]
 
+    def tensors(self) -> list[torch.Tensor]:
+        """Weights, and this rank's share of masters and moments."""
+        found = [one for chunk in self.replicated for one in chunk.parameters()]
+        for one in self._optimizer.chained_optimizers:
+            found += [main for group in one.optimizer.param_groups for main in group["params"]]
+            found += [state[kind] for state in one.optimizer.state.values() for kind in MOMENTS if kind in state]
+        return [one.detach() for one in found]
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Return the library's buffers of gradients."""
+        buffers = [one for chunk in self.replicated for one in chunk.buffers + chunk.expert_parallel_buffers]
+        return [one.grad_data for one in buffers]
+
     def load(self, directory: Path) -> None:
         """Continue from the files of a checkpoint: see `Optimized.load`."""
         with TensorFiles(directory, self._stems.state) as files:

@@ -25,6 +25,7 @@ from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.optimized import Stems
 from asyncrl.training.passes import Passes
+from asyncrl.training.resting import Resting
 from asyncrl.training.steps import STATE, WEIGHTS, Steps
 
 
@@ -43,6 +44,7 @@ class MegatronTrainer(Steps):
         torch.set_num_threads(self.settings.threads)
         self.source, self.beside_state = directory, {}
         self.device = torch.device(self.settings.device)
+        self._resting, self._frozen = Resting(), []
         prepare(self.device)
         with self.placed():
             join(self.settings.layout)
@@ -70,6 +72,7 @@ class MegatronTrainer(Steps):
         if self.settings.teacher is not None:
             teacher = load(self.settings.teacher)
             self.scorers["teacher"], self._contexts["teacher"] = teacher, teacher.context
+            self._frozen = list(teacher.model.parameters())
         if self.settings.critic is not None:
             values = load(self.settings.critic, recompute=self.settings.recompute, values=True)
             self._critic = MegatronCritic(values, self.settings, self._passes)
@@ -77,7 +80,7 @@ class MegatronTrainer(Steps):
         copied = partial(HostCopy, self.device, rank=dist.get_rank(), ranks=dist.get_world_size())
         self._copies = copied(shares=self.settings.shares), copied()
 
-    def placed(self) -> AbstractContextManager[object]:
+    def _on_device(self) -> AbstractContextManager[object]:
         """Let the library run on this trainer's device."""
         return around(self.device)
 

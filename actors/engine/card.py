@@ -1,0 +1,114 @@
+"""The card of an engine whose memory the learner has by turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from actors.runtime.actor import ActorDown, Context
+from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.publish import publish, read
+from asyncrl.crash import crash_point
+from asyncrl.engine.control import EngineControl, EngineFailed
+from topics.cards import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardRequested, CardReturned, CardTaken
+from topics.topic import TRAINING, Topic
+
+
+class Card:
+    """Follows the learner's turns, and takes and leaves the card for one engine.
+
+    What a predecessor of this process had on the card is gone with it: it takes the card, or leaves it, anew.
+    """
+
+    def __init__(self, context: Context, news: asyncio.Event) -> None:
+        """
+        Args:
+            news: set when the learner asks for the card or returns it.
+        """
+        self._context, self._news = context, news
+        self._asked = self._returned = 0  # newest turn that was asked for, and that was returned
+        self._held = False
+        self._listener = context.listen(TRAINING, self._on_turn, [CARD_REQUESTED, CARD_RETURNED])
+
+    @property
+    def wanted(self) -> bool:
+        """Return whether the learner has the card, or asks for it."""
+        return self._asked > self._returned
+
+    async def start(self) -> None:
+        """Begin to follow the learner."""
+        await self._listener.start(await self._look())
+
+    async def close(self) -> None:
+        """Leave the card, on which nothing is any more."""
+        await self._listener.close()
+        await self.leave()
+
+    async def take(self) -> bool:
+        """Return once this engine may use the card; False if the actor shall stop before."""
+        left = False
+        while not self._context.stop.is_set():
+            self._news.clear()
+            if not self.wanted:
+                await publish(self._context.bus, CardTaken(self._context.actor_id))
+                crash_point("card.taken")
+                left = False
+                await self._look()  # a request that was stored before is seen now; a later one counts this taking
+                if not self.wanted:
+                    self._held = True
+                    return True
+            if not left:
+                left = True
+                await self.leave()
+            await self._changed()
+        return False
+
+    async def leave_for_learner(self, server: EngineControl, deadline_s: float) -> None:
+        """Give the memory of a server back; its requests return with their partial tokens, and wait, as at an update.
+
+        Raises:
+            EngineFailed: the deadline passed.
+            EngineError: the server does not do it.
+        """
+        try:
+            async with asyncio.timeout(deadline_s):
+                await server.hold()
+                crash_point("card.emptied")
+                await server.release_memory()
+        except TimeoutError:
+            raise EngineFailed(f"the card was not left within engine.update_deadline_s = {deadline_s:g} s") from None
+        await self.leave()
+
+    async def leave(self) -> None:
+        """Publish that this engine has nothing on the card."""
+        self._held = False
+        await publish(self._context.bus, CardLeft(self._context.actor_id))
+        crash_point("card.left")
+
+    async def _changed(self) -> None:
+        news, stop = (asyncio.create_task(event.wait()) for event in (self._news, self._context.stop))
+        try:
+            await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+            stop.cancel()
+
+    async def _look(self) -> int:
+        """Read the newest turns; returns the sequence of the newest request."""
+        bus, asked = self._context.bus, 0
+        for topic in (CARD_REQUESTED, CARD_RETURNED):
+            record = await read_last(bus, TRAINING, topic.subject(bus.run))
+            if record is not None:
+                self._on_turn(topic, await read(bus, topic.message, record), record)
+                asked = record.sequence if topic is CARD_REQUESTED else asked
+        return asked
+
+    def _on_turn(self, _topic: Topic[Any], message: CardRequested | CardReturned, _record: Record) -> None:
+        if isinstance(message, CardReturned):
+            self._returned = max(self._returned, message.turn)
+        elif message.turn > self._asked:
+            self._asked = message.turn
+            if self._held and self._context.actor_id in message.without:
+                words = "the learner waited for the card in vain and goes on without this engine: its server is ended"
+                self._context.fail(ActorDown(words))
+        self._news.set()

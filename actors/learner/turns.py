@@ -1,0 +1,114 @@
+"""The learner's turns on a card that engines share with it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from actors.learner.rank import Call
+from asyncrl.bus.log import read_last
+from asyncrl.crash import crash_point
+from asyncrl.errors import AsyncRLError
+from topics.cards import CARD_TAKEN, CardRequested, CardReturned
+from topics.topic import ENGINES
+
+if TYPE_CHECKING:
+    from actors.learner.fold import LearnerFold
+    from actors.learner.group import TrainerGroup
+    from actors.learner.outbox import Outbox
+    from actors.runtime.actor import Context
+    from actors.runtime.keeper import Keeper
+
+T = TypeVar("T")
+
+
+class Stopping(AsyncRLError):
+    """The learner shall stop, and engines still have the card."""
+
+
+class Turns:
+    """Asks for the card, and returns it; without `placement.share = "turns"` the card is the learner's own."""
+
+    def __init__(self, context: Context, keeper: Keeper, fold: LearnerFold) -> None:
+        self._context, self._keeper, self._fold = context, keeper, fold
+        self.shared = context.config.placement.share == "turns"
+        engine = context.config.engine
+        # An engine may just start its server, and then take a version, before it sees that it is asked.
+        self._patience_s = engine.start_deadline_s + engine.update_deadline_s
+        self._held = False
+
+    async def take(self) -> None:
+        """Return once no engine has anything on the card.
+
+        An engine that has not left after the time that its start and an update may take has ended without a successor,
+        or is stuck: the next request names it, and one that lives then ends itself.
+
+        Raises:
+            Stopping: the learner shall stop meanwhile.
+        """
+        if self._held or not self.shared:
+            return
+        began = time.monotonic()
+        await self._ask([])
+        while holders := self._fold.state.turns.holders:
+            self._check()
+            left_s = began + self._patience_s - time.monotonic()
+            if left_s <= 0:
+                self._context.log.error("engines have not left the card", engines=holders, after_s=self._patience_s)
+                self._context.count("cards_not_left", len(holders))
+                await self._ask(holders)
+            else:
+                await self._keeper.changes(until=self._keeper.now() + left_s)
+        self._held = True
+        self._context.count("card_wait_s", time.monotonic() - began)
+        crash_point("card.granted")
+
+    async def give_back(self, outbox: Outbox) -> None:
+        """Return the card, on which nothing is any more, behind all that was put on the log before."""
+        if self._held:
+            await outbox.stored()  # engines that take the card find the newest version
+            crash_point("card.rested")
+            self._held = False
+            await self._keeper.append_until_stored([CardReturned(self._fold.state.turns.turn)])
+            crash_point("card.returned")
+
+    async def _ask(self, without: list[str]) -> None:
+        """Append a request, and fold every engine's taking that was stored before it."""
+        await self._keeper.append_until_stored([CardRequested(self._fold.state.turns.turn + 1, without)])
+        self._check()
+        crash_point("card.requested")
+        bus = self._context.bus
+        newest = await read_last(bus, ENGINES, CARD_TAKEN.pattern(bus.run))
+        while newest is not None and self._fold.state.turns.taken < newest.sequence:
+            await self._keeper.changes()
+            self._check()
+
+    def _check(self) -> None:
+        if self._context.stop.is_set():
+            raise Stopping("the learner shall stop before it has the card")
+
+
+class OnCard:
+    """A trainer group that has the card whenever it does what needs it. See `TrainerGroup`."""
+
+    def __init__(self, group: TrainerGroup, turns: Turns) -> None:
+        self._group, self._turns = group, turns
+
+    async def open(self) -> None:
+        """See `TrainerGroup.open`."""
+        await self._turns.take()
+        await self._group.open()
+
+    async def do(self, call: Call[T]) -> T:
+        """See `TrainerGroup.do`."""
+        if call.on_card:
+            await self._turns.take()
+        return await self._group.do(call)
+
+    def check(self) -> None:
+        """See `TrainerGroup.check`."""
+        self._group.check()
+
+    async def close(self) -> None:
+        """See `TrainerGroup.close`."""
+        await self._group.close()

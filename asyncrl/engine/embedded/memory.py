@@ -1,0 +1,89 @@
+"""Memory that an idle engine gives back for a time: weights, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+
+from asyncrl.engine.embedded.model import Model
+from asyncrl.engine.embedded.prefix import PrefixCache
+from asyncrl.engine.errors import EngineRefused
+
+WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
+TAGS = (WEIGHTS, CACHE, GRAPHS)
+"""Parts of a server's memory, as SGLang calls them; there are no graphs on a CPU."""
+
+
+class Memory:
+    """The weights and the key-value store of a model, which are there or given back.
+
+    Weights come back without content: until an update has brought it, the engine samples nothing.
+    """
+
+    def __init__(self, model: Model, cache: PrefixCache) -> None:
+        self._model, self._cache = model, cache
+        self._away: set[str] = set()  # tags that are given back
+        self._blank = False  # no weights came since they were given back
+        self._sizes: list[tuple[torch.Tensor, int]] = []  # of the stores that are given back, in bytes
+
+    @property
+    def whole(self) -> bool:
+        """Return whether all is there that a step reads."""
+        return not self._away and not self._blank
+
+    def release(self, tags: Collection[str]) -> None:
+        """Give parts back; those that are away stay away.
+
+        Raises:
+            EngineRefused: an unknown tag.
+        """
+        for tag in _known(tags):
+            if tag in self._away:
+                continue
+            if tag == WEIGHTS and not self._blank:
+                del self._model.weights
+                self._blank = True
+            elif tag == CACHE:
+                self._cache.clear()
+                self._sizes = [(one, one.untyped_storage().nbytes()) for one in self._stores()]
+                for store, _ in self._sizes:
+                    store.untyped_storage().resize_(0)
+            self._away.add(tag)
+
+    def resume(self, tags: Collection[str]) -> None:
+        """Take parts again; those that are there stay as they are.
+
+        Raises:
+            EngineRefused: an unknown tag.
+        """
+        for tag in _known(tags):
+            if tag == CACHE:
+                for store, size in self._sizes:
+                    store.untyped_storage().resize_(size)
+                    store.zero_()  # what lies behind a row's tokens is multiplied by 0, and must be a number
+                self._sizes = []
+            self._away.discard(tag)
+
+    def check_weights(self) -> None:
+        """Refuse new weights while their memory is away.
+
+        Raises:
+            EngineRefused: it is.
+        """
+        if WEIGHTS in self._away:
+            raise EngineRefused("the memory of the weights is released; call resume_memory_occupation first")
+
+    def filled(self) -> None:
+        """Take note of new weights."""
+        self._blank = False
+
+    def _stores(self) -> list[torch.Tensor]:
+        return [*self._model.stores, *self._cache.pools]
+
+
+def _known(tags: Collection[str]) -> Collection[str]:
+    for tag in tags:
+        if tag not in TAGS:
+            raise EngineRefused(f"tag {tag!r}; expected one of {', '.join(TAGS)}")
+    return tags

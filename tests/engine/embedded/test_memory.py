@@ -1,0 +1,69 @@
+"""The embedded engine's memory, given back and taken again over HTTP."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from asyncrl.engine.client import EngineClient, EngineRefused, SamplingParams
+from benchmarks.engine import save_random_model, served
+from harness.stage import until
+
+GREEDY = SamplingParams(8, temperature=0.0)
+STORE = 2 * 2 * 2 * 512 * 1024 * 32 * 4  # bytes: layers, keys and values, heads, rows, positions, width, float32
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process in memory."""
+    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+async def test_released_memory_is_free_until_it_is_taken_again_and_answers_wait_for_weights(tmp_path):
+    save_random_model(tmp_path / "model", vocab=64, hidden=128, layers=2)
+    async with served(tmp_path / "model", "--max-running-requests", "512", "--weight-version", "0") as address:
+        client = EngineClient(address)
+        pid = (await client.server_info())["pid"]
+        first = await client.generate([1, 2, 3], GREEDY, extra_key="a")
+
+        await client.resume_memory()  # what is there stays
+        await client.release_memory()
+        await client.release_memory()  # what is away stays away
+        await client.resume_memory()  # with zeros in every page: now it is resident
+        await client.pause("in_place")
+        full = resident(pid)
+        await client.release_memory()
+        assert resident(pid) < full - STORE
+
+        await client.continue_generation()
+        with pytest.raises(EngineRefused, match="the memory of the weights is released"):
+            await client.update_weights(tmp_path / "model", "1", False)
+        with pytest.raises(EngineRefused, match=r"tag 'graphs'; expected one of weights, kv_cache, cuda_graph"):
+            await client._call("POST", "/release_memory_occupation", {"tags": ["graphs"]})
+        await client.resume_memory()
+        await client.update_weights(tmp_path / "model", "1", False)
+        second = await client.generate([1, 2, 3], GREEDY, extra_key="a")
+        assert second.token_ids.tolist() == first.token_ids.tolist()
+        assert second.cached_tokens == 0
+        await client.close()
+
+
+async def test_a_request_waits_for_memory_and_weights_and_a_busy_engine_keeps_its_memory(tmp_path):
+    save_random_model(tmp_path / "model", vocab=64, hidden=32, layers=2)
+    async with served(tmp_path / "model", "--max-running-requests", "4", "--weight-version", "0") as address:
+        client = EngineClient(address)
+        await client.release_memory()
+        asked = asyncio.create_task(client.generate([1, 2, 3], GREEDY))
+
+        async def queued() -> bool:
+            return (await client.load()).requests == 1
+
+        await until(queued, "the request waits")
+        with pytest.raises(EngineRefused, match="1 requests run or wait; abort them first"):
+            await client.release_memory()
+        await client.resume_memory()
+        assert (await client.load()).requests == 1  # there are no weights yet
+        update = asyncio.create_task(client.update_weights(tmp_path / "model", "1", False))
+        assert len((await asked).token_ids) == 8
+        await update
+        await client.close()

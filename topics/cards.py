@@ -1,0 +1,66 @@
+"""Messages about a card whose memory learner and engines have by turns.
+
+The learner asks on its own log, where only its writer can append; engines take and leave on theirs. Each side stores
+its message before it reads the other's newest: so one of the two sees the other, and never both have the card.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics.topic import ENGINES, TRAINING, Topic
+from topics.wire import Count, Id, Message
+
+
+class CardRequested(Message):
+    """The learner asks for the card: it has it once all engines that took it have left, and keeps it until it returns.
+
+    A learner that starts asks anew: what one before it had on the card is gone with its processes.
+    """
+
+    turn: Count  # from 1
+    without: list[Id] = msgspec.field(default_factory=list)  # engines that did not leave in time, and have it no more
+
+
+class CardReturned(Message):
+    """The learner has left the card."""
+
+    turn: Count  # the newest that it asked for
+
+
+class CardTaken(Message):
+    """An engine is about to use the card, unless the learner had asked for it before this."""
+
+    engine_id: Id
+
+
+class CardLeft(Message):
+    """An engine has nothing on the card: it gave its memory back, or its server has ended."""
+
+    engine_id: Id
+
+
+CARD_REQUESTED = Topic(
+    "card.requested", CardRequested, TRAINING, publishers=("learner",), subscribers=("engine",), id=("turn",)
+)
+CARD_RETURNED = Topic(
+    "card.returned", CardReturned, TRAINING, publishers=("learner",), subscribers=("engine",), id=("turn",)
+)
+CARD_TAKEN = Topic(
+    "card.taken",
+    CardTaken,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=("learner", "supervisor"),
+    key="engine_id",
+    repeats=True,
+)
+CARD_LEFT = Topic(
+    "card.left",
+    CardLeft,
+    ENGINES,
+    publishers=("engine",),
+    subscribers=("learner", "supervisor"),
+    key="engine_id",
+    repeats=True,
+)
