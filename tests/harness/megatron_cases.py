@@ -180,7 +180,8 @@ def roles(folder, case, layout, rank, ranks):
             trainer.load(place)
         found.append(trainer.step(share(roles_rows(step), layout, rank, ranks), roles_objective(step)))
         trainer.rest()
-    after = weights(trainer)
+    with trainer.placed():
+        after = weights(trainer)
     if rank == 0:
         (folder / f"roles-{case}.json").write_text(json.dumps(found))
         save_file(after, folder / f"roles-{case}.safetensors")
@@ -220,13 +221,15 @@ def families(folder, case, rank):
 
 
 def rested(trainer):
-    """Let a trainer rest, which leaves nothing on its device; what comes next brings it back."""
+    """Let a trainer rest, which leaves nothing on its device, and bring it back."""
     held = [*trainer._own.tensors(), *trainer._own.gradients(), *trainer._reference.tensors()]
     sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
     moved = trainer.rest()
     assert not any(one.untyped_storage().nbytes() for one in held)
     gradients = sum(one.nbytes for one in trainer._own.gradients())
     assert 0 < moved < sum(sizes.values()) <= moved + gradients + 8, "gradients are zeros, and are not kept"
+    with trainer.placed():
+        assert sum(one.untyped_storage().nbytes() for one in held) > 0
 
 
 def training(folder, case, layout, rank, ranks):
