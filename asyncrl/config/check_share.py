@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from asyncrl.config.check import Finding
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.pools import own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings
 
@@ -22,6 +23,9 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
     if placement.share != "none" and not config.trains:
         message = 'no learner runs here (only), with which engines could share a card; set placement.share = "none"'
         yield Finding(("placement.share", "only"), message)
+    elif placement.share != "none" and placement.kind != "local":
+        message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; set "none"'
+        yield Finding(("placement.share", "placement.kind"), message)
     elif placement.share == "turns":
         yield from _turns(config)
     elif placement.share == "memory":
@@ -39,9 +43,9 @@ def _turns(config: Config) -> Iterator[Finding]:
     if config.engine.router.count:
         message = 'a router does not follow turns on a card; set it to 0, or placement.share = "none"'
         yield Finding(("engine.router.count", "placement.share"), message)
-    if config.eval.engines:
-        message = 'engines of evaluations keep their card; let all engines answer them, or set placement.share = "none"'
-        yield Finding(("eval.engines", "placement.share"), message)
+    for purpose in own_groups(config):
+        message = f'engines of {purpose} alone keep their card; let all engines serve them, or set "none"'
+        yield Finding((setting_of(purpose), "placement.share"), message)
     for table, group in config.engine.tables.items():
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'

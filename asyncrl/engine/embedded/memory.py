@@ -8,6 +8,7 @@ import torch
 
 from asyncrl.engine.embedded.model import Model
 from asyncrl.engine.embedded.prefix import PrefixCache
+from asyncrl.engine.embedded.weights import Weights
 from asyncrl.engine.errors import EngineRefused
 
 WEIGHTS, CACHE, GRAPHS = "weights", "kv_cache", "cuda_graph"
@@ -65,17 +66,15 @@ class Memory:
                 self._sizes = []
             self._away.discard(tag)
 
-    def check_weights(self) -> None:
-        """Refuse new weights while their memory is away.
+    def fill(self, weights: Weights) -> None:
+        """Let the model have other weights.
 
         Raises:
-            EngineRefused: it is.
+            EngineRefused: their memory is away.
         """
         if WEIGHTS in self._away:
             raise EngineRefused("the memory of the weights is released; call resume_memory_occupation first")
-
-    def filled(self) -> None:
-        """Take note of new weights."""
+        self._model.weights = weights
         self._blank = False
 
     def _stores(self) -> list[torch.Tensor]:

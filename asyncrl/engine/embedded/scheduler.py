@@ -220,7 +220,6 @@ class Engine:
             await self.changed.wait()
 
     def _swap(self, source: Path | Mapping[str, torch.Tensor], version: str | None, *, flush: bool) -> None:
-        self.memory.check_weights()
         started, path = time.perf_counter(), source if isinstance(source, Path) else self.model_path
         if isinstance(source, Path) and (source / "config.json").exists() and read_config(source) != self.config:
             raise EngineError(f"weights {source}: config.json differs from the served model's, {self.model_path}")
@@ -229,8 +228,7 @@ class Engine:
             if request.streaming and request.tokens and not request.wants_emission():
                 request.emit()  # so that no event mixes tokens of two versions
             request.close_span(self.weight_version)
-        self.model.weights = weights
-        self.memory.filled()
+        self.memory.fill(weights)
         self.model_path = path
         self.weight_version = self.weight_version if version is None else version
         self.epoch += 1
