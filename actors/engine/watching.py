@@ -1,4 +1,4 @@
-"""What an engine actor reads before it starts, and reports while its server runs."""
+"""The announcement that an engine actor reads before it starts, and the load that it reports while its server runs."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at mo
 
 
 class TurnState(msgspec.Struct):
-    """Who has a card that learner and engines share by turns."""
+    """The holders of a card that learner and engines have by turns."""
 
     turn: int = 0  # newest one that a learner asked for
     holders: list[str] = []  # engines that took the card, and have not left it

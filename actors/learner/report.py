@@ -1,4 +1,4 @@
-"""What the learner reports of a step."""
+"""The record of a step that the learner publishes."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
 
 
 class Turns:
-    """Who had the card, by the order in which one server stored what both sides published."""
+    """The holders of the card, by the order in which one server stored what both sides published."""
 
     def __init__(self) -> None:
         self.asked, self.returned = 0, 0
