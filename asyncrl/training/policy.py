@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from asyncrl.training.attention import DOCUMENTS, Documents
 from asyncrl.training.lora import Lora, add_adapters
-from asyncrl.training.replay_router import ReplayRouter, replay_routers
+from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, told
 from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
 
@@ -30,15 +30,14 @@ class Policy(nn.Module):
         self.vocab_size: int = model.config.vocab_size
         self.context: int = model.config.max_position_embeddings
         self._kernels = Kernels(compiled=compiled)
-        self._routers: list[ReplayRouter] = []
+        self._routers: dict[int, Any] = {}  # that replay, by the numbers of their layers
 
     @property
     def mixture(self) -> Mixture | None:
         """Return the experts of the model; None where it has none."""
         config = self.model.config
-        if not getattr(config, "num_experts", 0):
-            return None
-        return Mixture(config.num_hidden_layers, config.num_experts_per_tok, config.num_experts)
+        experts = getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0)
+        return Mixture(config.num_hidden_layers, config.num_experts_per_tok, experts) if experts else None
 
     def replay(self) -> None:
         """From here on tokens go to the experts that their documents name; those of frozen models never do."""
@@ -94,9 +93,9 @@ class Policy(nn.Module):
 
     def _tell(self, documents: Documents | None) -> None:
         routing = None if documents is None else documents.routing
-        layers, experts = len(self._routers), self._routers[0].num_experts
-        every = None if routing is None else told(routing, layers, experts)
-        for number, router in enumerate(self._routers):  # they keep it for a recomputation in the backward pass
+        mixture = self.mixture
+        every = None if routing is None or mixture is None else told(routing, mixture.layers, mixture.experts)
+        for number, router in self._routers.items():  # they keep it for a recomputation in the backward pass
             router.told = None if every is None else every[:, number]
 
 

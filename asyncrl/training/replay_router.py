@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from asyncrl.training.routing import replayed
+
+Routed: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Logits [T, E], shares [T, K] and the chosen experts [T, K]."""
 
 
 class ReplayRouter(Qwen3MoeTopKRouter):
@@ -16,8 +22,8 @@ class ReplayRouter(Qwen3MoeTopKRouter):
 
     told: torch.Tensor | None = None
 
-    def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return logits [T, E], shares [T, K] and the chosen experts."""
+    def forward(self, hidden: torch.Tensor) -> Routed:
+        """Choose experts."""
         logits = F.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
         shares = logits.softmax(-1, dtype=torch.float)
         chosen = replayed(shares.topk(self.top_k, -1).indices, self.told)
@@ -27,8 +33,51 @@ class ReplayRouter(Qwen3MoeTopKRouter):
         return logits, found.to(logits.dtype), chosen
 
 
-def replay_routers(model: Any) -> list[ReplayRouter]:
-    """Let the routers of a transformers model replay; returns them, layer by layer."""
-    for router in [module for module in model.modules() if type(module) is Qwen3MoeTopKRouter]:
-        router.__class__ = ReplayRouter
-    return [module for module in model.modules() if isinstance(module, ReplayRouter)]
+def _replay_corrected(router: Any, routed: Routed) -> Routed:
+    """Return what a router of sigmoid scores makes of the experts that it is told."""
+    logits, _, own = routed
+    chosen = replayed(own, router.told)
+    shares = logits.sigmoid().gather(1, chosen)
+    if router.norm_topk_prob:
+        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # as transformers does
+    return logits, shares * router.routed_scaling_factor, chosen
+
+
+class DeepseekReplayRouter(DeepseekV3TopkRouter):
+    """As `ReplayRouter`, of DeepSeek-V3."""
+
+    told: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor) -> Routed:
+        """Choose experts."""
+        routed: Routed = super().forward(hidden)  # type: ignore[no-untyped-call]
+        return _replay_corrected(self, routed)
+
+
+class Glm4ReplayRouter(Glm4MoeTopkRouter):
+    """As `ReplayRouter`, of GLM-4.5."""
+
+    told: torch.Tensor | None = None
+
+    def forward(self, hidden: torch.Tensor) -> Routed:
+        """Choose experts."""
+        routed: Routed = super().forward(hidden)  # type: ignore[no-untyped-call]
+        return _replay_corrected(self, routed)
+
+
+_REPLAY: dict[type, type] = {
+    Qwen3MoeTopKRouter: ReplayRouter,
+    DeepseekV3TopkRouter: DeepseekReplayRouter,
+    Glm4MoeTopkRouter: Glm4ReplayRouter,
+}
+
+
+def replay_routers(model: Any) -> dict[int, Any]:
+    """Let the routers of a transformers model replay; returns them by the numbers of their layers."""
+    found = {}
+    for name, module in model.named_modules():
+        if type(module) in _REPLAY:
+            module.__class__ = _REPLAY[type(module)]
+        if type(module) in _REPLAY.values() and (layer := re.search(r"layers\.(\d+)\.", name)):
+            found[int(layer[1])] = module
+    return found

@@ -71,6 +71,8 @@ RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
 OF_FAMILIES = ("both", "one")
 """In which every family is taken."""
 FIRST, EXPERTS = "qwen3", "qwen3-moe"
+REPLAYED = ("glm4-moe", "deepseek-v3")
+"""Families whose tokens go where they are said to have gone, when they are compared."""
 FAMILIES = tuple(SMALL)
 FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
 SAVED_AT = 2  # steps
@@ -99,6 +101,14 @@ def rows_of(step):
     return policy_rows(np.random.default_rng(step), 24)
 
 
+def scored_rows(name):
+    """Rows that a family is compared by; those of some mixtures were routed."""
+    if name not in REPLAYED:
+        return rows_of(0)
+    options = SMALL[name][1]
+    return routed_rows(rows_of(0), 0, options["n_routed_experts"], options["num_experts_per_tok"])
+
+
 def trained_rows(case, step):
     """Rows of a training; tokens of a model with experts go where they went when they were sampled."""
     return routed_rows(rows_of(step), step) if model_of(case) == EXPERTS else rows_of(step)
@@ -122,7 +132,7 @@ def opened(folder, name, case, **further):
         micro_batch_tokens=64,
         eps=EPS,
         recompute=case in RECOMPUTED,
-        replays=name == EXPERTS,
+        replays=name in (EXPERTS, *REPLAYED),
         **further,
     )
     return MegatronTrainer(folder / name, settings)
@@ -202,9 +212,9 @@ def family(folder, name, case):
     """Weights, gradients, log-probs and entropies of a model."""
     trainer = opened(folder, name, case)
     with trainer.placed():
-        rows = trainer.with_gradient(rows_of(0), loss_of(objective(0)))
+        rows = trainer.with_gradient(scored_rows(name), loss_of(objective(0)))
         found = {f"gradient.{key}": one for key, one in gradient(trainer, rows).items()}
-        scores = trainer._policy(*trainer._passes.lay(rows_of(0)).inputs)
+        scores = trainer._policy(*trainer._passes.lay(scored_rows(name)).inputs)
     return {
         "logprobs": scores[0],
         "entropies": scores[1],

@@ -93,13 +93,13 @@ def write_transformers_model(directory, kind, options):
     write_tokenizer(directory, ALPHABET, context=64)
 
 
-def routed_rows(rows, seed):
+def routed_rows(rows, seed, experts=MIXTURE["num_experts"], chosen_of_each=MIXTURE["num_experts_per_tok"]):
     """Rows whose tokens went to experts by chance; of each fifth token it is not known."""
     rng = np.random.default_rng(seed)
     found = []
     for row in rows:
-        shape = len(row.tokens), SHAPE["num_hidden_layers"], MIXTURE["num_experts"]
-        chosen = rng.random(shape).argsort(-1)[..., : MIXTURE["num_experts_per_tok"]].astype(np.uint8)
+        shape = len(row.tokens), SHAPE["num_hidden_layers"], experts
+        chosen = rng.random(shape).argsort(-1)[..., :chosen_of_each].astype(np.uint8)
         chosen[rng.random(len(row.tokens)) < 0.2] = 0
         found.append(dataclasses.replace(row, routing=chosen.reshape(len(row.tokens), -1)))
     return found

@@ -20,6 +20,7 @@ from harness.megatron_cases import (
     FIRST,
     LAYOUTS,
     OF_FAMILIES,
+    REPLAYED,
     ROUNDED,
     SAVED_AT,
     SOURCES,
@@ -29,6 +30,7 @@ from harness.megatron_cases import (
     roles_objective,
     roles_rows,
     rows_of,
+    scored_rows,
     state,
     trained_rows,
 )
@@ -41,7 +43,7 @@ pytestmark = pytest.mark.slow  # four processes with torch
 
 def opened(folder, name, **further):
     return TorchTrainer(
-        folder / name, TorchSettings(micro_batch_tokens=64, eps=EPS, replays=name == EXPERTS, **further)
+        folder / name, TorchSettings(micro_batch_tokens=64, eps=EPS, replays=name in (EXPERTS, *REPLAYED), **further)
     )
 
 
@@ -79,7 +81,7 @@ def expected(results):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
     trainer = opened(results, name)
-    rows = trainer.with_gradient(rows_of(0), loss_of(objective(0)))
+    rows = trainer.with_gradient(scored_rows(name), loss_of(objective(0)))
     trainer._gradient([[row] for row in rows], loss_of(objective(0)))
     named = trainer._policy.model.named_parameters()
     gradients = {
@@ -88,7 +90,7 @@ def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
         for one in divided(Source("", key, parameter.grad, parameter.dtype), tuple(parameter.shape))
     }
     with torch.no_grad():
-        logprobs, entropies = trainer._policy(*trainer._passes.lay(rows_of(0)).inputs)
+        logprobs, entropies = trainer._policy(*trainer._passes.lay(scored_rows(name)).inputs)
     largest = max(float(one.abs().max()) for one in gradients.values())
     for case in OF_FAMILIES:
         found = load_file(results / f"{name}-{case}.safetensors")
