@@ -19,10 +19,12 @@ from safetensors.torch import save_file
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.training.megatron import families as known
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.steps import WEIGHTS
+from tests.harness import own_family
 from tests.harness.mixtures import SMALL, routed_rows
 from tests.harness.training import policy_rows, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
@@ -70,6 +72,7 @@ RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
 """With layers that are computed again in the backward pass."""
 OF_FAMILIES = ("both", "one")
 """In which every family is taken."""
+OWN = "invented"
 FIRST, EXPERTS = "qwen3", "qwen3-moe"
 REPLAYED = ("glm4-moe", "deepseek-v3")
 """Families whose tokens go where they are said to have gone, when they are compared."""
@@ -123,7 +126,7 @@ def share(rows, layout, rank, ranks):
 
 def opened(folder, name, case, **further):
     layout = CASES[case][1]
-    if "num_experts_per_tok" in SMALL[name][1] and case in OF_FAMILIES:
+    if "num_experts_per_tok" in SMALL.get(name, ("", {}))[1] and case in OF_FAMILIES:
         # Gradients are whole where nothing has replicas, which experts would have beside divided products.
         layout = layout._replace(expert=layout.tensor)
     settings = MegatronSettings(
@@ -224,7 +227,8 @@ def family(folder, name, case):
 
 
 def families(folder, case, rank):
-    for name in FAMILIES:
+    known.FAMILIES[own_family.FAMILY.architecture] = own_family.FAMILY
+    for name in (*FAMILIES, OWN):
         found = family(folder, name, case)
         if rank == 0:
             save_file(found, folder / f"{name}-{case}.safetensors")

@@ -20,6 +20,7 @@ from harness.megatron_cases import (
     FIRST,
     LAYOUTS,
     OF_FAMILIES,
+    OWN,
     REPLAYED,
     ROUNDED,
     SAVED_AT,
@@ -35,6 +36,7 @@ from harness.megatron_cases import (
     trained_rows,
 )
 from harness.mixtures import SMALL, write_transformers_model
+from harness.own_family import renamed, write_renamed
 from harness.ranks import run_group
 from harness.training import copies, save
 
@@ -53,6 +55,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("megatron")
     for name in FAMILIES:
         write_transformers_model(folder / name, *SMALL[name])
+    write_renamed(folder / "glm4", folder / OWN)
     for name in (FIRST, EXPERTS):
         trainer, state = opened(folder, name), folder / f"state-torch-{name}"
         for step in range(SAVED_AT):
@@ -101,6 +104,16 @@ def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
         assert found.keys() == {f"gradient.{key}" for key in gradients}
         for key, one in gradients.items():
             assert float((found[f"gradient.{key}"] - one).abs().max()) < 2e-6 * largest, key
+
+
+@pytest.mark.parametrize("case", OF_FAMILIES)
+def test_a_family_of_ones_own_takes_one_file(results, case):
+    found, known = (load_file(results / f"{name}-{case}.safetensors") for name in (OWN, "glm4"))
+
+    expected = renamed(known)  # which are those of transformers
+    assert found.keys() == expected.keys()
+    for key, one in expected.items():
+        assert torch.equal(found[key], one), key
 
 
 def assert_close(found, figures, after, begun, rows=24):
