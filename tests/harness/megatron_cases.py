@@ -73,6 +73,8 @@ RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
 OF_FAMILIES = ("both", "one")
 """In which every family is taken."""
 OWN = "invented"
+LATENT, OF_LATENT = "deepseek-v3", "context"
+"""A family whose keys come from latents, and the case in which its scores are taken with the tokens divided."""
 FIRST, EXPERTS = "qwen3", "qwen3-moe"
 REPLAYED = ("glm4-moe", "deepseek-v3")
 """Families whose tokens go where they are said to have gone, when they are compared."""
@@ -246,6 +248,15 @@ def rested(trainer):
         assert sum(one.untyped_storage().nbytes() for one in held) > 0
 
 
+def scores(folder, name, case, rank):
+    """Log-probs and entropies of a model."""
+    trainer = opened(folder, name, case)
+    with trainer.placed():
+        found = trainer._policy(*trainer._passes.lay(scored_rows(name)).inputs)
+    if rank == 0:
+        save_file({"logprobs": found[0], "entropies": found[1]}, folder / f"scores-{name}-{case}.safetensors")
+
+
 def training(folder, case, layout, rank, ranks):
     """Three steps, with a checkpoint before the last one."""
     trainer, figures = opened(folder, model_of(case), case), []
@@ -287,6 +298,8 @@ def run(rank, ranks, folder):
         if count == ranks:
             if case in OF_FAMILIES:
                 families(folder, case, rank)
+            if case == OF_LATENT:
+                scores(folder, LATENT, case, rank)
             training(folder, case, layout, rank, ranks)
             dist.barrier()
             resumed(folder, case, layout, rank, ranks)

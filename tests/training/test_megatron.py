@@ -18,8 +18,10 @@ from harness.megatron_cases import (
     FAMILIES,
     FIGURES,
     FIRST,
+    LATENT,
     LAYOUTS,
     OF_FAMILIES,
+    OF_LATENT,
     OWN,
     REPLAYED,
     ROUNDED,
@@ -104,6 +106,15 @@ def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
         assert found.keys() == {f"gradient.{key}" for key in gradients}
         for key, one in gradients.items():
             assert float((found[f"gradient.{key}"] - one).abs().max()) < 2e-6 * largest, key
+
+
+def test_keys_from_latents_are_those_of_all_ranks_that_share_a_document(results):
+    whole, found = (
+        load_file(results / f"{stem}.safetensors") for stem in (f"{LATENT}-one", f"scores-{LATENT}-{OF_LATENT}")
+    )
+
+    for name, one in found.items():
+        assert torch.allclose(one, whole[name], rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("case", OF_FAMILIES)
