@@ -35,6 +35,8 @@ group_size = 4
 max_new_tokens = 7
 [buffer]
 batch_groups = 8
+[recorder]
+plot = false
 [learner]
 steps = 5
 lr = 1e-3

@@ -16,6 +16,8 @@ max_new_tokens = 64
 lease_s = 2.0
 [buffer]
 batch_groups = 8
+[recorder]
+plot = false
 [learner]
 trainer = "scripted"
 steps = 60

@@ -16,7 +16,7 @@ from benchmarks.engine import served
 from harness.audited import assert_within_lag
 from harness.configs import the_problem
 from harness.folds import Feed
-from harness.runs import command, up
+from harness.runs import UNTRAINED, command, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
 from topics.actors import SCALE_REQUESTED, ScaleRequested
@@ -33,7 +33,7 @@ async def test_servers_of_another_owner_join_and_leave_while_a_run_trains(tmp_pa
         async with served(model, "--api-key-file", str(key_file)) as address:
             yield address
 
-    async with up(tmp_path, "engine.kind=external", "learner.steps=10000", "buffer.max_lag=2") as run:
+    async with up(tmp_path, *UNTRAINED, "engine.kind=external", "learner.steps=10000", "buffer.max_lag=2") as run:
         model = run.root / "model"
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
         async with owned(model) as first, owned(model) as second:
@@ -76,7 +76,7 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
         async def serves() -> bool:
             return [engine["state"] for engine in await listed()] == ["ready"]
 
-        await until(serves, "the engine is ready")
+        await until(serves, "the engine is ready", 180)
         [engine] = await listed()
         client = EngineClient(engine["address"], api_key=(run.root / "engine.key").read_text())
         answer = await client.generate([3, 4, 5], SamplingParams(4))

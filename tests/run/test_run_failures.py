@@ -19,7 +19,7 @@ from asyncrl.process import living_descendants
 from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
 from harness.models import made_model
-from harness.runs import SHORT, WITHOUT_MODEL, Run, at_server, kill, up
+from harness.runs import SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
 from harness.stage import until
 from topics.actors import RUN_OPENED, RunOpened
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -199,7 +199,7 @@ async def test_what_fails_for_some_prompts_costs_only_their_trajectories(tmp_pat
     made_model(tmp_path / "a-model")
     rows(tmp_path, *({"prompt": f"^{letter}=", "label": letter} for letter in "abcdefghijklmn"))
     functions = ["task.rollout=users.py:rollout", "reward.function=users.py:reward", "reward.time_limit_s=0.5"]
-    settings = [*ROWS, "model.path=a-model", "warmup.steps=0", "learner.steps=5"]
+    settings = [*ROWS, *UNTRAINED, "model.path=a-model", "learner.steps=5"]
     async with up(tmp_path, *settings, *functions) as run:
         assert await run.ended() == 0, run.story
 
@@ -223,7 +223,7 @@ def never_graded(folder: Path) -> list[str]:
 
 @SLOW
 async def test_what_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
-    async with up(tmp_path, *never_graded(tmp_path)) as run:
+    async with up(tmp_path, *WITHOUT_MODEL, *never_graded(tmp_path)) as run:
         assert await run.ended() == 1, run.story
 
     assert "run short failed: buffer-1: 24 groups in a row failed and nothing was graded meanwhile" in run.error

@@ -133,7 +133,7 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
 
 
 async def test_warm_up_alone_is_supervised_training(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=0", "eval.prompts=8") as run:
+    async with up(tmp_path, "learner.steps=0", "eval.prompts=8", "recorder.plot=true") as run:
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=0, warmup_steps=4)

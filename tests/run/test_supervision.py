@@ -23,7 +23,7 @@ from harness.audited import assert_audited, assert_consistent, assert_within_lag
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
 from harness.launches import prepared
-from harness.runs import Run, address_of, command, kill, resume, two_steps_more, up
+from harness.runs import WITHOUT_MODEL, Run, address_of, command, kill, resume, two_steps_more, up
 from harness.stage import until
 from topics.actors import (
     ACTOR_STARTED,
@@ -88,7 +88,7 @@ async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(
 
 @SLOW
 async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=5000") as run:
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000") as run:
         await two_steps_more(run, "two steps")
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -51,7 +51,7 @@ def crowded(folder: Path) -> Path:
 async def test_a_whole_run_in_an_odd_folder_beside_files_with_the_names_of_modules(tmp_path: Path):
     folder = crowded(tmp_path / ODD)
     made_model(folder / "modèle")
-    settings = ["model.path=modèle", "warmup.steps=1", "learner.steps=2", "eval.prompts=4"]
+    settings = ["model.path=modèle", "warmup.steps=1", "learner.steps=2", "eval.prompts=4", "recorder.plot=true"]
     functions = ["reward.function=users.py:reward", "task.rollout=users.py:rollout"]
     async with up(folder, *settings, *functions) as run:
         assert await run.ended() == 0, run.story
